@@ -112,8 +112,8 @@ def _of_global_model(cell: FoundRun, read: Results) -> dict[str, Any]:
         "personal": (summary.get("personal") or {}).get("last"),
         "worst_decile": summary.get("acc_clients_worst_decile"),
         **{
-            f"rounds_to_{target['accuracy']:g}": target["rounds"]
-            for target in summary.get("targets", [])
+            f"rounds_to_{reached['accuracy']:g}": reached["rounds"]
+            for reached in summary.get("thresholds", [])
         },
     }
 

@@ -292,8 +292,10 @@ def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any])
     top = list(dict.fromkeys([*catalogue.groups(), *settings]))
     leaves = [leaf for leaf in leaf_keys({**settings, "axes": {}}) if "_target_" not in leaf]
     last = key.rpartition(".")[2]
-    same_name = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
-    hint = did_you_mean(key, leaves if parent else [*top, *leaves], same_name)
+    named = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
+    hint = did_you_mean(
+        key, leaves if parent else [*top, *leaves], catalogue.RENAMED.get(key, named)
+    )
     message = f"unknown setting {key!r}{hint}; {parent or 'the top level'}"
     if not isinstance(level, Mapping):
         return f"{message} has nothing below it"

@@ -10,7 +10,7 @@ import yaml
 from fedhet.config import overrides
 from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.record.schema import read_object
+from fedhet.record.schema import read_object, resumable
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
@@ -64,6 +64,7 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
             f"{new['rounds']!r} with resume={folder}: the run is one of an experiment, to which its"
             " number of rounds belongs; give rounds to the experiment"
         )
+    resumable(folder)
     kept = [line for line in _recorded(folder) if not _replaced(line, new)]
     return folder, [*kept, *new.values()]
 

@@ -122,8 +122,9 @@ def check_keys(cfg: DictConfig) -> None:
             raise ConfigError(f"{key}={node}: this has settings: {', '.join(allowed)}")
         for setting in map(str, node) if allowed and isinstance(node, DictConfig) else ():
             if setting not in allowed:
+                hint = did_you_mean(setting, allowed, catalogue.RENAMED.get(f"{key}.{setting}", ()))
                 raise ConfigError(
-                    f"unknown setting '{key}.{setting}' in {where}{did_you_mean(setting, allowed)};"
+                    f"unknown setting '{key}.{setting}' in {where}{hint};"
                     f" {key} has {', '.join(allowed)}"
                 )
 

@@ -125,7 +125,7 @@ def forget_lost(strategy: FedStrategy, failures: Iterable[Failure]) -> None:
 def registered(
     strategy: FedStrategy, updates: Iterable[Update], accept: Callable[[Update], None]
 ) -> Iterator[Update]:
-    """Note what the clients of admitted updates report, and pass the updates on."""
+    """Note metrics, bytes and states of admitted updates, and pass the updates on."""
     for update in updates:
         accept(update)
         size = int(update.metrics.pop(STATE_BYTES, 0))
@@ -337,11 +337,11 @@ class Backup:
                     log.warning("no step can be undone, should a reply be an outlier: %s", error)
         self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
 
-    def undo(self, report: Callable[[Failure], None], *, finite: bool = False) -> bool:
+    def undo(self, note: Callable[[Failure], None], *, finite: bool = False) -> bool:
         """Put back what was before the step, if a reply was an outlier in it.
 
         Args:
-            report: is given the failure of each such reply's client.
+            note: is given the failure of each such reply's client.
             finite: whether the loss is finite after the step.
 
         Raises:
@@ -351,7 +351,7 @@ class Backup:
         again = strategy.outliers.undone == strategy.current.round - 1
         failures = strategy.outliers.found(finite=finite) if self.possible and not again else []
         for failed in failures:
-            report(failed)
+            note(failed)
             if strategy.setting.ends_run(failed):
                 raise RunFailed(str(failed))
             log.warning("round %d is undone: %s", strategy.current.round, failed)
@@ -359,7 +359,7 @@ class Backup:
             return False
         for name, part in strategy.parts.items():
             put_back(part, self._before[name], self._tensors, strategy.workspace.device, name)
-        strategy.forget_reports()
+        strategy.forget_recorded()
         strategy.current.accepted = 0
         strategy.current.metrics = {}
         strategy.outliers.undone = strategy.current.round

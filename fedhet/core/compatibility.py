@@ -225,10 +225,10 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
     if not evaluation.personal and "global" not in method.evaluates:
         yield f"eval.personal=false: method={method.name} has personal models only; use true"
     target = method.workspace.task.scoring
-    if evaluation.targets and not target.score():
+    if evaluation.thresholds and not target.score():
         yield (
-            f"eval.targets={list(evaluation.targets)}: a task with target={target.name} has no"
-            " score that could reach them"
+            f"eval.thresholds={list(evaluation.thresholds)}: a task with target={target.name} has"
+            " no score that could reach them"
         )
 
 

@@ -120,10 +120,10 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
 def received(
     replies: Iterable[Reply],
     strategy: FedStrategy,
-    report: Callable[[Failure], None] = lambda failure: None,
+    note: Callable[[Failure], None] = lambda failure: None,
     accept: Callable[[Update], None] = lambda update: None,
 ) -> list[Update]:
-    """The clients' scores; every client that failed is passed to `report`, then left out.
+    """The clients' scores; every client that failed is passed to `note`, then left out.
 
     Updates that have passed the checks are passed to `accept`.
 
@@ -152,7 +152,7 @@ def received(
             updates.append(reply)
             continue
         failures.append(reply)
-        report(reply)
+        note(reply)
         if strategy.setting.ends_run(reply):
             raise RunFailed(str(reply))
     if not updates:

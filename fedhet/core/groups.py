@@ -113,7 +113,7 @@ class Evaluation(Checked):
         personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
             size.
         last_k: summary.json has the mean score of the last so many evaluations.
-        targets: summary.json has what it took to reach each of these scores.
+        thresholds: summary.json has what it took to reach each of these scores.
     """
 
     GROUP = "eval"
@@ -124,12 +124,12 @@ class Evaluation(Checked):
     personal: bool = True
     personal_mb: float | None = setting(200.0, low=0)
     last_k: int = setting(5, low=1)
-    targets: Sequence[float] = ()
+    thresholds: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        targets = each(number, "eval.targets", self.targets, open_low=0, high=1)
-        object.__setattr__(self, "targets", targets)
+        thresholds = each(number, "eval.thresholds", self.thresholds, open_low=0, high=1)
+        object.__setattr__(self, "thresholds", thresholds)
         if self.train and not self.clients:
             raise ConfigError(
                 "eval.train=true needs eval.clients=true, because it is the clients that evaluate"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedhet.core import check, trees
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Report, Update
+from fedhet.core.messages import Recorded, Update
 from fedhet.core.phases import Step
 from fedhet.core.trees import AnyTree, Tree
 
@@ -50,7 +50,7 @@ class Mean:
         replaces_mean: whether it takes another average in place of the mean.
         rescales: whether it changes the weights in replies.
         compares: whether it compares the weights in replies.
-        report: what the step in progress should record.
+        recorded: what the step in progress should record.
     """
 
     name: ClassVar[str] = "mean"
@@ -60,7 +60,7 @@ class Mean:
     compares: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.report: Report = {}
+        self.recorded: Recorded = {}
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """How many updates a step needs that merges them, with those that it refuses.
@@ -295,7 +295,7 @@ class Krum(Mean):
         left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
         kept = {pid for _, pid in best[: max(1, len(received) - left_out_of_all)]}
         left_out = [update.pid for update in received if update.pid not in kept]
-        self.report = {"left_out": torch.tensor(left_out), "kept": len(kept)}
+        self.recorded = {"left_out": torch.tensor(left_out), "kept": len(kept)}
         return iter([update for update in received if update.pid in kept])
 
 
@@ -406,7 +406,7 @@ class NormClip(Mean):
         clipped = self._clip("weights", step, received, changes, self.norm)
         buffers = [_buffer_change(update, step.sent) for update in received]
         clipped |= self._clip("buffers", step, received, buffers, None)
-        self.report = {"clipped": len(clipped), "clipped_pids": torch.tensor(sorted(clipped))}
+        self.recorded = {"clipped": len(clipped), "clipped_pids": torch.tensor(sorted(clipped))}
         return iter(received)
 
     def _clip(

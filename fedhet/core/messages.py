@@ -17,7 +17,7 @@ from fedhet.core.errors import clean
 from fedhet.core.groups import LocalSettings as LocalSettings  # part of every Broadcast
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
-Report = dict[str, float | Tensor]  # what is recorded of a step
+Recorded = dict[str, float | Tensor]  # what is recorded of a step
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
@@ -27,11 +27,11 @@ STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
 EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
 
 
-class Reporting(Protocol):
-    """What records something of a step, under its name."""
+class Piece(Protocol):
+    """A method, plug-in or merge, which may record something of a step under its name."""
 
     name: ClassVar[str]
-    report: Report
+    recorded: Recorded
 
 
 @dataclass

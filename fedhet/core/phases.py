@@ -112,7 +112,7 @@ class Step:
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    _reports: dict[str, int] = field(default_factory=dict)  # metric -> clients that reported it
+    _senders: dict[str, int] = field(default_factory=dict)  # metric -> clients that sent it
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
         """A failure of the client in this step."""
@@ -134,7 +134,7 @@ class Step:
             if name.startswith("seconds."):
                 self.seconds[name] = self.seconds.get(name, 0.0) + value
                 continue
-            n = self._reports[name] = self._reports.get(name, 0) + 1
+            n = self._senders[name] = self._senders.get(name, 0) + 1
             mean = self.metrics.get(name, 0.0)
             self.metrics[name] = mean + (value - mean) / n
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Report, Update
+from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.phases import Phase
 from fedhet.core.trees import AnyTree, Prepared, Tree
 
@@ -77,9 +77,9 @@ class Plugin:
         public: its extras, or "<extra>.<tensor>", that reveal no more of the data than their
             number, so that they need no noise.
         unsized: what it keeps in the state whose size follows from the counts of classes: with
-            privacy.min_count, a client does not count it in the size that it reports.
+            privacy.min_count, a client does not count it in the size that it sends.
         settings: the options that server and client must agree on.
-        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+        recorded: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
         server: the strategy, once the server has called `setup`.
         client: the client that serves the message, on a client.
@@ -98,7 +98,7 @@ class Plugin:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
-        self.report: Report = {}
+        self.recorded: Recorded = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -19,9 +19,9 @@ from torch import nn
 from fedhet.core import compatibility, trees
 from fedhet.core.admission import Outliers, Quorum, checked, forget_lost, registered
 from fedhet.core.client import FedClient, evaluated_views
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.merging import averaging_buffers, normalised
-from fedhet.core.messages import Broadcast, Extras, Reply, Report, Reporting, Update
+from fedhet.core.messages import Broadcast, Extras, Piece, Recorded, Reply, Update
 from fedhet.core.phases import Phase, Step, TimetableEntry, locate, sample_cohort
 from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
@@ -73,7 +73,7 @@ class FedStrategy(Strategy):
         digests: plug-in -> digest of its settings.
         local: the settings of local training in the step in progress.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
-        report: what the step in progress should record: numbers go to rounds.jsonl, tensors to
+        recorded: what the step in progress should record: numbers go to rounds.jsonl, tensors to
             arrays/. It is emptied before each step.
     """
 
@@ -116,7 +116,7 @@ class FedStrategy(Strategy):
         self.plugins = list(setting.plugins)
         self.local = setting.local
         self.evaluation_extras: Extras = {}
-        self.report: Report = {}
+        self.recorded: Recorded = {}
         self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
         self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
         self.quorum = Quorum(setting)
@@ -242,7 +242,7 @@ class FedStrategy(Strategy):
         current = Step(*about, self.workspace.device, self.setting.ends_run)
         self.current = current
         self.active = [one for one in self.plugins if phase.trains or one.name == entry.owner]
-        self.forget_reports()
+        self.forget_recorded()
         msg = Broadcast(
             phase=current.entry.name,
             step=current.step,
@@ -287,7 +287,7 @@ class FedStrategy(Strategy):
             setting.merge.admit    merge=norm_filter
             quorum                 replies.least, before the first update goes on
             setting.merge.select   merge=krum and norm_clip
-            registered             what its client reports is noted
+            registered             its metrics, bytes and state are noted
             incoming               of the plug-ins, the last one first
             averaging_buffers      buffers are averaged beside the merge
             phase.merge
@@ -390,16 +390,23 @@ class FedStrategy(Strategy):
         parts: dict[str, object] = {f"plugin.{plugin.name}": plugin for plugin in self.plugins}
         return {"method": self, **parts, **({"server_opt": optimizer} if optimizer else {})}
 
-    def forget_reports(self) -> None:
-        """Empty what method, plug-ins and merge report."""
-        pieces: list[Reporting] = [self, *self.plugins, self.setting.merge]
+    def forget_recorded(self) -> None:
+        """Empty what method, plug-ins and merge have recorded."""
+        pieces: list[Piece] = [self, *self.plugins, self.setting.merge]
         for piece in pieces:
-            piece.report = {}
+            piece.recorded = {}
 
-    def reports(self) -> dict[str, Report]:
-        """What method, plug-ins and merge report, by name; what is empty is left out."""
-        pieces: list[Reporting] = [self, *self.active, self.setting.merge]
-        return {piece.name: piece.report for piece in pieces if piece.report}
+    def all_recorded(self) -> dict[str, Recorded]:
+        """What method, plug-ins and merge have recorded, by name; what is empty is left out.
+
+        Raises:
+            ConfigError: one of them records under the name of earlier versions.
+        """
+        pieces: list[Piece] = [self, *self.active, self.setting.merge]
+        for piece in pieces:
+            if "report" in vars(piece):  # else what old ones record would be lost in silence
+                raise ConfigError(f"{piece.name} assigns self.report, which is self.recorded now")
+        return {piece.name: piece.recorded for piece in pieces if piece.recorded}
 
     # ---- Flower's methods
     def initialize_parameters(self, client_manager: Any) -> Any:

@@ -83,7 +83,7 @@ class SiteFolder:
         port: of the SuperNode, on 127.0.0.1.
         val, test: absolute paths of further data, for validation and testing; "": there are none.
         tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
-        share_counts: whether it reports how many samples of each class it has.
+        share_counts: whether it tells how many samples of each class it has.
         evaluate: whether the server is told scores of the site's data.
         min_count: no statistic of fewer samples is told.
         min_test: no score of fewer samples is told; 0: all scores are told as they are.

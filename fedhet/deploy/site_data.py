@@ -8,7 +8,7 @@ from fedhet import config
 from fedhet.core.errors import ConfigError
 from fedhet.data.files import confined
 from fedhet.data.local.data import declaration, is_local, test_set
-from fedhet.data.local.report import Report
+from fedhet.data.local.description import SiteDescription
 from fedhet.data.run_data import RunData
 from fedhet.deploy.folders import SiteFolder
 from fedhet.flower.own_data import OwnData, SiteClient
@@ -24,8 +24,8 @@ def compared(place: SiteFolder, overrides: Sequence[str]) -> str:
     """
     settings = config.compose(overrides)
     if own := OwnData.of(place.node_config):
-        report = SiteClient(settings, own, MemoryStore()).report
-        return f"{place.data} is as declared, and the server is told: {_told(report)}"
+        described = SiteClient(settings, own, MemoryStore()).description
+        return f"{place.data} is as declared, and the server is told: {_told(described)}"
     if is_local(settings.cfg):
         raise ConfigError(
             f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
@@ -57,15 +57,15 @@ def _shared(settings: config.Config) -> str:
     return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
 
 
-def _told(report: Report) -> str:
+def _told(described: SiteDescription) -> str:
     """What the server learns of the site's data before the first round."""
-    train, val, test = report.sizes
+    train, val, test = described.sizes
     told = [f"{train} training, {val} validation, {test} test samples"]
-    if report.counts is None:
+    if described.counts is None:
         told.append("no counts of classes")
     else:
-        counts = ["not told" if one is None else str(one) for one in report.counts]
+        counts = ["not told" if one is None else str(one) for one in described.counts]
         told.append(f"counts of classes: {', '.join(counts)}")
     what = {"x": "the inputs", "y": "the numbers to predict"}
-    told += [f"mean and squares of {what[name]}" for name in report.moments]
+    told += [f"mean and squares of {what[name]}" for name in described.moments]
     return "; ".join(told)

@@ -17,11 +17,11 @@ from flwr.server.client_proxy import ClientProxy
 
 from fedhet.core.groups import ReplyLimits
 from fedhet.data.local.declaration import Declaration
-from fedhet.data.local.report import Agreement, Report
+from fedhet.data.local.description import Agreement, SiteDescription
 from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
-REPORT_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
+DESCRIPTION_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
 
 
 class SiteNodes(Nodes):
@@ -36,18 +36,18 @@ class SiteNodes(Nodes):
         super().__init__(limits)
         self._declared = declared
         self._total = len(declared.sites)
-        self._reports: dict[int, Report] = {}
+        self._descriptions: dict[int, SiteDescription] = {}
         self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
 
     def agree(self, manager: ClientManager) -> Agreement:
-        """Wait for the sites, and join what they report.
+        """Wait for the sites, and join what they tell of their data.
 
         Raises:
             RunFailed: a node is no declared site, its data do not fit, or too few have joined.
         """
         self._gather(manager)
         sites = range(self._total)
-        agreed = Agreement.of(self._declared, [self._reports.get(pid) for pid in sites])
+        agreed = Agreement.of(self._declared, [self._descriptions.get(pid) for pid in sites])
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
         self._warn(agreed)
@@ -60,47 +60,47 @@ class SiteNodes(Nodes):
         most, others = max(trained), sum(trained) - max(trained)
         if len(trained) > 2 and most > others:
             log.warning(
-                "site %s reports %d training samples, and all others together %d: it outweighs them"
-                " in every mean; dataset.max_samples limits what a site may report",
+                "site %s claims %d training samples, and all others together %d: it outweighs them"
+                " in every mean; dataset.max_samples limits what a site may claim",
                 *(self._declared.sites[trained.index(most)], most, others),
             )
 
     def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
         if isinstance(answer, str) or answer.status.code != Code.OK:
             reason = answer if isinstance(answer, str) else answer.status.message
-            raise ValueError(f"it does not report which site it is: {reason}")
-        report = self._report(dict(answer.properties))
-        pid = list(self._declared.sites).index(report.site)
-        self._check_bound(pid, report, proxy)
+            raise ValueError(f"it does not say which site it is: {reason}")
+        description = self._description(dict(answer.properties))
+        pid = list(self._declared.sites).index(description.site)
+        self._check_bound(pid, description, proxy)
         self._by_partition[pid] = proxy
-        self._reports[pid] = report
+        self._descriptions[pid] = description
         self._bound[pid] = proxy.cid
 
-    def _report(self, properties: dict[str, Any]) -> Report:
+    def _description(self, properties: dict[str, Any]) -> SiteDescription:
         if isinstance(problem := properties.get("problem"), str):
             raise ValueError(problem)
-        text = properties.get("report")
-        if not isinstance(text, str) or len(text) > REPORT_LIMIT:
-            raise ValueError("it does not report which site it is")
+        text = properties.get("description")
+        if not isinstance(text, str) or len(text) > DESCRIPTION_LIMIT:
+            raise ValueError("it does not say which site it is")
         try:
-            return Report.read(self._declared, json.loads(text))
+            return SiteDescription.read(self._declared, json.loads(text))
         except RecursionError as error:
-            raise ValueError("its report is unreadable") from error
+            raise ValueError("its description is unreadable") from error
 
     def names(self, pids: Iterable[int]) -> str:
         return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
 
-    def _check_bound(self, pid: int, report: Report, proxy: ClientProxy) -> None:
+    def _check_bound(self, pid: int, description: SiteDescription, proxy: ClientProxy) -> None:
         """Refuse another node for a site, or other data of it.
 
         Raises:
             ValueError: saying which.
         """
-        site, node = report.site, proxy.cid
+        site, node = description.site, proxy.cid
         expected = (self._declared.nodes or {}).get(site)
         if expected is not None and str(expected) != node:
             raise ValueError(f"it claims to be site {site!r}, which is node {expected}")
         if self._bound.get(pid, node) != node:
             raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
-        if self._reports.get(pid, report) != report:
+        if self._descriptions.get(pid, description) != description:
             raise ValueError(f"site {site!r} has other data than when the run began")

@@ -21,8 +21,8 @@ from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration, Sites
+from fedhet.data.local.description import SiteDescription, read_statistics
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
-from fedhet.data.local.report import Report, read_statistics
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
@@ -41,7 +41,7 @@ class OwnData:
     Attributes:
         site: the site's name.
         files: where its data are.
-        shares: whether it reports how many samples of each class it has.
+        shares: whether it tells how many samples of each class it has.
         limits: what it tells at most.
     """
 
@@ -131,12 +131,12 @@ class SiteClient(wire.WireClient):
         self._declared, scheme = declared_elsewhere(settings)
         if noise and self._declared.auto:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
+                f"privacy.noise={noise.multiplier:g}: what a site tells of its data has no noise;"
                 f" give {' and '.join(self._declared.auto)} as numbers in place of 'auto'"
             )
         if noise and own.shares:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g}: what a site reports of its data has no noise;"
+                f"privacy.noise={noise.multiplier:g}: what a site tells of its data has no noise;"
                 f" start the SuperNode of site {own.site!r} without share-counts=true"
             )
         self.pid = self._declared.number_of(own.site)
@@ -150,8 +150,8 @@ class SiteClient(wire.WireClient):
         if self._declared.auto and len(self._parts["train"]) < self._least:
             raise DataError(
                 f"site {own.site!r} has fewer than min_count={self._least} training samples, and"
-                f" would report their mean and spread: give {' and '.join(self._declared.auto)} as"
-                " numbers, with which no site reports any"
+                f" would tell their mean and spread: give {' and '.join(self._declared.auto)} as"
+                " numbers, with which no site tells any"
             )
 
     @property
@@ -159,14 +159,15 @@ class SiteClient(wire.WireClient):
         return {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
 
     @property
-    def report(self) -> Report:
+    def description(self) -> SiteDescription:
         """What the server is told of the site's data."""
         own = self._own
         told = self._least if own.shares else None
-        return Report.of(self._declared, own.site, self._parts, min_count=told, least=self._least)
+        about = self._declared, own.site, self._parts
+        return SiteDescription.of(*about, min_count=told, least=self._least)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return {**self._hosted, "report": json.dumps(self.report.as_dict())}
+        return {**self._hosted, "description": json.dumps(self.description.as_dict())}
 
     def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
         statistics = read_statistics(self._declared, wire.agreed(carried))

@@ -73,7 +73,7 @@ class DriftPlugin(Plugin):
             similarity.append(torch.nn.functional.cosine_similarity(model, w, dim=0))
             distance.append((model - w).norm())
             scatter += float((model - center).square().sum()) / len(models)
-        self.report = {
+        self.recorded = {
             "pids": torch.tensor(pids),
             "similarity": torch.stack(similarity),
             "distance": torch.stack(distance),
@@ -84,8 +84,8 @@ class DriftPlugin(Plugin):
         if self.sample:
             draw = streams.torch_generator(self.server.workspace.seed, "drift")
             entries = torch.randperm(len(w), generator=draw)[: self.sample].to(w.device)
-            self.report["clients"] = torch.stack([model[entries] for model in models])
-            self.report["merged"] = w[entries].float()
+            self.recorded["clients"] = torch.stack([model[entries] for model in models])
+            self.recorded["merged"] = w[entries].float()
         return new
 
 

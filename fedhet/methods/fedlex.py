@@ -52,7 +52,7 @@ from torch import Tensor, nn
 
 from fedhet.core import check, trees
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Report, Update
+from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.optimizers import Optimizer
 from fedhet.core.phases import Phase
 from fedhet.core.plugin import Plugin
@@ -144,7 +144,7 @@ class FedLExPlugin(Plugin):
         self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
         self._used: list[int] = []  # the explorers whose D make up G
         self._guidance: Tree = {}
-        self._statistics: Report = {}  # of G
+        self._statistics: Recorded = {}  # of G
 
     def _count_explorers(self) -> int:
         """How many clients explore; a share is rounded up, and is at least one client."""
@@ -216,7 +216,7 @@ class FedLExPlugin(Plugin):
             self._update_guidance()
         msg.extras[G] = self._guidance
         explorers = sum(pid in self._deviations for pid in cohort) / len(cohort)
-        self.report = {**self._statistics, "explorers": explorers}
+        self.recorded = {**self._statistics, "explorers": explorers}
 
     def _warn(self, optimizer: str, explorers: int) -> None:
         if explorers < self._explorers:

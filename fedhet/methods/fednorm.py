@@ -202,7 +202,7 @@ class FedNormPlugin(Plugin):
             )
             self._pair_reported = True
         if not compared:
-            self.report = {"withheld": len(received)}
+            self.recorded = {"withheld": len(received)}
             return received
         z = torch.stack([latents[update.pid] for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
@@ -211,7 +211,7 @@ class FedNormPlugin(Plugin):
             weights = weights * nu.sum()  # of the others' weights nothing moves
         for update, weight in zip(compared, weights.tolist(), strict=True):
             update.weight = weight
-        self.report = {
+        self.recorded = {
             "similarity": similarity,
             "factors": factors,
             "weights": weights,
@@ -219,7 +219,7 @@ class FedNormPlugin(Plugin):
             "weight_max": float(weights.max()),
         }
         if len(compared) < len(received):
-            self.report["withheld"] = len(received) - len(compared)
+            self.recorded["withheld"] = len(received) - len(compared)
         return received
 
 

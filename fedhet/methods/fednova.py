@@ -192,7 +192,7 @@ class FedNova(FedStrategy):
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         change, tau_eff = combine(map(self._term, updates))
-        self.report = {"tau_eff": tau_eff}
+        self.recorded = {"tau_eff": tau_eff}
         return trees.add(change, old)
 
     def _term(self, update: Update) -> Term:

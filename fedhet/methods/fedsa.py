@@ -129,7 +129,7 @@ class FedSA(FedStrategy):
                 clustered = sum(len(members) for members in aggregate.clusters)
                 unclustered.append(1 - clustered / len(received))
         sizes = torch.tensor([before.numel() for before in old.values()])
-        self.report = {
+        self.recorded = {
             "frac_high": sum(high) / int(sizes.sum()),
             "high": sum(high),
             "unclustered": sum(unclustered) / len(unclustered) if unclustered else 0.0,

@@ -151,12 +151,12 @@ class Recorder(Callback):
     def settled(self, loop: Loop, row: Row) -> None:
         """Record one executed step.
 
-        Numbers that the method and the plug-ins report are added to its line of rounds.jsonl, their
+        Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
         tensors go into a file in arrays/.
         """
-        for piece, report in loop.method.reports().items():
+        for piece, recorded in loop.method.all_recorded().items():
             arrays = {}
-            for name, value in report.items():
+            for name, value in recorded.items():
                 if isinstance(value, Tensor):
                     arrays[name] = value
                 else:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhet.core.errors import DataError, clean
+from fedhet.core.errors import ConfigError, DataError, clean
 
 FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
 READABLE = (1, 2)
@@ -73,6 +73,8 @@ def read_object(
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {_cause(error)}") from error
+    if isinstance(content, dict) and content.get("format") == 1 and "targets" in content:
+        content["thresholds"] = content.pop("targets")
     if problem := fault(content, form, needed):
         raise DataError(f"{path} is damaged: {problem}")
     return content  # type: ignore[no-any-return]
@@ -84,6 +86,21 @@ def read_or_empty(path: Path) -> dict[str, Any]:
         return read_object(path)
     except (FileNotFoundError, DataError):
         return {}
+
+
+def resumable(folder: Path) -> dict[str, Any]:
+    """The summary of a run that is to go on; empty where there is none.
+
+    Raises:
+        ConfigError: it has the format of an earlier version, which had other settings.
+    """
+    summary = read_or_empty(folder / "summary.json")
+    if summary.get("format", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"resume={folder}: an earlier version of fedhet has written this run (format"
+            f" {summary['format']}), and runs of format {FORMAT} go on"
+        )
+    return summary
 
 
 def read_steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -124,10 +141,10 @@ def _is_phases(value: Any) -> bool:
     return has_form(value, [phase]) and all(phase.keys() <= each.keys() for each in value)
 
 
-def _is_targets(value: Any) -> bool:
+def _is_thresholds(value: Any) -> bool:
     """Each a score with the value that was wanted, then what it took to reach it."""
     return has_form(value, [NUMBERS]) and all(
-        next(iter(target.values()), None) is not None for target in value
+        next(iter(each.values()), None) is not None for each in value
     )
 
 
@@ -159,6 +176,6 @@ SUMMARY = {
     "bytes": {str: NUMBERS},
     "partition": dict,
     "failures": list,
-    "targets": _is_targets,
+    "thresholds": _is_thresholds,
     "phases": _is_phases,
 }

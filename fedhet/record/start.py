@@ -31,7 +31,7 @@ from fedhet.data.given import recorded_config
 from fedhet.record.files import as_json, write_text
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Past, Recorder
-from fedhet.record.schema import FORMAT, read_or_empty
+from fedhet.record.schema import read_or_empty, resumable
 from fedhet.trackers.tracking import Tracking, tracker_of
 
 if TYPE_CHECKING:
@@ -162,12 +162,7 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
     Raises:
         ConfigError: it says why the run cannot go on.
     """
-    summary = read_or_empty(folder / "summary.json")
-    if summary.get("format", FORMAT) != FORMAT:
-        raise ConfigError(
-            f"resume={folder}: an earlier version of fedhet has written this run (format"
-            f" {summary['format']}), and runs of format {FORMAT} go on"
-        )
+    summary = resumable(folder)
     if summary and given != (summary["dataset"] is None):
         raise ConfigError(
             f"resume={folder}: the task of this run was "

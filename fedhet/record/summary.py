@@ -87,7 +87,7 @@ def summarise(
         "target": target.name,
         "score": target.score() or None,
         **_scores(rows, strategy.views, target),
-        **measures(rows, target, evaluation.last_k, evaluation.targets),
+        **measures(rows, target, evaluation.last_k, evaluation.thresholds),
         "validation": max(validation, default=None),
         "loss": losses[-1] if losses else None,
         "seconds": {
@@ -181,7 +181,7 @@ def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
 
 
 def measures(
-    rows: Sequence[Row], target: Target, last_k: int, targets: Sequence[float]
+    rows: Sequence[Row], target: Target, last_k: int, thresholds: Sequence[float]
 ) -> dict[str, Any]:
     """Return what every method is compared by beside its last score.
 
@@ -192,14 +192,14 @@ def measures(
         rows: the lines of rounds.jsonl.
         target: what is learned.
         last_k: the number of evaluations to average.
-        targets: scores in (0, 1].
+        thresholds: scores in (0, 1].
 
     Returns:
         `acc_clients_mean`, `acc_clients_worst_decile`: at the last evaluation of the clients.
         `acc_last_k`: the mean score of the last evaluations, and their number, which is less than
-        `last_k` in a run with fewer. `targets`: for each target the rounds, bytes and seconds until
-        the first evaluation that reaches it, None where none does. Nothing where the targets have
-        no score.
+        `last_k` in a run with fewer. `thresholds`: for each the rounds, bytes and seconds until the
+        first evaluation that reaches it, None where none does. Nothing where the target has no
+        score.
     """
     if not target.score():
         return {}
@@ -216,17 +216,20 @@ def measures(
             "mean": sum(scores) / len(scores) if scores else None,
             "evaluations": len(scores),
         },
-        "targets": [{target.score(): wanted, **_cost(rows, key, wanted)} for wanted in targets],
+        "thresholds": [
+            {target.score(): threshold, **_cost(rows, key, threshold)} for threshold in thresholds
+        ],
     }
 
 
-def _cost(rows: Sequence[Row], key: str, target: float) -> dict[str, float | None]:
-    """Return the rounds, bytes and seconds until an evaluation reaches the target, or None thrice.
+def _cost(rows: Sequence[Row], key: str, threshold: float) -> dict[str, float | None]:
+    """Return the rounds, bytes and seconds until an evaluation reaches the threshold, or None
+    thrice.
 
     The rounds before the training count; bytes go up and down, of all kinds. Evaluations are
     measurements and cost nothing: their messages are not counted, nor is their time.
     """
-    steps = [i for i, row in enumerate(rows) if row[key] is not None and row[key] >= target]
+    steps = [i for i, row in enumerate(rows) if row[key] is not None and row[key] >= threshold]
     if not steps:
         return {"rounds": None, "bytes": None, "seconds": None}
     until = rows[: steps[0] + 1]

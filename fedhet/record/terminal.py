@@ -287,7 +287,7 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> list[tuple[str, st
     others = [f"{name} {_score(summary[name])}" for name in list(target.keys)[1:]]
     if others:
         rows.append(("other scores", ", ".join(others)))
-    for wanted in summary["targets"]:
+    for wanted in summary["thresholds"]:
         reached = "not reached"
         if wanted["rounds"] is not None:
             size = readable_size(wanted["bytes"])

@@ -1,4 +1,4 @@
-"""The tables of costs: what it takes to reach a target, seconds, bytes and memory."""
+"""The tables of costs: what it takes to reach a threshold, seconds, bytes and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from fedhet.report.document import NOTHING, Columns, Table, TableEntry, mean_std, number, size
 from fedhet.report.study import Study
 
-TARGET = re.compile(r"targets\.(.+)\.(rounds|bytes|seconds)")
+THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
 COSTS = ("rounds", "bytes", "seconds")
 NEVER = TableEntry("never reached")
 NOT_RECORDED = "not recorded"
@@ -19,7 +19,7 @@ PLACE = ["setting", "method"]
 
 def cost_tables(study: Study) -> list[Table]:
     """All tables of costs that the runs have something for."""
-    made = [targets(study), seconds(study), sent(study), memory(study)]
+    made = [thresholds(study), seconds(study), sent(study), memory(study)]
     return [table for table in made if table is not None]
 
 
@@ -33,38 +33,38 @@ def run_frame(study: Study) -> pd.DataFrame:
     return places.merge(runs, on="folder", how="left", validate="one_to_one")
 
 
-def targets(study: Study) -> Table | None:
-    """Rounds, bytes and seconds to each target; None where the runs have no targets."""
+def thresholds(study: Study) -> Table | None:
+    """Rounds, bytes and seconds to each threshold; None where the runs have none."""
     runs = run_frame(study)
-    names = list(dict.fromkeys(m[1] for c in runs.columns if (m := TARGET.fullmatch(str(c)))))
+    names = list(dict.fromkeys(m[1] for c in runs.columns if (m := THRESHOLD.fullmatch(str(c)))))
     if not names:
         return None
     records = [
         {
             **dict(zip(PLACE, place, strict=True)),
-            "target": name.replace(".", " ", 1),
-            **{cost: own[f"targets.{name}.{cost}"].astype(float) for cost in COSTS},
-            "reached": int(own[f"targets.{name}.rounds"].notna().sum()),
+            "threshold": name.replace(".", " ", 1),
+            **{cost: own[f"thresholds.{name}.{cost}"].astype(float) for cost in COSTS},
+            "reached": int(own[f"thresholds.{name}.rounds"].notna().sum()),
             "runs": len(own),
         }
         for place, own in runs.groupby(PLACE, sort=False)
         for name in names
     ]
     caption = (
-        "What it took until the first evaluation on test data that reaches the target, as mean ±"
-        " standard deviation over the runs that reach it; the last column says how many do. Costs"
+        "What it took until the first evaluation on test data that reaches the threshold, as mean"
+        " ± standard deviation over the runs that reach it; the last column says how many do. Costs"
         " of methods whose runs do not all reach it are too low. Rounds before the training count,"
         " evaluations cost nothing."
     )
     return Table.of(
-        "targets",
-        "Cost of a target",
+        "thresholds",
+        "Cost of reaching a threshold",
         caption,
         records,
         [
             ("setting", "setting"),
             (study.compare, "method"),
-            ("target", "target"),
+            ("threshold", "threshold"),
             ("rounds", lambda r: mean_std(r["rounds"], ".1f") if r["reached"] else NEVER),
             ("sent", lambda r: _bytes(r["bytes"].mean(), NOTHING) if r["reached"] else NEVER),
             ("seconds", lambda r: mean_std(r["seconds"], ".2f") if r["reached"] else NEVER),

@@ -23,7 +23,7 @@ PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
 TABLES = (
-    "scores|all_scores|pairs|ranks|targets|seconds|bytes|memory|methods|tuned|missing|runs"
+    "scores|all_scores|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
     "|environment"
 )
 FIGURES = (
@@ -90,10 +90,10 @@ def compose(found: Results, pictures: Path) -> Document:
     clients = Section("Clients", figures=figures.boxes(study, pictures))
     clients.figures += figures.label_distribution(study, pictures)
     costs = Section("Costs", tables=cost_tables(study))
-    if not any(table.name == "targets" for table in costs.tables):
+    if not any(table.name == "thresholds" for table in costs.tables):
         costs.paragraphs.append(
-            "No targets were set, so that no costs until a target are known; eval.targets=[.8,.9]"
-            " records them."
+            "No thresholds were set, so that what it costs to reach one is unknown;"
+            " eval.thresholds=[.8,.9] records it."
         )
     tuning = Section("Tuning", figures=figures.tuning_response(study, pictures))
     tuned = making.tuning_table(study)

@@ -247,11 +247,11 @@ def _losses(step: Values) -> list[Any]:
 def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
     """The scalars of summary.json by their dotted names; lists in a form that a column can hold."""
     for name, value in summary.items():
-        if name == "targets":
-            for target in value:
-                score, wanted = next(iter(target.items()))
+        if name == "thresholds":
+            for reached in value:
+                score, threshold = next(iter(reached.items()))
                 for cost in ("rounds", "bytes", "seconds"):
-                    yield f"targets.{score}.{wanted:g}.{cost}", target.get(cost)
+                    yield f"thresholds.{score}.{threshold:g}.{cost}", reached.get(cost)
         elif name == "phases":
             for phase in value:
                 yield f"phases.{phase['name']}", phase["rounds"]

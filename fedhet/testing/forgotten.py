@@ -22,7 +22,7 @@ from fedhet.core.strategy import FedStrategy
 
 DEPTH = 3  # of objects in attributes of objects
 # What fedhet itself assigns in each step, and what never changes.
-OWN = {"current", "local", "report", "timetable", "kept_back"}
+OWN = {"current", "local", "recorded", "timetable", "kept_back"}
 OWN |= {"workspace", "setting", "sizes", "rounds", "plugins", "settings", "server", "nodes"}
 OWN |= {"_awaited"}
 KINDS = (FedStrategy, Plugin, ServerOptimizer)
@@ -67,7 +67,7 @@ def _others(obj: object) -> dict[str, Any]:
 
 
 def _short(value: Any, depth: int) -> str:
-    """A text that differs where values do, but for reports; "?" where that is unknown."""
+    """A text that differs where values do, but for what is recorded; "?" where that is unknown."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         value = value.state_dict()
     try:
@@ -77,5 +77,5 @@ def _short(value: Any, depth: int) -> str:
     except TypeError:
         if not depth or not hasattr(value, "__dict__"):
             return "?"
-        inner = {name: one for name, one in vars(value).items() if name != "report"}
+        inner = {name: one for name, one in vars(value).items() if name != "recorded"}
         return str({name: _short(one, depth - 1) for name, one in inner.items()})

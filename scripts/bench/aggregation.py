@@ -118,7 +118,7 @@ def ratios(clients: int = 20, reps: int = 5) -> dict[str, float]:
         "seconds": statistics.median(times["mean"]),
         "of_copy": ratio("mean", "copy"),
         **{name: ratio(name, "mean") for name in ("fedsa", "fednorm", "fedadam")},
-        "frac_high": strategy.report["frac_high"],
+        "frac_high": strategy.recorded["frac_high"],
         "bytes": sum(trees.nbytes(update.weights) for update in updates),
     }
 

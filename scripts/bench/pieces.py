@@ -46,7 +46,7 @@ class Resident(FedAvg):
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         new = super().merge(updates, old)
-        self.report = {"rss": psutil.Process().memory_info().rss}
+        self.recorded = {"rss": psutil.Process().memory_info().rss}
         return new
 
 
@@ -59,7 +59,7 @@ class Streaming(FedAvg):
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         self._most = 0
         new = super().merge(self._watched(updates), old)
-        self.report = {"trees": float(self._most)}
+        self.recorded = {"trees": float(self._most)}
         return new
 
     def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:

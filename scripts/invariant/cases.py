@@ -72,7 +72,7 @@ OF_METHODS = {
     "fedavg": [
         "early_stopping.patience=1 early_stopping.min_delta=0.4",
         "eval.clients=false",
-        "eval.last_k=2 eval.targets=[0.3,0.5]",
+        "eval.last_k=2 eval.thresholds=[0.3,0.5]",
         "model=logistic model.hidden=null",
         "engine.vectorize=2",
         "engine.workers=2",

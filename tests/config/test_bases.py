@@ -14,14 +14,14 @@ from fedhet.config.bases import Bases
 FEW = [
     ["client.lr=.3", "hydra.run.dir=here", "model={}", "hydra.sweep.subdir='a b'"],
     ["method=scaffold", "seed=1", "plugin=[fedprox]", "plugin.fedprox.mu=.5"],
-    ["seed=3", "method=scaffold", "plugin=[fedprox]", "eval={every: 2}", "eval.targets=[.8,.9]"],
+    ["seed=3", "method=scaffold", "plugin=[fedprox]", "eval={every: 2}", "eval.thresholds=[.8,.9]"],
 ]
 MORE = [
     *FEW,
     ["seed=1"],
     ["seed=2", "rounds=3"],
     ["seed=3", "plugin=[fedprox]", "method=scaffold"],
-    ["eval={every: 2}", "eval.targets=[.8,.9]", "partition.alpha=0.3"],
+    ["eval={every: 2}", "eval.thresholds=[.8,.9]", "partition.alpha=0.3"],
     ["partition.alpha=0.3", "experiment=smoke/scaffold"],
     ["++rounds=3", "++seed=4"],
     ["hydra/launcher=processes", "hydra.launcher.workers=3", "seed=4"],

@@ -50,6 +50,7 @@ REFUSED = [
     ),
     ("++newkey=1", ["unknown setting 'newkey'", "the top level has", "rounds", "method"]),
     ("lr=1", ["unknown setting 'lr'", "did you mean client.lr"]),
+    ("eval.targets=[.8]", ["unknown setting 'eval.targets'", "did you mean eval.thresholds"]),
     ("methd=fedavg", ["unknown setting 'methd'", "did you mean method"]),
     ("client.lr.x=1", ["unknown setting 'client.lr.x'", "client.lr has nothing below it"]),
     ("client={lrr: 1}", ["unknown setting 'client.lrr'", "did you mean client.lr"]),

@@ -1,4 +1,4 @@
-"""Forged replies to evaluations and deliveries, and forged reports of sites that join.
+"""Forged replies to evaluations and deliveries, and forged descriptions of sites' data that join.
 
 Nothing raises but the refusal, and whatever passes is sound, as is what is recorded of it.
 """
@@ -27,7 +27,7 @@ from fedhet.core.evaluation import client_means, evaluation_messages, mostly_div
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.data.local.data import LocalData
-from fedhet.data.local.report import MOST_SAMPLES, Agreement
+from fedhet.data.local.description import MOST_SAMPLES, Agreement
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.handover.delivery import Delivery
@@ -126,8 +126,8 @@ def test_fuzzed_replies_to_a_delivery(federation: Federation, cases: int) -> Non
 
 
 @pytest.mark.parametrize("cases", CASES)
-def test_fuzzed_reports_of_sites(tmp_path: Path, cases: int) -> None:
-    """What passes can be joined with the other sites' reports, and the run be built from it."""
+def test_fuzzed_descriptions_of_sites(tmp_path: Path, cases: int) -> None:
+    """What passes can be joined with the other sites', and the run be built from it."""
     draw = random.Random(0)
     deployment = Deployment(write_sites(tmp_path), sites="")
     nodes = [
@@ -135,11 +135,11 @@ def test_fuzzed_reports_of_sites(tmp_path: Path, cases: int) -> None:
         for number, workspace in enumerate("abc", 1)
     ]
     properties = [node.client.get_properties({}) for node in nodes]
-    read = deployment.nodes._report
+    read = deployment.nodes._description
     others = [read(one) for one in properties[1:]]
     passed = 0
     for _ in range(cases):
-        text = properties[0]["report"]
+        text = properties[0]["description"]
         if draw.random() < 0.1:
             text = flipped(text.encode(), draw).decode("latin1")
         else:
@@ -147,18 +147,18 @@ def test_fuzzed_reports_of_sites(tmp_path: Path, cases: int) -> None:
             mutate(content, draw)
             text = json.dumps(content)
         try:
-            report = read({"report": text})
+            description = read({"description": text})
         except ValueError as error:
             assert len(str(error)) < 1000
             continue
         passed += 1
-        agreed = Agreement.of(deployment.nodes._declared, [report, *others])
+        agreed = Agreement.of(deployment.nodes._declared, [description, *others])
         deployment.nodes._warn(agreed)
         for name, values in agreed.statistics.items():
             single = torch.tensor(values)
             assert single.isfinite().all() and (not name.endswith("std") or single.min() > 0)
         record = LocalData.agreed_on(deployment.cfg, agreed).partition_record()
         json.loads(as_json(record))
-        assert all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in report.sizes)
-        assert all(n is None or 0 <= n <= sum(report.sizes) for n in report.counts or [])
+        assert all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in description.sizes)
+        assert all(n is None or 0 <= n <= sum(description.sizes) for n in description.counts or [])
     assert 0 < passed < cases

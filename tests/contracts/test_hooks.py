@@ -170,6 +170,14 @@ def test_refusals(
         federation(toy_task(), cls, plugins=plugins)
 
 
+def test_a_plugin_that_records_under_the_old_name_is_refused(federation: Federation) -> None:
+    run = federation(toy_task(), FedAvg, plugins=lambda: [Solitary()])
+    run.strategy.plugins[0].report = {"pulls": 1.0}  # type: ignore[attr-defined]
+    run.step()
+    with pytest.raises(ConfigError, match=r"solitary assigns self\.report, which is"):
+        run.strategy.all_recorded()
+
+
 def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:
     with pytest.raises(
         ConfigError,

@@ -21,8 +21,8 @@ from fedhet.record.summary import measures
 
 Launch = Callable[..., Any]
 CLASSES = Classes(2)
-KEYS = {"acc_clients_mean", "acc_clients_worst_decile", "acc_last_k", "targets"}
-COMMON = ["rounds=4", "client.lr=0.5", "client.epochs=2", "eval.targets=[.5,.8,1]"]
+KEYS = {"acc_clients_mean", "acc_clients_worst_decile", "acc_last_k", "thresholds"}
+COMMON = ["rounds=4", "client.lr=0.5", "client.epochs=2", "eval.thresholds=[.5,.8,1]"]
 EXPLORING = ["method=fedlex", "plugin.fedlex.e_exp=2"]  # with a phase before the training
 RUNS = [
     ["method=fedavg"],
@@ -75,32 +75,32 @@ def test_every_method_has_them(launch: Launch, overrides: list[str]) -> None:
     mean = pytest.approx((scored[-1] + scored[-2]) / 2)
     assert summary["acc_last_k"] == {"mean": mean, "evaluations": 2}
 
-    assert [target["accuracy"] for target in summary["targets"]] == [0.5, 0.8, 1.0]
-    for target in summary["targets"]:
+    assert [reached["accuracy"] for reached in summary["thresholds"]] == [0.5, 0.8, 1.0]
+    for reached in summary["thresholds"]:
         first = next(
-            (i for i, row in enumerate(lines) if (row[key] or 0) >= target["accuracy"]), None
+            (i for i, row in enumerate(lines) if (row[key] or 0) >= reached["accuracy"]), None
         )
         if first is None:
-            assert target == {
-                "accuracy": target["accuracy"],
+            assert reached == {
+                "accuracy": reached["accuracy"],
                 "rounds": None,
                 "bytes": None,
                 "seconds": None,
             }
             continue
         sent, spent = cost(lines[: first + 1])
-        assert target["rounds"] == lines[first]["round"] == first + 1
-        assert target["bytes"] == sent
-        assert target["seconds"] == pytest.approx(spent)
-    assert summary["targets"][0]["rounds"] is not None
+        assert reached["rounds"] == lines[first]["round"] == first + 1
+        assert reached["bytes"] == sent
+        assert reached["seconds"] == pytest.approx(spent)
+    assert summary["thresholds"][0]["rounds"] is not None
 
 
 def test_the_phases_before_the_training_are_paid_for(launch: Launch) -> None:
-    """Seen by a target that any model reaches at its first evaluation."""
-    run = launch(*EXPLORING, *COMMON, "eval.targets=[.01]", task=toy_task())
+    """Seen by a threshold that any model reaches at its first evaluation."""
+    run = launch(*EXPLORING, *COMMON, "eval.thresholds=[.01]", task=toy_task())
     lines = rows(run)
     assert lines[0]["phase"] == "fedlex.explore"
-    reached = run.summary["targets"][0]
+    reached = run.summary["thresholds"][0]
     step = lines[reached["rounds"] - 1]["step"]
     assert reached["rounds"] == step + 1
     assert reached["bytes"] > cost(lines[1 : step + 1])[0]
@@ -119,15 +119,15 @@ def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_by_hand() -> None:
-    """Evaluated in every second round; the accuracy falls again after a target was reached."""
+    """Evaluated in every second round; the accuracy falls again after a threshold was reached."""
     accuracies = [None, 0.5, None, 0.75, None, 0.25]
     lines = [row(i, accuracy) for i, accuracy in enumerate(accuracies, start=1)]
-    found = measures(lines, CLASSES, last_k=2, targets=[0.75, 0.5, 0.76])
+    found = measures(lines, CLASSES, last_k=2, thresholds=[0.75, 0.5, 0.76])
     assert found == {
         "acc_clients_mean": None,
         "acc_clients_worst_decile": None,
         "acc_last_k": {"mean": 0.5, "evaluations": 2},
-        "targets": [
+        "thresholds": [
             {"accuracy": 0.75, "rounds": 4, "bytes": 40, "seconds": 6.0},
             {"accuracy": 0.5, "rounds": 2, "bytes": 20, "seconds": 3.0},
             {"accuracy": 0.76, "rounds": None, "bytes": None, "seconds": None},
@@ -137,7 +137,7 @@ def test_by_hand() -> None:
         (9, {"mean": 0.5, "evaluations": 3}),
         (1, {"mean": 0.25, "evaluations": 1}),
     ):
-        assert measures(lines, CLASSES, last_k=k, targets=[])["acc_last_k"] == expected
+        assert measures(lines, CLASSES, last_k=k, thresholds=[])["acc_last_k"] == expected
 
 
 def test_the_clients_accuracy_counts_where_there_is_no_global_one() -> None:
@@ -145,11 +145,11 @@ def test_the_clients_accuracy_counts_where_there_is_no_global_one() -> None:
         row(i, None, acc_clients_mean=accuracy, acc_clients_worst_decile=accuracy - 0.25)
         for i, accuracy in enumerate([0.5, 0.75], start=1)
     ]
-    found = measures(lines, CLASSES, last_k=5, targets=[0.6])
+    found = measures(lines, CLASSES, last_k=5, thresholds=[0.6])
     assert found["acc_clients_mean"] == 0.75
     assert found["acc_clients_worst_decile"] == 0.5
     assert found["acc_last_k"] == {"mean": 0.625, "evaluations": 2}
-    assert found["targets"][0]["rounds"] == 2
+    assert found["thresholds"][0]["rounds"] == 2
 
 
 def test_a_run_without_evaluations_or_rounds() -> None:
@@ -160,7 +160,10 @@ def test_a_run_without_evaluations_or_rounds() -> None:
     }
     never = [{"accuracy": 0.5, "rounds": None, "bytes": None, "seconds": None}]
     for lines in ([], [row(1, None)]):
-        assert measures(lines, CLASSES, last_k=5, targets=[0.5]) == {**nothing, "targets": never}
+        assert measures(lines, CLASSES, last_k=5, thresholds=[0.5]) == {
+            **nothing,
+            "thresholds": never,
+        }
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (35, 3)])
@@ -219,17 +222,18 @@ def test_the_table_shows_them(launch: Launch, capsys: pytest.CaptureFixture[str]
     assert f"worst tenth of the clients {summary['acc_clients_worst_decile']:.4f}" in shown
     assert f"mean of 3: {summary['acc_last_k']['mean']:.4f}" in shown
     assert "until accuracy 0.5" in shown
-    assert f"round {summary['targets'][0]['rounds']}, after " in shown
+    assert f"round {summary['thresholds'][0]['rounds']}, after " in shown
 
 
 def test_unreached_targets_are_shown(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
-    launch("method=fedavg", "rounds=1", "client.lr=1e-9", "eval.targets=[1]", task=toy_task())
+    launch("method=fedavg", "rounds=1", "client.lr=1e-9", "eval.thresholds=[1]", task=toy_task())
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "until accuracy 1" in line]
     assert "not reached" in line
 
 
 @pytest.mark.parametrize(
-    "override", ["eval.targets=[0]", "eval.targets=[80]", "eval.targets=.8", "eval.last_k=0"]
+    "override",
+    ["eval.thresholds=[0]", "eval.thresholds=[80]", "eval.thresholds=.8", "eval.last_k=0"],
 )
 def test_bad_settings_are_named(override: str) -> None:
     key = override.partition("=")[0]

@@ -23,7 +23,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
 from fedhet.data.local.data import LocalData, declaration
-from fedhet.data.local.report import Agreement
+from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.joining import SiteNodes
@@ -114,11 +114,14 @@ class Deployment:
         return refused.value.reason
 
 
-def reporting(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What makes a node report something else of its data: its `alter`."""
+def telling(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes a node tell something else of its data: its `alter`."""
 
     def alter(properties: dict[str, Any]) -> dict[str, Any]:
-        return {**properties, "report": json.dumps(json.loads(properties["report"]) | change)}
+        return {
+            **properties,
+            "description": json.dumps(json.loads(properties["description"]) | change),
+        }
 
     return alter
 

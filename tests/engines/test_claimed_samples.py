@@ -1,4 +1,4 @@
-"""The number of samples that a site reports of itself, which is its weight in every mean."""
+"""The number of samples that a site claims of itself, which is its weight in every mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed
-from own_sites import RUN, Deployment, reporting, write_sites
+from own_sites import RUN, Deployment, telling, write_sites
 
 import fedhet
 from fedhet.core.errors import ConfigError
@@ -25,7 +25,7 @@ def test_a_site_with_more_samples_than_a_run_allows(folder: Path) -> None:
     assert said in Deployment(folder, "dataset.max_samples=100").refusal()
     for sizes in ([10**12, 10, 10], [80, 10**12, 10]):
         deployment = Deployment(folder, "dataset.max_samples=120", sites="bc")
-        deployment.join("a", 1).alter = reporting({"sizes": sizes})
+        deployment.join("a", 1).alter = telling({"sizes": sizes})
         assert f"node 1: site 'a' has {10**12} samples" in deployment.refusal()
     assert Deployment(folder, "dataset.max_samples=120").agree()
 
@@ -34,7 +34,7 @@ def test_a_site_with_more_samples_than_a_run_allows(folder: Path) -> None:
 def test_a_merge_that_bounds_updates_needs_a_bound_on_their_weights(
     folder: Path, merge: str
 ) -> None:
-    """A site that reports 10^12 samples takes the whole mean, however short its update is."""
+    """A site that claims 10^12 samples takes the whole mean, however short its update is."""
     line = f"merge={merge}"
     files = f"dataset.files={{{','.join(f'{site}:{folder}/{site}.npz' for site in 'abc')}}}"
     refused = [*RUN, files, "method=fedavg", line, f"hydra.run.dir={folder / 'run'}"]
@@ -58,6 +58,6 @@ def test_a_site_that_outweighs_all_others_is_named(
     deployment = Deployment(folder, sites="bc")
     moments = {"x": {"count": 10**12, "mean": [0.0] * 64, "squares": [0.0] * 64}}
     many = {"sizes": [10**12, 10, 10], "moments": moments}
-    deployment.join("a", 3).alter = reporting(many)
+    deployment.join("a", 3).alter = telling(many)
     deployment.agree()
-    assert f"site a reports {10**12}" in caplog.text and "160" in caplog.text
+    assert f"site a claims {10**12}" in caplog.text and "160" in caplog.text

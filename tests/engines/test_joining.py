@@ -59,10 +59,10 @@ def test_counts_are_told_only_by_sites_that_allow_it(folder: Path) -> None:
     deployment = Deployment(folder, "privacy.min_count=1", sites="a")
     deployment.join("b", 2, share_counts=True)
     deployment.join("c", 3, share_counts=True, min_count=1)
-    reports = deployment.agree().reports
-    assert reports[0].counts is None
-    assert all(count is None or count >= 5 for count in reports[1].counts)
-    assert sum(reports[2].counts) == 50
+    descriptions = deployment.agree().descriptions
+    assert descriptions[0].counts is None
+    assert all(count is None or count >= 5 for count in descriptions[1].counts)
+    assert sum(descriptions[2].counts) == 50
     record = LocalData.agreed_on(deployment.cfg, deployment.agree()).partition_record()
     assert record["reported_counts"]["a"] is None and "counts" not in record
 

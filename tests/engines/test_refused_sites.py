@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from composing import composed
 from flwr.server.client_manager import SimpleClientManager
-from own_sites import RUN, Deployment, Node, reporting, write_sites
+from own_sites import RUN, Deployment, Node, telling, write_sites
 from sklearn.datasets import load_digits
 
 from fedhet.core.errors import ConfigError, RunFailed
@@ -52,10 +52,10 @@ def test_a_site_whose_owner_demands_noise(folder: Path, monkeypatch: pytest.Monk
 NOISE = ["privacy.noise=1", "eval.clients=false", "method=fedavg"]
 
 
-def test_a_site_reports_nothing_exact_under_noise(folder: Path) -> None:
+def test_a_site_tells_nothing_exact_under_noise(folder: Path) -> None:
     """Neither statistics that the run asks for, nor counts that its operator shares otherwise."""
     asks = Deployment(folder, *NOISE)
-    assert "privacy.noise=1: what a site reports" in (reason := asks.refusal())
+    assert "privacy.noise=1: what a site tells" in (reason := asks.refusal())
     assert "give mean and std as numbers" in reason
     given = [*NOISE, "dataset.mean=[5]", "dataset.std=[6]"]
     shares = Deployment(folder, *given, sites="bc")
@@ -144,30 +144,30 @@ MOMENTS = {"count": 80 * 1, "mean": [0.0] * 64, "squares": [0.0] * 64}
 
 REPORTS = [
     lambda properties: {},
-    lambda properties: {**properties, "report": 3},
-    lambda properties: {**properties, "report": "{"},
-    lambda properties: {**properties, "report": "[" * 100_000},
-    lambda properties: {**properties, "report": "{}"},
-    reporting({"site": "z"}),
-    reporting({"site": ["a"]}),
-    reporting({"digest": "0" * 16}),
-    reporting({"sizes": [80, 10]}),
-    reporting({"sizes": [-1, 10, 10]}),
-    reporting({"sizes": [0, 10, 10]}),
-    reporting({"sizes": [True, 10, 10]}),
-    reporting({"sizes": [10**15, 10, 10]}),
-    reporting({"counts": [1] * 9}),
-    reporting({"counts": [101] + [0] * 9}),
-    reporting({"counts": "none"}),
-    reporting({"moments": {}}),
-    reporting({"moments": {"x": {**MOMENTS, "count": 81}}}),
-    reporting({"moments": {"x": {**MOMENTS, "mean": [0.0] * 63}}}),
-    reporting({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
-    reporting({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
-    reporting({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
-    reporting({"moments": {"x": {**MOMENTS, "mean": [None] * 64}}}),
-    reporting({"moments": {"x": {**MOMENTS, "mean": None, "squares": None}}}),
-    reporting({"more": 1}),
+    lambda properties: {**properties, "description": 3},
+    lambda properties: {**properties, "description": "{"},
+    lambda properties: {**properties, "description": "[" * 100_000},
+    lambda properties: {**properties, "description": "{}"},
+    telling({"site": "z"}),
+    telling({"site": ["a"]}),
+    telling({"digest": "0" * 16}),
+    telling({"sizes": [80, 10]}),
+    telling({"sizes": [-1, 10, 10]}),
+    telling({"sizes": [0, 10, 10]}),
+    telling({"sizes": [True, 10, 10]}),
+    telling({"sizes": [10**15, 10, 10]}),
+    telling({"counts": [1] * 9}),
+    telling({"counts": [101] + [0] * 9}),
+    telling({"counts": "none"}),
+    telling({"moments": {}}),
+    telling({"moments": {"x": {**MOMENTS, "count": 81}}}),
+    telling({"moments": {"x": {**MOMENTS, "mean": [0.0] * 63}}}),
+    telling({"moments": {"x": {**MOMENTS, "mean": [float("nan")] * 64}}}),
+    telling({"moments": {"x": {**MOMENTS, "squares": [-1.0] * 64}}}),
+    telling({"moments": {"x": {**MOMENTS, "squares": ["1"] * 64}}}),
+    telling({"moments": {"x": {**MOMENTS, "mean": [None] * 64}}}),
+    telling({"moments": {"x": {**MOMENTS, "mean": None, "squares": None}}}),
+    telling({"more": 1}),
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_report_that_is_none_ends_the_run_before_it_begins(folder: Path) -> No
 
 def test_the_moments_that_are_refused_differ_from_good_ones_in_one_place(folder: Path) -> None:
     deployment = Deployment(folder)
-    deployment.join("a", 1).alter = reporting({"moments": {"x": MOMENTS}})
+    deployment.join("a", 1).alter = telling({"moments": {"x": MOMENTS}})
     deployment.agree()
 
 

@@ -14,7 +14,7 @@ from fedhet import config
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.messages import Update
 from fedhet.data.local.data import LocalData
-from fedhet.data.local.report import Agreement
+from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.job import Job
 
@@ -51,7 +51,7 @@ def test_a_node_without_data_of_its_own_has_the_limits_of_its_operator(evaluates
 
 
 def moments_of(folder: Path, *overrides: str, **rare: list[int]) -> tuple[Any, Agreement]:
-    """What three sites report of a table, and what they agree on.
+    """What three sites tell of a table, and what they agree on.
 
     Args:
         rare: of each site, the values of its second column that are not 0.
@@ -62,7 +62,7 @@ def moments_of(folder: Path, *overrides: str, **rare: list[int]) -> tuple[Any, A
         np.savez(folder / f"{site}.npz", x_train=x, y_train=np.arange(40) % 10)
     deployment = Deployment(folder, "dataset.shape=[2]", "partition.split=[1,0,0]", *overrides)
     agreed = deployment.agree()
-    return [one and one.moments["x"] for one in agreed.reports], agreed
+    return [one and one.moments["x"] for one in agreed.descriptions], agreed
 
 
 def test_the_moments_of_a_rare_column_are_not_told(tmp_path: Path) -> None:

@@ -25,6 +25,10 @@ Write = Callable[..., None]
         ("axes: {seed: [0]}\ntune: {spaces: {}}", "(did you mean space?); tune has budget, seeds"),
         ("axes: {seed: [0]}\ntune: 3", "tune=3: this has settings: budget, seeds"),
         ("report: {metrik: last}", "(did you mean metric?); report has compare, metric"),
+        (
+            "eval: {targets: [.8]}",
+            "'eval.targets' in the file of experiment=mine (did you mean eval.th",
+        ),
         ("client: {lrr: 2}", "(did you mean lr?); client has optimizer, lr"),
     ],
 )

@@ -28,29 +28,31 @@ def measured(new: dict[str, torch.Tensor], sample: int = 0) -> dict[str, Any]:
     updates = [Update(pid=pid, num_examples=1, weights=w, change=w) for pid, w in SENT.items()]
     assert list(plugin.incoming(iter(updates), OLD)) == updates
     assert plugin.merged(new, OLD) is new
-    return plugin.report
+    return plugin.recorded
 
 
 def test_the_measures_by_hand() -> None:
     """Two models, (3, 0, 4) and (1, 0, 0), their mean (2, 0, 2), and the merged (0, 0, 2)."""
-    report = measured({"a": torch.zeros(2), "b": torch.tensor([[2.0]])})
-    assert report["pids"].tolist() == [4, 1]
-    assert report["similarity"].tolist() == pytest.approx([0.8, 0.0])
-    assert report["distance"].tolist() == pytest.approx([13**0.5, 5**0.5])
+    recorded = measured({"a": torch.zeros(2), "b": torch.tensor([[2.0]])})
+    assert recorded["pids"].tolist() == [4, 1]
+    assert recorded["similarity"].tolist() == pytest.approx([0.8, 0.0])
+    assert recorded["distance"].tolist() == pytest.approx([13**0.5, 5**0.5])
     # Both lie sqrt(5) from their mean, whose norm is sqrt(8).
-    assert report["dispersion"] == pytest.approx((5 / 8) ** 0.5)
+    assert recorded["dispersion"] == pytest.approx((5 / 8) ** 0.5)
     # The changes are (2, 0, 2) and (0, 0, -2): the clients' variances are 1, 0 and 4.
-    assert report["change_variance"] == pytest.approx(5 / 3)
+    assert recorded["change_variance"] == pytest.approx(5 / 3)
 
 
 def test_a_sample_holds_the_same_parameters_of_all() -> None:
     new = {"a": torch.tensor([7.0, 8.0]), "b": torch.tensor([[9.0]])}
-    report = measured(new, sample=2)
+    recorded = measured(new, sample=2)
     columns = {7.0: [3.0, 1.0], 8.0: [0.0, 0.0], 9.0: [4.0, 0.0]}  # of each entry of `new`
-    assert len(set(report["merged"].tolist())) == 2
-    for entry, column in zip(report["merged"].tolist(), report["clients"].T.tolist(), strict=True):
+    assert len(set(recorded["merged"].tolist())) == 2
+    for entry, column in zip(
+        recorded["merged"].tolist(), recorded["clients"].T.tolist(), strict=True
+    ):
         assert column == columns[entry]
-    assert torch.equal(measured(new, sample=2)["merged"], report["merged"])
+    assert torch.equal(measured(new, sample=2)["merged"], recorded["merged"])
     assert len(measured(new, sample=100)["merged"]) == 3  # there are no more
 
 

@@ -50,7 +50,7 @@ def test_small_clients_keep_weights_of_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=21, clf_max_epochs=50))
     for _ in range(4):
         run.step()
-    assert run.strategy.plugins[0].report["unweighted"] == 3
+    assert run.strategy.plugins[0].recorded["unweighted"] == 3
     ones = [bool((kept(run, pid) == 1).all()) for pid in range(4)]
     assert ones == [True, True, True, False]
 
@@ -81,11 +81,13 @@ def test_effective_sample_sizes_are_recorded_and_low_ones_are_reported(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run.step()
     assert run.strategy.current.entry.name == "feddisk.weigh"
-    report = run.strategy.plugins[0].report
-    expected = [feddisk.effective_size(kept(run, int(pid)).double()) / 62 for pid in report["pids"]]
-    np.testing.assert_allclose(report["ess"], expected, rtol=1e-12)
-    assert report["ess_min"] == pytest.approx(min(expected))
-    assert report["ess_mean"] == pytest.approx(sum(expected) / 2)
+    recorded = run.strategy.plugins[0].recorded
+    expected = [
+        feddisk.effective_size(kept(run, int(pid)).double()) / 62 for pid in recorded["pids"]
+    ]
+    np.testing.assert_allclose(recorded["ess"], expected, rtol=1e-12)
+    assert recorded["ess_min"] == pytest.approx(min(expected))
+    assert recorded["ess_mean"] == pytest.approx(sum(expected) / 2)
     assert min(expected) < 0.5
     assert "below n_k / 2 for" in caplog.text
 

@@ -73,8 +73,8 @@ def test_the_first_step_of_the_generator(
         moved = (after[name] - before[name])[clear]
         torch.testing.assert_close(moved, -0.01 * p.grad[clear].sign(), rtol=1e-2, atol=1e-5)
     assert checked > 30
-    reported = run.strategy.reports()["fedgen"]["generator_loss"]
-    assert reported == pytest.approx(float(cross_entropy.detach()), rel=1e-5)
+    recorded = run.strategy.all_recorded()["fedgen"]["generator_loss"]
+    assert recorded == pytest.approx(float(cross_entropy.detach()), rel=1e-5)
 
 
 def test_every_parameter_of_the_generator_has_a_gradient() -> None:
@@ -121,13 +121,13 @@ def test_the_generator_learns_what_the_heads_take_for_each_label(
         outputs = [nn.functional.linear(z[y == label], *weights) for weights in heads]
         answers = torch.stack(outputs).sum(0).argmax(1)
         assert (answers == label).float().mean() > 0.9
-    assert run.strategy.reports()["fedgen"]["generator_loss"] < 0.2
+    assert run.strategy.all_recorded()["fedgen"]["generator_loss"] < 0.2
 
 
 def test_drawn_labels_exist(
     federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clients draw by the law of all clients that have reported so far.
+    """The clients draw by the law of all clients that have recorded so far.
 
     So does the server, but only labels of the round's participants.
     """

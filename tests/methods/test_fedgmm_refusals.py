@@ -34,16 +34,16 @@ def test_missing_and_thin_mixtures_are_reported_once(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run = fedgmm()
         run.step()
-        report = run.strategy.reports()["fedgmm"]
+        recorded = run.strategy.all_recorded()["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
     privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples"
     assert sum("mixture of the classes [3]" in line for line in lines) == 1
     assert sum(privacy in line for line in lines) == 1
-    assert report["thin"] == report["components"] == 5
-    assert report["absent"] == 1
-    assert report["counts"].tolist() == COUNTS_BY_CLIENT.tolist()
-    assert report["pids"].tolist() == [0, 1, 2]
+    assert recorded["thin"] == recorded["components"] == 5
+    assert recorded["absent"] == 1
+    assert recorded["counts"].tolist() == COUNTS_BY_CLIENT.tolist()
+    assert recorded["pids"].tolist() == [0, 1, 2]
 
 
 def test_em_that_has_not_converged_is_reported_and_used(
@@ -196,7 +196,7 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
         fedgmm(options={"max_payload_mb": 200e-6}).step()
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
-    megabytes = run.strategy.reports()["fedgmm"]["megabytes"]
+    megabytes = run.strategy.all_recorded()["fedgmm"]["megabytes"]
     assert run.strategy.current.bytes["up"][MIXTURES] == 220 == 1e6 * megabytes
 
 

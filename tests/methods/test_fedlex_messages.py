@@ -77,14 +77,14 @@ def test_messages_and_report(federation: Make) -> None:
     explorers = {msg.pid for msg in run.step()}
     assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
     assert run.strategy.current.metrics["fedlex.steps"] > 0
-    assert run.strategy.reports() == {}
+    assert run.strategy.all_recorded() == {}
     assert run.strategy.versions == {}
     used = explorers
     for step in range(1, 5):
         plan = run.step()
         guidance = plan[0].extras[G]
         cohort = {msg.pid for msg in plan}
-        report = run.strategy.reports()["fedlex"]
+        recorded = run.strategy.all_recorded()["fedlex"]
         assert run.strategy.current.bytes == {
             "down": {"model": 2 * model, G: 2 * mask},
             "up": {"model": 2 * model},
@@ -93,13 +93,13 @@ def test_messages_and_report(federation: Make) -> None:
         assert all(t.dtype == torch.float32 for t in guidance.values())
         if step > 1:
             used = cohort & explorers or used
-        assert set(report["pids"].tolist()) == used
-        assert report["explorers"] == len(cohort & explorers) / 2
+        assert set(recorded["pids"].tolist()) == used
+        assert recorded["explorers"] == len(cohort & explorers) / 2
         entries = torch.cat([t.flatten() for t in guidance.values()])
         means = torch.tensor([float(t.mean()) for t in guidance.values()])
-        assert report["median"] == float(entries.median())
-        assert report["medians"].tolist() == [float(t.median()) for t in guidance.values()]
-        torch.testing.assert_close(report["means"], means)
+        assert recorded["median"] == float(entries.median())
+        assert recorded["medians"].tolist() == [float(t.median()) for t in guidance.values()]
+        torch.testing.assert_close(recorded["means"], means)
 
 
 def test_patience_ends_the_exploration(federation: Make) -> None:

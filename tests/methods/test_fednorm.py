@@ -52,12 +52,14 @@ def test_by_hand(case: Callable[..., Case], z_when: str, temperature: float) -> 
         weights = [factor * n for factor, n in zip(factors, sizes, strict=True)]
         assert max(weights) / sum(weights) != pytest.approx(max(sizes) / sum(sizes), rel=1e-3)
         same(new, mean(local, weights))
-        report = running.run.strategy.reports()["fednorm"]
-        np.testing.assert_allclose(report["similarity"], s, rtol=1e-10)
-        np.testing.assert_allclose(report["factors"], factors, rtol=1e-10)
-        np.testing.assert_allclose(report["weights"], np.array(weights) / sum(weights), rtol=1e-10)
-        assert report["pids"].tolist() == cohort
-        assert report["weight_max"] == float(report["weights"].max())
+        recorded = running.run.strategy.all_recorded()["fednorm"]
+        np.testing.assert_allclose(recorded["similarity"], s, rtol=1e-10)
+        np.testing.assert_allclose(recorded["factors"], factors, rtol=1e-10)
+        np.testing.assert_allclose(
+            recorded["weights"], np.array(weights) / sum(weights), rtol=1e-10
+        )
+        assert recorded["pids"].tolist() == cohort
+        assert recorded["weight_max"] == float(recorded["weights"].max())
 
 
 def test_the_record(launch: Callable[..., Any]) -> None:

@@ -149,8 +149,8 @@ def test_c_is_the_mean_of_all_controls(
     for _ in range(7):
         run.step()
         for plugin in run.strategy.plugins:
-            report = plugin.report
-            share[report["pids"]] = report["weights"] * len(report["pids"])
+            recorded = plugin.recorded
+            share[recorded["pids"]] = recorded["weights"] * len(recorded["pids"])
     sent = run.strategy.plan(8)[0].extras["scaffold.c"]
     trained = [name for name, _ in run.workspace.model.named_parameters()]
     assert list(sent) == trained  # controls are for parameters, never for buffers

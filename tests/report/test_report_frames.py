@@ -33,7 +33,7 @@ def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     for method in ("fedavg", "scaffold"):
         home = tmp_path / method
-        lines = ["experiment=smoke", f"method={method}", "eval.targets=[.01,.999]"]
+        lines = ["experiment=smoke", f"method={method}", "eval.thresholds=[.01,.999]"]
         fedhet.run([*lines, f"hydra.run.dir={home}"])
     found = fedhet.results(tmp_path)
     assert found.axes == {"method": ["fedavg", "scaffold"], "seed": [0]}
@@ -42,7 +42,7 @@ def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = fedhet.load_run(tmp_path / str(method))
         assert row["accuracy.last"] == run.summary["accuracy"]["last"]
         assert row["bytes.up.model"] == run.summary["bytes"]["up"]["model"]
-        assert row["targets.accuracy.0.01.rounds"] == run.summary["targets"][0]["rounds"]
+        assert row["thresholds.accuracy.0.01.rounds"] == run.summary["thresholds"][0]["rounds"]
         assert row["memory.peak"] == run.summary["memory"]["peak"] > 2**20
         assert row["experiment"] == "smoke"  # the override, not the run's id
         for frame, own in ((found.rounds, run.rounds), (found.clients, run.clients)):

@@ -16,7 +16,7 @@ from made_runs import Axes, change, make_experiment, write
 import fedhet
 from fedhet import report
 from fedhet.report.comparisons import few_pairs, statistics_section
-from fedhet.report.costs import memory, targets
+from fedhet.report.costs import memory, thresholds
 from fedhet.report.findings import sentences
 from fedhet.report.making import mixed_code
 from fedhet.report.page import FIGURES, TABLES
@@ -248,14 +248,14 @@ def test_methods_without_personal_models_count_with_their_global_one(tmp_path: P
     assert means.to_dict() == {"Own": pytest.approx(0.9), "Shared": pytest.approx(0.6)}
 
 
-def test_a_target_that_is_never_reached_says_so(experiment: Path) -> None:
+def test_a_threshold_that_is_never_reached_says_so(experiment: Path) -> None:
     cells = json.loads((experiment / "experiment.json").read_text())["cells"]
     for cell in cells:
         reached = cell["axes"]["method"] == "Best" and cell["axes"]["seed"] < 5
         cost = {"rounds": 3, "bytes": 3000, "seconds": 0.3} if reached else {}
         entry = {"accuracy": 0.8, "rounds": None, "bytes": None, "seconds": None, **cost}
         change(experiment / cell["folder"] / "summary.json", targets=[entry])
-    table = targets(Study(results(experiment)))
+    table = thresholds(Study(results(experiment)))
     assert table is not None
     texts = {(row[0].text, row[1].text): [entry.text for entry in row[2:]] for row in table.rows}
     wanted = ["accuracy 0.8", "3.0 ± 0.0", "3 kB", "0.30 ± 0.00", "5 of 12"]

@@ -38,7 +38,7 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
             "client.lr=.05",
             "rounds=6",
             "model.hidden=[16]",
-            "eval.targets=[.3,.99]",
+            "eval.thresholds=[.3,.99]",
             f"hydra.run.dir={tmp_path}/run",
         ]
     )
@@ -60,8 +60,8 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     assert summary["r2"]["last"] > 0.35
     assert summary["mae"] == pytest.approx(metrics.mean_absolute_error(y, guess), rel=1e-4)
     assert summary["rmse"] == pytest.approx(metrics.root_mean_squared_error(y, guess), rel=1e-4)
-    assert [reached["r2"] for reached in summary["targets"]] == [0.3, 0.99]
-    assert summary["targets"][0]["rounds"] and summary["targets"][1]["rounds"] is None
+    assert [reached["r2"] for reached in summary["thresholds"]] == [0.3, 0.99]
+    assert summary["thresholds"][0]["rounds"] and summary["thresholds"][1]["rounds"] is None
     assert "accuracy" not in summary and "acc_last_k" not in summary
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
     best = max(rows, key=lambda row: row["r2_val_weighted"])

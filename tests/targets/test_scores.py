@@ -267,5 +267,7 @@ def test_a_task_of_ones_own_targets_reports_the_loss_alone(launch: Callable[...,
     assert (run.dir / "best_val.safetensors").exists()
     row = (run.dir / "rounds.jsonl").read_text().splitlines()[-1]
     assert "loss_val_weighted" in row and "acc_" not in row and "r2" not in row
-    with pytest.raises(ConfigError, match=r"eval\.targets=\[0\.5\]: a task with target=loss has"):
-        launch(*lines, "eval.targets=[.5]", task=task)
+    with pytest.raises(
+        ConfigError, match=r"eval\.thresholds=\[0\.5\]: a task with target=loss has"
+    ):
+        launch(*lines, "eval.thresholds=[.5]", task=task)

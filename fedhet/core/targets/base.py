@@ -20,7 +20,7 @@ class Target(ABC):
     """One kind of target: its loss and its scores.
 
     The first of its scores is the one that decides: it is in the summary's table, chooses the best
-    round, and is what `eval.targets` are about. A larger value is better.
+    round, and is what `eval.thresholds` are about. A larger value is better.
 
     Attributes:
         name: the kind, as `dataset.target` and `Task.target` name it.

@@ -25,8 +25,8 @@ from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration, Sites
+from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
-from fedhet.data.local.report import Agreement, Report, check_sizes
 from fedhet.data.run_data import described
 
 log = logging.getLogger("fedhet.data")
@@ -47,7 +47,7 @@ def check_merge(cfg: DictConfig, merge: Mean) -> None:
     if bounds and is_local(cfg) and cfg.dataset.max_samples is None:
         raise ConfigError(
             f"merge={merge.name} with dataset=local: the weight of a site is the number of samples"
-            " that it reports, and one that reports very many would take the whole mean; give the"
+            " that it claims, and one that claims very many would take the whole mean; give the"
             " largest number that a site may have, dataset.max_samples=<number>"
         )
 
@@ -153,11 +153,11 @@ class LocalData:
             path = find_path(declared.data_dir, files[site], SITE_HINT)
             parts[pid] = own_parts(declared, scheme, cfg.seed, site, SiteFiles(path))
         least = least_count(cfg.privacy.min_count)
-        reports = [
-            Report.of(declared, site, parts[pid], min_count=0, least=least)
+        descriptions = [
+            SiteDescription.of(declared, site, parts[pid], min_count=0, least=least)
             for pid, site in enumerate(declared.sites)
         ]
-        return cls.agreed_on(cfg, Agreement.of(declared, reports), parts)
+        return cls.agreed_on(cfg, Agreement.of(declared, descriptions), parts)
 
     @classmethod
     def agreed_on(
@@ -209,7 +209,7 @@ class LocalData:
                 site: dict(zip(PARTS, sizes, strict=True))
                 for site, sizes in zip(sites, self.agreed.sizes, strict=True)
             }
-            counts = [None if one is None else one.counts for one in self.agreed.reports]
+            counts = [None if one is None else one.counts for one in self.agreed.descriptions]
             record["reported_counts"] = dict(zip(sites, counts, strict=True))
             if all(one is not None and None not in one for one in counts):
                 record["counts"] = counts

@@ -10,7 +10,7 @@ import torch
 from fedhet.core import trees
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Report, Update
+from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.metrics import comm_cost
 from fedhet.core.phases import EarlyStopping, Phase
 from fedhet.core.plugin import Plugin
@@ -120,7 +120,7 @@ class DensityServer(Plugin):
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         if msg.trains:
             self._train_rounds += 1
-        self.report = self._costs()
+        self.recorded = self._costs()
 
     # ---- phase 1, "density": the federation trains the global MADE
     def _check_density(self, update: Update) -> None:
@@ -144,10 +144,10 @@ class DensityServer(Plugin):
                 total_loss += n * val
                 validating += n
         self._made_rounds += 1
-        self.report = self._costs()
+        self.recorded = self._costs()
         if validating:
             loss = total_loss / validating
-            self.report["val_loss"] = loss
+            self.recorded["val_loss"] = loss
             self._early(loss)
             if not self._early.stale:
                 self._best = old
@@ -189,7 +189,7 @@ class DensityServer(Plugin):
                 worst,
             )
         ess = torch.tensor(list(shares.values()), dtype=torch.float64)
-        self.report = {
+        self.recorded = {
             "ess": ess,
             "pids": torch.tensor(list(shares)),
             "ess_mean": float(ess.mean()),
@@ -200,7 +200,7 @@ class DensityServer(Plugin):
         return {}
 
     # ---- costs
-    def _costs(self) -> Report:
+    def _costs(self) -> Recorded:
         """E_1, and how many numbers one client has sent and received so far.
 
         That is equation 19, or equation 18 without a MADE.

@@ -296,7 +296,7 @@ class FedGen(FedStrategy):
                 f"round {current.round}: the loss of the generator is {mean}; a smaller"
                 " method.server_lr may help"
             )
-        self.report = {"generator_loss": mean}
+        self.recorded = {"generator_loss": mean}
 
     def _stacked(self, updates: list[Update], name: str) -> Tensor:
         """(K, ...) this tensor of every client.

@@ -140,7 +140,7 @@ class MixtureServer(Plugin):
         megabytes = checked_size("all clients", components, d, self.max_payload_mb)
         sent = counted(components, "component")
         log.info("fedgmm: %s, %.1f MB to each client", sent, megabytes)
-        self.report = {
+        self.recorded = {
             "counts": counts,
             "pids": torch.tensor(pids),
             "components": components,
@@ -209,7 +209,7 @@ class MixtureServer(Plugin):
         if not self.server.workspace.noise:  # then no client sends how many
             drawn = {update.pid: update.integer(GENERATED) for update in updates}
             self._generated = {pid: n for pid, n in drawn.items() if pid in self._counts}
-            self.report = {"generated": sum(self._generated.values())}
+            self.recorded = {"generated": sum(self._generated.values())}
         self._pooled, self._counts = {}, {}
         return {}
 

@@ -1,4 +1,4 @@
-"""What a site reports of its data when it joins, and what the sites and the server agree on."""
+"""How a site describes its data when it joins, and what the sites and the server agree on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MOST_SAMPLES = 10**12
 
 
 @dataclass(frozen=True)
-class Report:
-    """A site's report; a dictionary of plain values on the way to the server.
+class SiteDescription:
+    """What a site tells of its data; a dictionary of plain values on the way to the server.
 
     Attributes:
         site: its name.
@@ -52,8 +52,8 @@ class Report:
         *,
         min_count: int | None,
         least: int,
-    ) -> Report:
-        """The report of a site with these parts.
+    ) -> SiteDescription:
+        """The description of a site with these parts.
 
         Args:
             declared: what its data meet.
@@ -77,12 +77,12 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The description as JSON has it."""
         return asdict(self)
 
     @classmethod
-    def read(cls, declared: Declaration, value: Any) -> Report:
-        """A report from another process.
+    def read(cls, declared: Declaration, value: Any) -> SiteDescription:
+        """A description from another process.
 
         Raises:
             Rejected: it is none, or is not about data as declared; the message says what is wrong.
@@ -90,7 +90,7 @@ class Report:
         """
         names = ("site", "digest", "sizes", "counts", "moments")
         if not isinstance(value, dict) or set(value) != set(names):
-            raise Rejected("unreadable", f"its report does not consist of {', '.join(names)}")
+            raise Rejected("unreadable", f"its description does not consist of {', '.join(names)}")
         site = value["site"]
         if not isinstance(site, str) or site not in declared.sites:
             raise Rejected("wrong content", f"it is the site {str(site)[:100]!r}, not declared")
@@ -195,15 +195,15 @@ class Agreement:
     """What server and sites have agreed on before the first round.
 
     Attributes:
-        reports: those of the sites, in their order; None for a site that has not joined.
+        descriptions: those of the sites, in their order; None for a site that has not joined.
         statistics: the numbers in the place of "auto".
     """
 
-    reports: tuple[Report | None, ...]
+    descriptions: tuple[SiteDescription | None, ...]
     statistics: dict[str, list[float]]
 
     @classmethod
-    def of(cls, declared: Declaration, reports: Sequence[Report | None]) -> Agreement:
+    def of(cls, declared: Declaration, descriptions: Sequence[SiteDescription | None]) -> Agreement:
         """Join what the sites have measured, in the order of the sites.
 
         Raises:
@@ -214,7 +214,7 @@ class Agreement:
             wanted = [key for key in keys if key in declared.auto]
             if not wanted:
                 continue
-            parts = [report.moments[name] for report in reports if report is not None]
+            parts = [one.moments[name] for one in descriptions if one is not None]
             size = declared.shape_of_sample[0] if name == "x" else len(declared.outputs)
             columns = [_agreed(parts, column) for column in range(size)]
             if hidden := [column for column, found in enumerate(columns) if found is None]:
@@ -228,12 +228,12 @@ class Agreement:
                 "std": [1.0 if one is None else float(one["std"]) for one in columns],
             }
             statistics |= {key: arrays[key.removeprefix("target_")] for key in wanted}
-        return cls(tuple(reports), statistics)
+        return cls(tuple(descriptions), statistics)
 
     @property
     def sizes(self) -> list[list[int]]:
         """Each site's numbers of training, validation and test samples."""
-        return [[0] * len(PARTS) if one is None else one.sizes for one in self.reports]
+        return [[0] * len(PARTS) if one is None else one.sizes for one in self.descriptions]
 
 
 def _agreed(parts: Sequence[Mapping[str, Any]], column: int) -> Arrays | None:
