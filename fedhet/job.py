@@ -33,10 +33,9 @@ from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.workspace import Workspace
-from fedhet.data.federation import augmentation, target_scale, transform
+from fedhet.data.federation import RunData, augmentation, target_scale, transform
 from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.local.data import LocalData, check_merge, is_local
-from fedhet.data.run_data import RunData
 from fedhet.data.toy import toy_task
 from fedhet.handover import delivery
 from fedhet.models.build import build_model
@@ -46,7 +45,7 @@ from fedhet.record import terminal
 from fedhet.record.personal import PersonalModels
 from fedhet.record.results import Run
 from fedhet.record.start import start
-from fedhet.trackers.tracking import tracker_of
+from fedhet.trackers.base import tracker_of
 
 log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"

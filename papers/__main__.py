@@ -23,8 +23,8 @@ import pandas as pd
 
 from fedhet.cli.errors import report_error
 from fedhet.core.errors import ConfigError
-from fedhet.report.curves import curve_points
-from fedhet.report.exports import escaped
+from fedhet.report.document import escaped
+from fedhet.report.figures import curve_points
 from fedhet.report.results import results
 from fedhet.report.study import Study
 from papers import helps, leaderboard, paper, picture, table
@@ -96,8 +96,6 @@ def listed() -> str:
             {
                 "reproduction": f"`{one.name}`",
                 "what": escaped(f"{one.source}: {title}"),
-                "at scale paper": escaped(one.data.get("paper", "")),
-                "at scale cpu": escaped(one.data.get("cpu", "")),
                 "time at cpu": in_words(seconds) if seconds else "not measured",
                 "results": "; ".join(tallies) or "not published",
             }
@@ -124,6 +122,7 @@ def reproductions(folder: Path) -> Iterator[str]:
             yield f"## {escaped(first['source'])}, scale {scale}"
             changed = f" Changed: `{first['changed']}`." if first["changed"] else ""
             yield f"{table.tally(lines).capitalize()}. fedhet {first['code']}.{changed}"
+            yield f"Data: {escaped(one.data.get(scale, one.data['cpu']))}."
             yield table.as_markdown(lines).rstrip()
             name = f"{one.name.replace('/', '-')}-{scale}"
             own = curves[(curves["reproduction"] == one.name) & (curves["scale"] == scale)]

@@ -12,12 +12,11 @@ import pandas as pd
 
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
-from fedhet.record.deciding import own_models, own_score, validation_score
+from fedhet.record.summary import own_models, own_score, validation_score
 from fedhet.report import statistics
 from fedhet.report.document import joined
-from fedhet.report.folders import FoundRun
-from fedhet.report.results import Results
-from fedhet.report.scores import against_best
+from fedhet.report.results import FoundRun, Results
+from fedhet.report.tables import against_best
 from papers.tables import markdown
 
 HOST = "FedAvg"

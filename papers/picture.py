@@ -10,11 +10,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedhet.report.curves import draw_curves
 from fedhet.report.document import FigureFile
-from fedhet.report.style import (
+from fedhet.report.figures import (
     COLORS,
     add_legend,
+    draw_curves,
     legend_height,
     methods_at,
     pages,

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedhet.record.files import read_tensors
-from fedhet.report.folders import DIVERGED, FoundRun
-from fedhet.report.results import Results
+from fedhet.report.results import DIVERGED, FoundRun, Results
 
 if TYPE_CHECKING:
     from fedhet.core.trees import Tree

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.core.check import counted
-from fedhet.report.exports import escaped
+from fedhet.report.document import escaped
 from papers.judge import Comparison, Row
 from papers.measures import in_words, is_share
 from papers.tables import markdown

@@ -38,7 +38,7 @@ from fedhet.cli.errors import report_error
 from fedhet.core.client import FedClient
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Failure, Update
-from fedhet.core.metrics import chunks
+from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
@@ -197,7 +197,7 @@ def flat(samples: Samples) -> Samples:
 def latents(client: FedClient, samples: Samples, *, unit: bool = False) -> Samples:
     """What the last layer of the client's network reads of the samples, of length 1 if `unit`."""
     model = client.workspace.model.eval()
-    x = torch.cat([model.features(x).flatten(1) for x in chunks(samples.x)])  # type: ignore[operator]
+    x = torch.cat([model.features(x).flatten(1) for x in samples.x.split(FORWARD_BATCH)])  # type: ignore[operator]
     return Samples(normalize(x) if unit else x, samples.y)
 
 

@@ -36,7 +36,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
     "predict": Command("fedhet.handover.predict", "apply a model of a run to files"),
     "report": Command(
-        "fedhet.report.command", "compare the runs in folders: tables, tests, figures, a page"
+        "fedhet.report", "compare the runs in folders: tables, tests, figures, a page"
     ),
     "deploy": Command(
         "fedhet.deploy", "make, check, start and watch a deployment on real machines"

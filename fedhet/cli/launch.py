@@ -12,9 +12,8 @@ from fedhet.cli.errors import DEGRADED, FAILED, say
 from fedhet.config import composition, overrides
 from fedhet.config.lines import key_of
 from fedhet.core.errors import uncreatable
-from fedhet.launchers.executors import Here, executor
+from fedhet.launchers.executors import Here, PlannedRun, executor, make, make_here
 from fedhet.launchers.live import Watch
-from fedhet.launchers.runs import PlannedRun, make, make_here
 from fedhet.record.schema import read_object
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
@@ -124,9 +124,8 @@ _BY_TYPE: dict[str, Callable[..., object]] = {
 }
 
 
-@dataclass(frozen=True)
 class Checked:
-    """Settings that are checked when they are made.
+    """A base of dataclasses of settings, which are checked when they are made.
 
     A bool, int, float or str must be one, with `| None` also null, within the limits that `setting`
     gives its field. Fields of other types are left to the class.
@@ -135,7 +134,7 @@ class Checked:
     GROUP: ClassVar[str] = ""  # before the names of the settings, as in client.lr
 
     def __post_init__(self) -> None:
-        for each_field in fields(self):
+        for each_field in fields(self):  # type: ignore[arg-type]
             kind, _, other = str(each_field.type).partition(" | ")
             if kind not in _BY_TYPE or other not in ("", "None"):
                 continue
@@ -145,9 +144,10 @@ class Checked:
             name = each_field.metadata.get("name") or f"{prefix}{each_field.name}"
             value = getattr(self, each_field.name)
             if other:
-                optional(check, name, value, **limits)
+                value = optional(check, name, value, **limits)
             else:
-                check(name, value, **limits)
+                value = check(name, value, **limits)
+            object.__setattr__(self, each_field.name, value)  # a whole number for a float is one
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from fedhet.core import check, trees
+from fedhet.core import trees
+from fedhet.core.check import Checked, setting
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Recorded, Update
 from fedhet.core.phases import Step
@@ -38,7 +40,8 @@ class Average(Protocol):
         """The average in float64; with `reuse`, the object must not be used afterwards."""
 
 
-class Mean:
+@dataclass(kw_only=True, eq=False)
+class Mean(Checked):
     """The mean of the updates under their weights: every hook leaves the updates as they are.
 
     A step meets the hooks in this order: `admit` before the updates are counted against
@@ -58,9 +61,8 @@ class Mean:
     replaces_mean: ClassVar[bool] = False
     rescales: ClassVar[bool] = False
     compares: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self.recorded: Recorded = {}
+    GROUP = "merge"
+    recorded: Recorded = field(init=False, default_factory=dict)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """How many updates a step needs that merges them, with those that it refuses.
@@ -183,14 +185,13 @@ class Median(Coordinates):
     """The coordinate-wise median."""
 
     name = "median"
+    combine = staticmethod(coordinate_median)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
-    def combine(self, values: Tensor) -> Tensor:
-        return coordinate_median(values)
 
-
+@dataclass(kw_only=True, eq=False)
 class TrimmedMean(Coordinates):
     """The coordinate-wise mean without the extreme values.
 
@@ -200,9 +201,7 @@ class TrimmedMean(Coordinates):
 
     name = "trimmed_mean"
 
-    def __init__(self, *, share: float = 0.2) -> None:
-        self.share = check.number("merge.share", share, low=0, open_high=0.5)
-        super().__init__()
+    share: float = setting(0.2, low=0, open_high=0.5)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """With fewer, no value would be left out."""
@@ -258,6 +257,7 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
     return others.sort(dim=1).values[:, : k - attackers - 2].sum(dim=1)
 
 
+@dataclass(kw_only=True, eq=False)
 class Krum(Mean):
     """Selects whole updates by the distances between them, and takes the mean of those.
 
@@ -278,10 +278,8 @@ class Krum(Mean):
     name = "krum"
     compares: ClassVar[bool] = True
 
-    def __init__(self, *, attackers: int = 2, keep: int | None = None) -> None:
-        self.attackers = check.integer("merge.attackers", attackers, low=0)
-        self.keep = check.optional(check.integer, "merge.keep", keep, low=1)
-        super().__init__()
+    attackers: int = setting(2, low=0)
+    keep: int | None = setting(None, low=1)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return 2 * self.attackers + 3
@@ -317,6 +315,7 @@ def distances(updates: list[Update]) -> Tensor:
 
 
 # ---- bounds on the norms of updates
+@dataclass(kw_only=True, eq=False)
 class NormFilter(Mean):
     """Refuses updates whose norm exceeds a multiple of the step's median, and averages the others.
 
@@ -331,9 +330,7 @@ class NormFilter(Mean):
 
     name = "norm_filter"
 
-    def __init__(self, *, factor: float = 3.0) -> None:
-        self.factor = check.number("merge.factor", factor, low=1)
-        super().__init__()
+    factor: float = setting(3.0, low=1)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
@@ -371,6 +368,7 @@ class NormFilter(Mean):
             step.record(failed)
 
 
+@dataclass(kw_only=True, eq=False)
 class NormClip(Mean):
     """Shortens updates whose norm exceeds a bound to the bound, and averages all of them.
 
@@ -388,10 +386,8 @@ class NormClip(Mean):
     rescales: ClassVar[bool] = True
     compares: ClassVar[bool] = True
 
-    def __init__(self, *, factor: float = 1.0, norm: float | None = None) -> None:
-        self.factor = check.number("merge.factor", factor, open_low=0)
-        self.norm = check.optional(check.number, "merge.norm", norm, open_low=0)
-        super().__init__()
+    factor: float = setting(1.0, open_low=0)
+    norm: float | None = setting(None, open_low=0)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """Buffers are compared with those of others in any case."""

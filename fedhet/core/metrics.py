@@ -13,11 +13,6 @@ from fedhet.core.task import Samples, Task
 FORWARD_BATCH = 1024  # samples per forward pass outside training
 
 
-def chunks(x: Tensor, size: int = FORWARD_BATCH) -> list[Tensor]:
-    """Split a tensor along its first dimension."""
-    return list(x.split(size))
-
-
 @torch.no_grad()
 def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
     """Evaluate the model.
@@ -35,7 +30,7 @@ def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
     target = task.scoring
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
     tally: Tally | None = None
-    for x, y in zip(chunks(data.x), chunks(data.y), strict=True):
+    for x, y in zip(data.x.split(FORWARD_BATCH), data.y.split(FORWARD_BATCH), strict=True):
         output = model(x)
         loss += task.criterion(output, y).double().sum()
         batch = target.tally(output, y)
@@ -64,29 +59,21 @@ def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) ->
         made: eps_1, the number of the MADE's weights.
         made_rounds: E_1, the rounds of its training.
     """
-    if min(clf, clf_rounds, made, made_rounds) < 0:
-        raise ValueError(
-            f"sizes {made}, {clf} and rounds {made_rounds}, {clf_rounds}; all must be >= 0"
-        )
     return 2 * (made * made_rounds + clf * clf_rounds)
 
 
-def effective_rounds(accuracy: Tensor, target: float | None = None) -> int | None:
-    """Return the first round, counted from 1, whose accuracy reaches the target.
+def effective_rounds(accuracy: Tensor, threshold: float | None = None) -> int | None:
+    """Return the first round, counted from 1, whose accuracy reaches the threshold.
 
-    FedDisk's effective communication rounds are E_1 plus this number, where the target is the best
-    accuracy that any competitor ever reaches.
+    FedDisk's effective communication rounds are E_1 plus this number, where the threshold is the
+    best accuracy that any competitor ever reaches.
 
     Args:
-        accuracy: (T,), the accuracy after each round.
-        target: the best of `accuracy` itself if None.
+        accuracy: (T,), the accuracy after each round, finite, T >= 1.
+        threshold: the best of `accuracy` itself if None.
 
     Returns:
-        The round, or None if the target is never reached.
+        The round, or None if it is never reached.
     """
-    if accuracy.ndim != 1 or not len(accuracy) or not torch.isfinite(accuracy).all():
-        raise ValueError(
-            f"accuracies of shape {tuple(accuracy.shape)}; expected finite ones (T,) with T >= 1"
-        )
-    reached = (accuracy >= (accuracy.max() if target is None else target)).nonzero().flatten()
+    reached = (accuracy >= (accuracy.max() if threshold is None else threshold)).nonzero().flatten()
     return int(reached[0]) + 1 if len(reached) else None

@@ -69,7 +69,7 @@ class SGD:
 
     Args:
         params: the parameters w.
-        settings: the learning rate, momentum, weight decay and clipping.
+        settings: the learning rate, momentum and weight decay.
         buffers: the initial momentum buffers d, which are changed in place. Without them, d is
             initialised with the first gradient.
     """
@@ -83,8 +83,6 @@ class SGD:
 
     def step(self, grads: list[Tensor]) -> None:
         s = self.settings
-        if s.clip is not None:
-            clip_norm(grads, s.clip)
         if s.weight_decay:
             torch._foreach_add_(grads, self.params, alpha=s.weight_decay)
         if s.momentum or self.buffers is not None:
@@ -100,16 +98,11 @@ class SGD:
 class TorchOptimizer:
     """An adapter for any optimiser of torch.optim."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter], clip: float | None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> None:
         self.optimizer = optimizer
         self.params = list(params)
-        self.clip = clip
 
     def step(self, grads: list[Tensor]) -> None:
-        if self.clip is not None:
-            clip_norm(grads, self.clip)
         for parameter, grad in zip(self.params, grads, strict=True):
             parameter.grad = grad
         self.optimizer.step()
@@ -124,4 +117,4 @@ def make(settings: LocalSettings, params: Sequence[nn.Parameter]) -> Optimizer:
     if settings.optimizer == "sgd":
         return SGD(params, settings)
     adam = torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay)
-    return TorchOptimizer(adam, params, settings.clip)
+    return TorchOptimizer(adam, params)

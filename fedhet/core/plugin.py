@@ -11,10 +11,12 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from fedhet.core.check import Checked
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.phases import Phase
@@ -60,10 +62,11 @@ def check_hooks(cls: type, base: type) -> None:
             ) from error
 
 
-class Plugin:
+class Plugin(Checked):
     """Every hook does nothing by default. They are grouped by side, server first.
 
-    A constructor checks its options and passes them on: `super().__init__(mu=mu, tau=tau)`.
+    Its options are the fields of a dataclass, with what `fedhet.core.check.setting` allows, or
+    those of a constructor, which checks them and passes them on: `super().__init__(mu=mu)`.
 
     Attributes:
         name: its name in the configuration, and the prefix of its extras and phases.
@@ -100,8 +103,14 @@ class Plugin:
         self.settings = settings
         self.recorded: Recorded = {}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Plugin.__init__(self, **{one.name: getattr(self, one.name) for one in fields(self)})  # type: ignore[arg-type]
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "name" in vars(cls):
+            cls.GROUP = f"plugin.{cls.name}"
         check_hooks(cls, Plugin)
 
     @property

@@ -234,13 +234,12 @@ class FedStrategy(Strategy):
         index, step = position
         entry = self.timetable[index]
         phase, own = entry.phase, not entry.owner
-        size = phase.cohort, self.setting.share(phase)
-        cohort = sample_cohort(self.sizes, *size, self.workspace.seed, entry.name, step)
+        draw = self.setting.share(phase), self.workspace.seed, entry.name, step
+        cohort = sample_cohort(self.sizes, phase.cohort, *draw)
         sent = self.sent(phase.slot) if phase.slot else {}
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
         about = index, entry, server_round, step, cohort, sent, old
-        current = Step(*about, self.workspace.device, self.setting.ends_run)
-        self.current = current
+        self.current = current = Step(*about, self.workspace.device, self.setting.ends_run)
         self.active = [one for one in self.plugins if phase.trains or one.name == entry.owner]
         self.forget_recorded()
         msg = Broadcast(

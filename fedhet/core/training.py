@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedhet.core import optimizers, streams
 from fedhet.core.functional import Compiled
 from fedhet.core.messages import Broadcast, LocalSettings
-from fedhet.core.optimizers import derivative
+from fedhet.core.optimizers import clip_norm, derivative
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.plugin import STEP_HOOKS, Plugin, Terms, check_hooks, overrides
 from fedhet.core.task import Samples
@@ -146,7 +146,8 @@ class LocalTraining:
             data: the training set, prepared.
             own: what the method has prepared for its hooks; None for nothing.
             beside: parameters that are trained too, which the method's hooks find in `params`; the
-                hooks `gradient` and `scale` do not see their gradients.
+                hooks `gradient` and `scale` do not see their gradients, and `client.clip` bounds
+                their norm by itself.
             epochs: at most so many passes over the data; None for what `self.local` says, which
                 may be a number of steps.
             patience: stop after so many epochs without a lower mean loss; None for never.
@@ -192,6 +193,10 @@ class LocalTraining:
                         self.gradient(named, of_model, own)
                         if hooks:
                             self.apply_gradient_hooks(named, of_model)
+                    if self.local.clip is not None:  # what is trained beside the model by itself
+                        of = grads[: len(of_model)], grads[len(of_model) :]
+                        for group in filter(None, of):
+                            clip_norm(group, self.local.clip)
                     optimizer.step(grads)
                     if stop is not None:
                         loss = losses.mean() if penalty is None else losses.mean() + penalty

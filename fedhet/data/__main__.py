@@ -17,34 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None: those of the process.
     """
     with process.imports():
-        from fedhet.data.commands import declare, describe, download, export, partition
+        from fedhet.data.commands import declare, download, partitions
         from fedhet.record import terminal
 
-    modules = {
-        "download": download,
-        "describe": describe,
-        "partition": partition,
-        "export": export,
-        "declare": declare,
-    }
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
-    for name, module in modules.items():
-        summary = (module.__doc__ or "").partition("\n")[0]
-        module.add_arguments(commands.add_parser(name, help=summary, description=summary))
-    if not arguments or arguments[0] not in modules:
+    for module in (download, partitions, declare):
+        module.add_commands(commands)
+    if not arguments or arguments[0] not in commands.choices:
         parser.parse_args(arguments)  # prints the help or the error, and exits
     name, *options = arguments
     # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
     args = commands.choices[name].parse_intermixed_args(options)
     terminal.log_to_stderr()
     try:
-        return modules[name].main(args)
+        args.run(args)
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
         return report_error(error)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from fedhet.core.errors import DataError
 from fedhet.data.files import cache_root
 
 log = logging.getLogger("fedhet.data")
-_unwritable: set[Path] = set()  # folders of which this process has said so
 
 _FORMAT = 4  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
@@ -77,7 +77,7 @@ def cached_arrays(
         entry.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{entry}.lock").acquire()
     except (OSError, NotImplementedError) as error:  # some file systems have no locks
-        _log_unwritable(entry.parent, error)
+        _log_unwritable(entry.parent, getattr(error, "strerror", str(error)))
         return make()
     with lock:
         # Another process may have stored them while this one waited for the lock.
@@ -94,7 +94,7 @@ def cached_arrays(
                 (complete / _HEADER).write_text(json.dumps(_described(arrays, verified)))
                 complete.replace(entry)  # atomic: a reader sees the whole entry or none
         except OSError as error:
-            _log_unwritable(entry.parent, error)
+            _log_unwritable(entry.parent, getattr(error, "strerror", str(error)))
             return arrays
         return _load(entry) or arrays
 
@@ -127,12 +127,10 @@ def _described(arrays: Arrays, verified: bool) -> dict[str, Any]:
     }
 
 
-def _log_unwritable(folder: Path, error: Exception) -> None:
-    if folder not in _unwritable:
-        _unwritable.add(folder)
-        log.warning(
-            "data and partitions are not cached, so each process makes its own: %s cannot be"
-            " written (%s)",
-            folder,
-            error,
-        )
+@cache  # a process says so once of a folder
+def _log_unwritable(folder: Path, cause: str) -> None:
+    log.warning(
+        "data and partitions are not cached, so each process makes its own: %s cannot be"
+        " written (%s)",
+        *(folder, cause),
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
@@ -44,6 +45,24 @@ def place(source: str, row: int) -> str:
     """
     is_csv = re.search(r"\.csv($|, column)", source)
     return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
+
+
+def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column: str = "") -> None:
+    """Refuse samples of which one is not good.
+
+    Args:
+        source: where they come from, see `place`.
+        good: (n,), whether each is.
+        told: what the message says of a row: what it has, and what is expected.
+        column: the column, where a message names it after the row.
+
+    Raises:
+        DataError: it names the first row that is not good.
+    """
+    if len(wrong := np.flatnonzero(~np.asarray(good, bool))):
+        row = int(wrong[0])
+        where = f", column {column!r}" if column else ""
+        raise DataError(f"{place(source, row)}{where}: {told(row)}")
 
 
 @dataclass(frozen=True)
@@ -80,12 +99,9 @@ class RawSamples:
                     f" ({len(self.x)},), one for each sample"
                 )
         if self.owners is not None and self.owners.dtype.kind == "f":
-            missing = np.isnan(self.owners)
-            if missing.any():
-                raise DataError(
-                    f"{place(self.x_source, int(missing.argmax()))}: its owner is nan; each sample"
-                    " needs an owner"
-                )
+            known = ~np.isnan(self.owners)
+            told = "its owner is nan; each sample needs an owner"
+            check_rows(self.x_source, known, lambda row: told)
         if not len(self.x):
             raise DataError(f"{self.x_source} contains no samples")
 
@@ -199,12 +215,9 @@ def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: its labels are {labels.dtype}; expected whole numbers")
     last = first + classes - 1
-    wrong = np.flatnonzero((labels < first) | (labels > last))
-    if len(wrong):
-        row = wrong[0]
-        raise DataError(
-            f"{path}: row {row} has label {labels[row]}; labels go from {first} to {last}"
-        )
+    good = (labels >= first) & (labels <= last)
+    told = f"labels go from {first} to {last}"
+    check_rows(str(path), good, lambda row: f"label {labels[row]}; {told}")
     return labels.astype(np.int64) - first
 
 
@@ -322,13 +335,9 @@ def _numbers(samples: RawSamples) -> np.ndarray:
         ) from error
     with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
         numbers = y.astype(np.float32)
+    expected = "dataset.target=number expects finite numbers"
     finite = np.isfinite(numbers).all(1)
-    if not finite.all():
-        row = int(finite.argmin())
-        raise DataError(
-            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=number expects"
-            " finite numbers"
-        )
+    check_rows(samples.y_source, finite, lambda row: f"{y[row].tolist()}; {expected}")
     return numbers
 
 
@@ -349,13 +358,9 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
             " zeros and ones (dataset.label=[a,b])"
         )
     y = y.reshape(len(y), -1)
-    wrong = ~np.isin(y, (0, 1)).all(1)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise DataError(
-            f"{place(samples.y_source, row)}: {y[row].tolist()}; dataset.target=labels expects"
-            " zeros and ones, or lists of labels"
-        )
+    expected = "dataset.target=labels expects zeros and ones, or lists of labels"
+    good = np.isin(y, (0, 1)).all(1)
+    check_rows(samples.y_source, good, lambda row: f"{y[row].tolist()}; {expected}")
     return y.astype(np.float32)
 
 
@@ -395,11 +400,16 @@ def _zeros_and_ones(
                 f" {len(names)}"
             )
         return sets
-    lengths = [len(each) for each in sets]
-    labels = np.array([label for each in sets for label in each], dtype=np.str_)
-    rows = np.repeat(np.arange(len(sets)), lengths)
+    import pandas
+
+    rows = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
+    columns = pandas.Index(names).get_indexer([label for each in sets for label in each])
+    unknown = [{*each} - {*names.tolist()} for each in sets] if (columns < 0).any() else []
+    expected = f"expected one of the classes {names[:10].tolist()}"
+    good = [not each for each in unknown]
+    check_rows(samples.y_source, good, lambda row: f"label {min(unknown[row])!r}; {expected}")
     y = np.zeros((len(sets), len(names)), np.float32)
-    y[rows, _class_numbers(labels, names, samples.y_source, rows)] = 1
+    y[rows, columns] = 1
     return y
 
 
@@ -426,39 +436,25 @@ def _plain_labels(samples: RawSamples) -> np.ndarray:
         )
     if labels.dtype.kind == "f":
         with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
-            wrong = labels.astype(np.int64) != labels
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise DataError(
-                f"{place(samples.y_source, row)}: label {labels[row]}; expected a class: a whole"
-                " number or text"
-            )
+            whole = labels.astype(np.int64) == labels
+        expected = "expected a class: a whole number or text"
+        check_rows(samples.y_source, whole, lambda row: f"label {labels[row]}; {expected}")
     return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
 
 
-def _class_numbers(
-    labels: np.ndarray, names: np.ndarray, source: str, rows: np.ndarray | None = None
-) -> np.ndarray:
+def _class_numbers(labels: np.ndarray, names: np.ndarray, source: str) -> np.ndarray:
     """(n,) int64: the position of each label among the classes' names.
 
     Args:
         labels: (n,), whole numbers or text.
         names: the names.
         source: where the labels come from, for messages.
-        rows: (n,), each label's row; None: 0 .. n - 1.
     """
-    texts = labels.astype(np.str_)
-    unknown = ~np.isin(texts, names)
-    if unknown.any():
-        first = int(unknown.argmax())
-        row = first if rows is None else int(rows[first])
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        hint = ""
-        if rows is None and labels.dtype.kind in "iu":
-            hint = "; dataset.target=number predicts their values"
-        raise DataError(
-            f"{place(source, row)}: label {labels[first].item()!r}; expected one of the classes"
-            f" {names[:10].tolist()}{more}{hint}"
-        )
-    order = np.argsort(names)
-    return order[np.searchsorted(names, texts, sorter=order)].astype(np.int64)
+    import pandas
+
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    hint = "; dataset.target=number predicts their values" if labels.dtype.kind in "iu" else ""
+    expected = f"expected one of the classes {names[:10].tolist()}{more}{hint}"
+    numbers = pandas.Index(names).get_indexer(labels.astype(np.str_))
+    check_rows(source, numbers >= 0, lambda row: f"label {labels[row].item()!r}; {expected}")
+    return numbers.astype(np.int64)

@@ -37,7 +37,7 @@ class Dataset:
         classes: the names of the classes or labels; empty for numbers.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
             of them. "auto": still to be measured, on the clients' training samples, which takes a
-            partition (`fedhet.data.run_data.RunData`). Not used for text.
+            partition (`fedhet.data.federation.RunData`). Not used for text.
         owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
             0 .. len(owner_names) - 1; None where the data do not name owners. The partition
             `natural` reads them.
@@ -139,16 +139,15 @@ class Dataset:
     def _check_owners(self) -> None:
         if self.owners is None:
             return
-        if self.test_owners is not None and len(self.test_owners) != len(self.test or ()):
-            raise DataError(
-                f"{self.name}: {check.counted(len(self.test_owners), 'owner')} for"
-                f" {check.counted(len(self.test or ()), 'test sample')}; each sample needs one"
-            )
-        if self.owners.shape != (len(self.y),):
-            raise DataError(
-                f"{self.name}: {check.counted(len(self.owners), 'owner')} for"
-                f" {check.counted(len(self.y), 'sample')}; each sample needs one"
-            )
+        sizes = {"sample": len(self.y), "test sample": len(self.test or ())}
+        for (what, size), owners in zip(
+            sizes.items(), (self.owners, self.test_owners), strict=True
+        ):
+            if owners is not None and owners.shape != (size,):
+                raise DataError(
+                    f"{self.name}: {check.counted(len(owners), 'owner')} for"
+                    f" {check.counted(size, what)}; each sample needs one"
+                )
         last = len(self.owner_names) - 1
         if len(self.owners) == 0 or self.owners.min() < 0 or self.owners.max() > last:
             raise DataError(f"{self.name}: owners must be numbers from 0 to {last}")

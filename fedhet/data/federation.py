@@ -1,25 +1,37 @@
-"""The clients' data as views on one shared dataset: a client's samples are copied when accessed."""
+"""The clients' data: a dataset's samples, shared out by a partition, as a configuration says.
+
+A client's samples are copied from the one dataset when they are accessed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fedhet.core.errors import ConfigError
+from fedhet.config.targets import instantiate
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
-from fedhet.data.dataset import Dataset
-from fedhet.data.scheme import Partition, check_split
+from fedhet.data.array_cache import Arrays, cached_arrays
+from fedhet.data.dataset import AUTO, Dataset
+from fedhet.data.partition import Partition, Scheme, check_split, labels_digest
 
+log = logging.getLogger("fedhet.data")
 PADDING = 4  # pixels around an image, of which a crop is taken
+_ROWS = 1024  # of moments at a time: a copy in float64
 
 
 def _part_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
@@ -169,7 +181,7 @@ def transform(dataset: Dataset) -> Normalize | None:
     if isinstance(dataset.mean, str) or isinstance(dataset.std, str):
         raise ConfigError(
             f"dataset.mean or dataset.std of {dataset.name} is auto: it is measured on the clients'"
-            " training samples, and these have no partition (fedhet.data.run_data.RunData)"
+            " training samples, and these have no partition (RunData)"
         )
     return Normalize(tuple(dataset.mean), tuple(dataset.std))
 
@@ -239,3 +251,223 @@ def augmentation(dataset: Dataset) -> CropFlip | None:
         return None
     mean, std = (torch.tensor(values) for values in (dataset.mean, dataset.std))
     return CropFlip(tuple(((0 - mean) / std).tolist()))  # exactly Normalize of 0
+
+
+# ---- mean and standard deviation of samples that come in parts
+@dataclass(frozen=True)
+class Moments:
+    """What is known of a set of values per column or channel, in float64.
+
+    Args:
+        count: the number of values in each column.
+        mean: (C,).
+        squares: (C,), the sum of the squared deviations from `mean`.
+    """
+
+    count: int = 0
+    mean: np.ndarray = field(default_factory=lambda: np.zeros(()))
+    squares: np.ndarray = field(default_factory=lambda: np.zeros(()))
+
+    def joined(self, other: Moments) -> Moments:
+        """Those of both sets together (Chan et al. 1979)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        step = other.mean - self.mean
+        mean = self.mean + step * (other.count / count)
+        squares = self.squares + other.squares + step**2 * (self.count * other.count / count)
+        return Moments(count, mean, squares)
+
+    @property
+    def arrays(self) -> Arrays:
+        """`mean` (C,) and `std` (C,); that of a constant, which is 0 up to rounding, becomes 1.
+
+        Raises:
+            DataError: there are no samples.
+        """
+        if not self.count:
+            raise DataError(
+                "no client has a training sample on which mean and std could be measured"
+            )
+        std = np.sqrt(self.squares / self.count)
+        constant = std <= np.finfo(np.float32).eps * np.abs(self.mean)
+        return {"mean": self.mean, "std": np.where(constant, 1.0, std)}
+
+
+def joined(sets: Iterable[Moments]) -> Moments:
+    """The moments of several sets together, joined in this order."""
+    total = Moments()
+    for each in sets:
+        total = total.joined(each)
+    return total
+
+
+def moments(parts: Iterable[np.ndarray]) -> Moments:
+    """The moments per column or channel of all parts together.
+
+    Each part contributes its number of values, its mean and its sum of squared deviations: nothing
+    is computed on the samples of two parts together.
+
+    Args:
+        parts: the samples (n, C, ...) of each part; uint8 stands for pixels k/255. A part may be
+            empty.
+    """
+    return joined(chunk for part in parts for chunk in _chunks(part))
+
+
+def _chunks(part: np.ndarray) -> Iterator[Moments]:
+    scale = 255 if part.dtype == np.uint8 else 1
+    axes = (0, *range(2, part.ndim))
+    for start in range(0, len(part), _ROWS):
+        rows = part[start : start + _ROWS].astype(np.float64) / scale
+        centre = rows.mean(axes)
+        spread = ((rows - np.expand_dims(centre, axes)) ** 2).sum(axes)
+        yield Moments(rows.size // len(centre), centre, spread)
+
+
+# ---- the data of a configuration
+@dataclass(frozen=True)
+class RunData:
+    """The data of a run, which `dataset`, `partition` and `seed` of `cfg` determine.
+
+    The mean and std of `dataset` are numbers here: `of` has replaced `auto` by what it measured on
+    the clients' training samples.
+    """
+
+    cfg: DictConfig
+    scheme: Scheme
+    dataset: Dataset
+    partition: Partition
+    example: ClassVar[None] = None  # the data themselves are here
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> RunData:
+        """Load the dataset of a configuration and assign its samples to clients."""
+        # The scheme first: a setting that is out of range is reported before any data are read.
+        scheme: Scheme = instantiate(cfg.partition)
+        dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+        if not isinstance(dataset, Dataset):
+            raise ConfigError(
+                "dataset=local: the sites' data are their own, and there is no partition of them to"
+                " describe, save or export"
+            )
+        if scheme.by_class and dataset.target not in WITH_CLASSES:
+            raise ConfigError(
+                f"partition={scheme.name} divides the samples by their class, and"
+                f" dataset.target={dataset.target} has none; choose from: iid, quantity, natural,"
+                " noise, saved"
+            )
+        if scheme.pool_test:
+            dataset = dataset.pooled()
+            if scheme.split[2] == 0:
+                log.warning(
+                    "partition.pool_test=true with partition.split=%s: there is neither a global"
+                    " test set nor a client's own",
+                    list(scheme.split),
+                )
+        labels = dataset.y.numpy()
+        partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
+        data = cls(cfg, scheme, dataset, partition)
+        return replace(data, dataset=data._measured())
+
+    @cached_property
+    def clients(self) -> FederatedData:
+        """The clients' data."""
+        return FederatedData(
+            self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
+        )
+
+    def _measured(self) -> Dataset:
+        """The dataset with numbers in the place of `auto`.
+
+        They are cached, because in a deployment every message is handled by a new process.
+        """
+        dataset = self.dataset
+        found: dict[str, Any] = {}
+        for part, prefix in {"x": "", "y": "target_"}.items():
+            auto = [name for name in ("mean", "std") if getattr(dataset, prefix + name) == AUTO]
+            if not auto or (prefix and dataset.target != "number"):
+                continue
+            key = {
+                "moments": dataset.source,
+                "partition": self.partition.hash,
+                "split": self.scheme.split,
+                "noise": self.scheme.noise,
+                "seed": self.cfg.seed,
+                "numpy": np.__version__,  # its random streams, and the order of its sums
+                **({"of": "targets"} if prefix else {}),
+            }
+            measure = partial(self._moments, part)
+            arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
+            measured = {prefix + name: arrays[name].tolist() for name in auto}
+            log.info(
+                "%s: auto is measured on the clients' %d training samples: %s",
+                dataset.name,
+                sum(self.clients.sizes),
+                ", ".join(f"{name} {values}" for name, values in measured.items()),
+            )
+            found |= measured
+        return replace(dataset, **found)
+
+    def _moments(self, part: str) -> Arrays:
+        return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the labels and of who has which samples.
+
+        Measured statistics are not part of it: their last bits may differ between processors.
+        """
+        dataset = self.dataset
+        kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
+        labels = labels_digest(dataset.y.numpy())
+        content = json.dumps([self.partition.hash, labels, *kind])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def partition_record(self) -> dict[str, Any]:
+        """The content of partition.json: the partition, its settings, and its statistics.
+
+        `partition=saved` reads it.
+        """
+        dataset = self.dataset
+        settings: Any = OmegaConf.to_container(self.cfg.partition)
+        del settings["_target_"]
+        return {
+            "name": self.partition.name,
+            "clients": len(self.partition.indices),
+            "hash": self.partition.hash,
+            "settings": {
+                **settings,
+                "split": list(self.scheme.split),
+                "noise": self.scheme.noise,
+                "pool_test": self.scheme.pool_test,
+            },
+            "seed": self.cfg.seed,
+            "samples": len(dataset.y),
+            "labels": labels_digest(dataset.y.numpy()),
+            **described(dataset),
+            "owners": list(self.partition.owners),
+            "train_sizes": self.clients.sizes,
+            "counts": class_counts(dataset, self.partition).tolist(),
+            "indices": [indices.tolist() for indices in self.partition.indices],
+        }
+
+
+def described(dataset: Dataset) -> dict[str, Any]:
+    """What partition.json says about the samples, from which a model can be built and used."""
+    normalize = transform(dataset)
+    normalised = None
+    if normalize is not None:
+        normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
+    scale = target_scale(dataset)
+    return {
+        "normalised": normalised,
+        "shape": list(dataset.shape),
+        "columns": list(dataset.columns),
+        "target": dataset.target,
+        "classes": list(dataset.classes),
+        "numbers": list(dataset.numbers),
+        "target_scale": scale and {"mean": list(scale[0]), "std": list(scale[1])},
+        "vocabulary": dataset.vocabulary,
+        "padding": dataset.padding,
+    }

@@ -148,15 +148,20 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
         if losses.shape == (n,):
             return
         returned = f"shape {tuple(losses.shape)}"
-    hint = 'write reduction="none", as in torch\'s losses'
-    if isinstance(criterion, nn.Module) and getattr(criterion, "reduction", "none") != "none":
-        hint = f'write {name}(reduction="none")'
-    elif isinstance(losses, Tensor) and losses.ndim == 2 and output.shape == (n, 1) and y.ndim == 1:
-        hint = f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)"
-    elif n == 1:
-        hint = "squeeze() without a dimension also removes that of a single sample"
-    elif isinstance(losses, Tensor) and losses.ndim > 1 and len(losses) == n:
-        hint = "average the other dimensions, as in losses.flatten(1).mean(1)"
+    reduces = isinstance(criterion, nn.Module) and getattr(criterion, "reduction", "none") != "none"
+    dimensions = losses.ndim if isinstance(losses, Tensor) else 0
+    hints = {
+        f'write {name}(reduction="none")': reduces,
+        f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)": (
+            dimensions == 2 and output.shape == (n, 1) and y.ndim == 1
+        ),
+        "squeeze() without a dimension also removes that of a single sample": n == 1,
+        "average the other dimensions, as in losses.flatten(1).mean(1)": (
+            dimensions > 1 and len(losses) == n
+        ),
+        'write reduction="none", as in torch\'s losses': True,
+    }
+    hint = next(hint for hint, fits in hints.items() if fits)
     raise ConfigError(
         f"Task: {batch}, the criterion {name} returns {returned} instead of one loss for each"
         f" sample, shape ({n},): {hint}"

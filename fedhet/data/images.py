@@ -23,7 +23,7 @@ import numpy as np
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import assemble, labels_from_zero
+from fedhet.data.arrays import assemble, check_rows, labels_from_zero
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import Layout, download_hint, find_folder
 from fedhet.data.tables import check_columns, read_frame
@@ -299,19 +299,14 @@ def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Da
         raise DataError(f"{annotations} is damaged: {error}") from error
     if not lines:
         raise DataError(f"{annotations} is empty; expected a line for each image")
-    test = Listing([], [], train.classes)
-    for row, line in enumerate(lines):
-        file, label, *_ = [*line.split("\t"), ""]
-        if label not in train.classes:
-            raise DataError(
-                f"{annotations}, row {row} is {line!r}; expected a file, a tab, and one of the"
-                f" {len(train.classes)} folders of the training images"
-            )
-        path = place / "val" / "images" / file
-        if not path.is_file():
-            raise DataError(f"{annotations}, row {row} names {path}, which does not exist")
-        test.paths.append(path)
-        test.labels.append(train.classes.index(label))
+    rows = [[*line.split("\t"), ""][:2] for line in lines]
+    known = [label in train.classes for _, label in rows]
+    expected = f"a file, a tab, and one of the {len(train.classes)} folders of the training images"
+    check_rows(str(annotations), known, lambda row: f"{lines[row]!r}; expected {expected}")
+    paths = [place / "val" / "images" / file for file, _ in rows]
+    there = [path.is_file() for path in paths]
+    check_rows(str(annotations), there, lambda row: f"there is no {paths[row]}")
+    test = Listing(paths, [train.classes.index(label) for _, label in rows], train.classes)
     return _of_listings(name, [train], [test], mode="RGB", **fields)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +11,10 @@ import numpy as np
 
 from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import assemble
+from fedhet.data.arrays import assemble, check_rows
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_folder
+from fedhet.record.schema import read_object
 
 log = logging.getLogger("fedhet.data")
 
@@ -22,6 +22,7 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  #
 ALPHABET = (  # LEAF's, for Shakespeare
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
+_FORM = {"users": [str], "num_samples": [int], "user_data": {str: {"x": list, "y": list}}}
 WINDOW = 80
 SIDE = 28
 
@@ -89,36 +90,25 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
     """x, y and users of all samples, in the order of the files."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in files:
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:  # not UTF-8, or not JSON
+        content = read_object(path, _FORM, _FORM)
+        if len(content["users"]) != len(content["num_samples"]):
             raise DataError(
-                f"{path} is damaged or truncated: expected LEAF's JSON ({error})"
-            ) from error
-        try:
-            for user, size in zip(content["users"], content["num_samples"], strict=True):
-                x, y = (content["user_data"][user][key] for key in ("x", "y"))
-                source = f"{path}, user {user!r}"
-                if not len(x) == len(y) == size:
-                    raise DataError(
-                        f"{source}: {len(x)} x and {len(y)} y, but num_samples is {size}; the three"
-                        " must be equal"
-                    )
-                if not size:
-                    raise DataError(f"{source} has no samples; expected at least one")
-                if user in found:
-                    raise DataError(
-                        f"{path}: the user {user!r} occurs twice, in this file or in another one of"
-                        " the folder; expected once"
-                    )
-                found[user] = encode(source, x, y)
-        except DataError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} is not LEAF's JSON of users, num_samples and user_data[user][x and y]:"
-                f" {error!r}"
-            ) from error
+                f"{path} is damaged: it has not one of num_samples for each of its users"
+            )
+        for user, size in zip(content["users"], content["num_samples"], strict=True):
+            source = f"{path}, user {user!r}"
+            x, y = (content["user_data"].get(user, {}).get(key) for key in ("x", "y"))
+            if x is None or y is None or not len(x) == len(y) == size > 0:
+                raise DataError(
+                    f"{source}: {len(x or ())} x and {len(y or ())} y, but num_samples is {size};"
+                    " the three must be equal, and at least 1"
+                )
+            if user in found:
+                raise DataError(
+                    f"{path}: the user {user!r} occurs twice, in this file or in another one of"
+                    " the folder; expected once"
+                )
+            found[user] = encode(source, x, y)
     if not found:
         raise DataError(f"{', '.join(map(str, files))}: there are no users; expected at least one")
     xs, ys = zip(*found.values(), strict=True)
@@ -128,41 +118,41 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
 
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Pixels k / 255 as uint8 k; LEAF's files round them to four decimals or more."""
-    for row, pixels in enumerate(x):
-        if not isinstance(pixels, list) or len(pixels) != SIDE**2:
-            raise DataError(
-                f"{source}, row {row}: expected {SIDE**2} pixels, not {_describe(pixels)}"
-            )
+    whole = [isinstance(pixels, list) and len(pixels) == SIDE**2 for pixels in x]
+    check_rows(source, whole, lambda row: f"expected {SIDE**2} pixels, not {_describe(x[row])}")
     try:
         levels = np.array(x, np.float64) * 255
     except (TypeError, ValueError) as error:
         raise DataError(f"{source}: expected pixels in [0, 1] ({error})") from error
-    whole = levels.round()
-    wrong = ~((np.abs(levels - whole) < 0.02) & (whole >= 0) & (whole <= 255))
-    if wrong.any():
-        row, pixel = np.argwhere(wrong)[0]
-        value = x[row][pixel]
-        raise DataError(
-            f"{source}, row {row}: pixel {pixel} is {value}; expected one of 0, 1/255, ... 1"
-        )
-    for row, label in enumerate(y):
-        if type(label) is not int or not 0 <= label < len(CHARACTERS):
-            raise DataError(
-                f"{source}, row {row}: label {label!r}; expected a whole number from 0 to"
-                f" {len(CHARACTERS) - 1}"
-            )
-    return whole.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y, np.int64)
+    pixels = levels.round()
+    wrong = ~((np.abs(levels - pixels) < 0.02) & (pixels >= 0) & (pixels <= 255))
+
+    def told(row: int) -> str:
+        pixel = int(wrong[row].argmax())
+        return f"pixel {pixel} is {x[row][pixel]}; expected one of 0, 1/255, ... 1"
+
+    check_rows(source, ~wrong.any(1), told)
+    last = len(CHARACTERS) - 1
+    expected = f"expected a whole number from 0 to {last}"
+    good = [type(label) is int and 0 <= label <= last for label in y]
+    check_rows(source, good, lambda row: f"label {y[row]!r}; {expected}")
+    return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y, np.int64)
 
 
 def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Characters as their positions in the alphabet, int16."""
-    for row, (window, following) in enumerate(zip(x, y, strict=True)):
-        texts = isinstance(window, str) and isinstance(following, str)
-        if not texts or (len(window), len(following)) != (WINDOW, 1):
-            raise DataError(
-                f"{source}, row {row}: expected {WINDOW} characters and the next one, not"
-                f" {_describe(window)} and {_describe(following)}"
-            )
+    good = [
+        isinstance(a, str) and isinstance(b, str) and (len(a), len(b)) == (WINDOW, 1)
+        for a, b in zip(x, y, strict=True)
+    ]
+    check_rows(
+        source,
+        good,
+        lambda row: (
+            f"expected {WINDOW} characters and the next one, not {_describe(x[row])} and"
+            f" {_describe(y[row])}"
+        ),
+    )
     tokens = _token_numbers(source, x, WINDOW)
     return tokens, _token_numbers(source, y, 1)[:, 0].astype(np.int64)
 
@@ -175,12 +165,15 @@ def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:
     codes = np.frombuffer(encoded, "<u4").reshape(-1, length)
     last = len(positions) - 1
     tokens = np.where(codes <= last, positions[np.minimum(codes, last)], -1).astype(np.int16)
-    if (tokens < 0).any():
-        row, column = np.argwhere(tokens < 0)[0]
-        raise DataError(
-            f"{source}, row {row}: the character {chr(codes[row, column])!r} is not among LEAF's"
+    unknown = tokens < 0
+    check_rows(
+        source,
+        ~unknown.any(1),
+        lambda row: (
+            f"the character {chr(codes[row][unknown[row].argmax()])!r} is not among LEAF's"
             f" {len(ALPHABET)}: {ALPHABET!r}"
-        )
+        ),
+    )
     return tokens
 
 

@@ -1,28 +1,34 @@
-"""The schemes that draw a partition, as flwr-datasets does wherever it has one, and saved ones."""
+"""Partitions, and the schemes that make one: drawn as flwr-datasets does, or saved before."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedhet.core import check
-from fedhet.core.check import counted
+from fedhet.core import streams
+from fedhet.core.check import Checked, counted, each, integer, setting
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.core.streams import generator, integer
+from fedhet.core.streams import generator
+from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.files import cache_root, permitted
-from fedhet.data.scheme import DrawnScheme, Partition, Scheme, labels_digest
+from fedhet.record.files import write_json
+from fedhet.record.schema import read_object
 
 log = logging.getLogger("fedhet.data")
 
+# Part of the cache's key: increase it when `draw` returns other indices for the same settings.
+_ALGORITHM = 1
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000
 _MOST_SHARES = 50_000_000  # of a client in a class
@@ -38,6 +44,202 @@ _REQUIRED = {
     "owners": list,
     "indices": list,
 }
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Each client's samples.
+
+    Args:
+        name: the name of the scheme.
+        indices: per client, the ascending int64 indices of its samples; no two clients share a
+            sample.
+        owners: per client, the name of the natural owner whose samples it has; empty where clients
+            are not natural owners.
+        pool_test: whether the samples are those of the training set, followed by those of the test
+            set.
+
+    Attributes:
+        hash: 16 hex digits of the sha256 over each client's number of samples and indices, as
+            little-endian int64, and over b"pool_test" where that is true.
+    """
+
+    name: str
+    indices: list[np.ndarray] = field(compare=False, repr=False)
+    owners: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    pool_test: bool = False
+    hash: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256()
+        for indices in self.indices:
+            digest.update(len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes())
+        if self.pool_test:
+            digest.update(b"pool_test")
+        object.__setattr__(self, "hash", digest.hexdigest()[:16])
+
+
+def _plain(labels: np.ndarray) -> np.ndarray:
+    """Labels as bytes are computed from: (n,) int64, or (n, K) float32 that are not classes."""
+    return np.ascontiguousarray(labels, dtype="<f4" if labels.dtype.kind == "f" else "<i8")
+
+
+def labels_digest(labels: np.ndarray) -> str:
+    """16 hex digits that identify the labels for which a partition was made."""
+    return hashlib.sha256(_plain(labels).tobytes()).hexdigest()[:16]
+
+
+def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
+    """`partition.split` as (train, validation, test).
+
+    Raises:
+        ConfigError: they are not three numbers >= 0 with sum 1, or train is 0.
+    """
+    if isinstance(fractions, Sequence) and not isinstance(fractions, str) and len(fractions) == 3:
+        train, val, test = fractions
+        numbers = all(isinstance(value, int | float) and value >= 0 for value in fractions)
+        if numbers and train > 0 and abs(train + val + test - 1) <= 1e-9:
+            return train, val, test
+    raise ConfigError(
+        f"partition.split={fractions}: must be three numbers >= 0, [train, val, test], with sum 1"
+        " and train > 0"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme(Checked, ABC):
+    """A way to assign samples to clients; its fields are the settings `partition.<field>`.
+
+    Args:
+        name: the scheme's name in the run's record.
+        split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
+        noise: the variance of the last client's noise (fedhet.data.federation.FederatedData).
+        pool_test: whether the clients share the test set too; the labels and owners that `assign`
+            receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
+    """
+
+    GROUP: ClassVar[str] = "partition"
+    by_class: ClassVar[bool] = False  # whether it needs samples that have one class each
+
+    name: str
+    split: Sequence[float]
+    noise: float = setting(low=0)
+    pool_test: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "split", check_split(self.split))
+        object.__setattr__(self, "noise", float(self.noise))
+
+    def assign(
+        self,
+        labels: np.ndarray,
+        seed: int,
+        owners: np.ndarray | None = None,
+        owner_names: Sequence[str] = (),
+    ) -> Partition:
+        """Assign samples to clients.
+
+        Args:
+            labels: the labels of all samples: (n,) int64, or (n, K) floating, which are not
+                classes.
+            seed: the seed of the run.
+            owners: (n,), the numbers of the samples' natural owners, where the data name them.
+            owner_names: the names of the owners.
+
+        Raises:
+            ConfigError: the settings are impossible for these data; the message has the numbers.
+        """
+        return self.drawn(labels, seed)
+
+    @abstractmethod
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
+        """Assign samples to clients by their labels alone; see `assign`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnScheme(Scheme):
+    """A scheme that draws the assignment: a pure function of (labels, settings, seed).
+
+    Args:
+        clients: the number of clients.
+        min_size: the smallest number of samples that a client may have.
+    """
+
+    clients: int = setting(low=1)
+    min_size: int = setting(low=0)
+
+    def drawn(self, labels: np.ndarray, seed: int) -> Partition:
+        """Draw the assignment, or load it from the cache if it was drawn before."""
+        labels = _plain(labels)
+        n = len(labels)
+        if self.clients > n:
+            raise ConfigError(
+                f"partition.clients={self.clients}: more clients than samples allow; there are"
+                f" only {n} samples to share"
+            )
+        if (needed := self.clients * self.min_size) > n:
+            raise ConfigError(
+                f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
+                f" clients than samples allow; they would need {needed} samples, and there are {n}"
+            )
+
+        def made() -> Arrays:
+            parts = [np.sort(part) for part in self.draw(labels, seed)]
+            self._check_indices(parts, n)
+            return {"indices": np.concatenate(parts), "ends": np.cumsum([*map(len, parts)])}
+
+        # In a deployment every message is handled by a new process, and importing flwr-datasets
+        # takes seconds. A scheme of one's own is not cached: its code may have changed.
+        own = not type(self).__module__.startswith("fedhet.")
+        key = {
+            "scheme": type(self).__name__,
+            "settings": self._settings(),
+            "seed": seed,
+            "labels": labels_digest(labels),
+            # numpy may change its random streams between versions
+            "versions": [_ALGORITHM, version("flwr-datasets"), np.__version__],
+        }
+        arrays = made() if own else cached_arrays("partition", key, made, verified=True)
+        indices = np.split(arrays["indices"], arrays["ends"][:-1])
+        return Partition(self.name, indices, pool_test=self.pool_test)
+
+    @abstractmethod
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        """The indices of each client's samples, in any order.
+
+        Args:
+            labels: (n,) int64, the labels of all samples.
+            seed: the seed of the run, from which alone the draw may come.
+        """
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that determine who has which samples."""
+        settings = asdict(self)
+        for key in ("name", "split", "noise", "pool_test"):
+            del settings[key]
+        return settings
+
+    def _written(self, *without: str) -> str:
+        """These settings as they are written on the command line, except for some."""
+        settings = self._settings().items()
+        return " ".join(f"partition.{key}={value}" for key, value in settings if key not in without)
+
+    def _check_indices(self, indices: list[np.ndarray], n: int) -> None:
+        holders = np.bincount(np.concatenate(indices), minlength=n)
+        if holders.max() > 1 or len(holders) > n:
+            raise RuntimeError(
+                f"partition {self.name}: sample {holders.argmax()} is assigned to"
+                f" {holders.max()} clients; at most one may have it"
+            )
+        smallest = min(map(len, indices))
+        if smallest < self.min_size:
+            raise ConfigError(
+                f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
+                f" samples ({self._written()})"
+            )
+        if left := n - int(holders.sum()):
+            log.info("partition %s: %d of %d samples are not assigned", self.name, left, n)
 
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -93,20 +295,13 @@ class Listed(DrawnScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lists = self.classes
-        if isinstance(lists, str) or not isinstance(lists, Sequence) or not lists:
+        lists = each(partial(each, integer), "partition.classes", self.classes, low=0)
+        if not lists or not all(one and len({*one}) == len(one) for one in lists):
             raise ConfigError(
-                f"partition.classes={lists!r}: must be lists of classes, such as [[0,1],[2,3]]"
+                f"partition.classes={[list(one) for one in lists]}: must be lists of different"
+                " classes, at least one in each, such as [[0,1],[2,3]]"
             )
-        for each in lists:
-            numbers = [] if isinstance(each, str) or not isinstance(each, Sequence) else [*each]
-            fits = all(type(number) is int and number >= 0 for number in numbers)
-            if not numbers or not fits or len(set(numbers)) < len(numbers):
-                raise ConfigError(
-                    f"partition.classes: {each!r} must be a list of different whole numbers >= 0,"
-                    " as in [[0,1],[2,3]]"
-                )
-        object.__setattr__(self, "classes", tuple(tuple(each) for each in lists))
+        object.__setattr__(self, "classes", lists)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
@@ -154,7 +349,7 @@ class RedrawnScheme(DrawnScheme):
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         class_sizes = np.unique(labels, return_counts=True)[1]
-        rng = np.random.default_rng(integer(seed, "partition"))
+        rng = np.random.default_rng(streams.integer(seed, "partition"))
         limit = self._draw_limit(len(class_sizes))
         smallest = -1
         for draw in range(1, limit + 1):
@@ -195,11 +390,7 @@ class Dirichlet(RedrawnScheme):
     """
 
     remedy: ClassVar[str] = "a smaller partition.min_size or a larger partition.alpha"
-    alpha: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.number("partition.alpha", self.alpha, open_low=0)
+    alpha: float = setting(open_low=0)
 
     def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         shares = rng.dirichlet(np.full(self.clients, float(self.alpha)), len(class_sizes))
@@ -226,11 +417,7 @@ class Pathological(RedrawnScheme):
     """
 
     remedy: ClassVar[str] = "a smaller partition.min_size"
-    classes: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.integer("partition.classes", self.classes, low=1)
+    classes: int = setting(low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         present = len(np.unique(labels))
@@ -278,7 +465,7 @@ class FlowerScheme(DrawnScheme):
         from datasets import Dataset
 
         order = random_order(labels, seed)
-        partitioner = self._partitioner(len(labels), integer(seed, "partition"))
+        partitioner = self._partitioner(len(labels), streams.integer(seed, "partition"))
         column = labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
         partitioner.dataset = Dataset.from_dict({"label": column[order], "index": order})
         try:
@@ -309,11 +496,7 @@ class Shards(FlowerScheme):
     """
 
     by_class: ClassVar[bool] = True
-    shards: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.integer("partition.shards", self.shards, low=1)
+    shards: int = setting(low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         if (wanted := self.clients * self.shards) > len(labels):
@@ -341,15 +524,8 @@ class Quantity(FlowerScheme):
         alpha: > 0, for "dirichlet"; the smaller, the more unequal.
     """
 
-    sizes: str
-    alpha: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.one_of(
-            "partition.sizes", self.sizes, ("dirichlet", "linear", "square", "exponential")
-        )
-        check.number("partition.alpha", self.alpha, open_low=0)
+    sizes: str = setting(allowed=("dirichlet", "linear", "square", "exponential"))
+    alpha: float = setting(open_low=0)
 
     def _partitioner(self, n: int, seed: int) -> Any:
         from flwr_datasets import partitioner
@@ -372,7 +548,7 @@ class Quantity(FlowerScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural(FlowerScheme):
+class Natural(DrawnScheme):
     """A client is a natural owner (a writer, a speaker, a source) with all its samples.
 
     Clients are in the order of the owners' names in the dataset.
@@ -382,10 +558,7 @@ class Natural(FlowerScheme):
         min_size: owners with fewer samples are left out.
     """
 
-    clients: int | None  # type: ignore[assignment]
-
-    def _check_clients(self) -> None:
-        check.optional(check.integer, "partition.clients", self.clients, low=1)
+    clients: int | None = setting(low=1)  # type: ignore[assignment]
 
     def assign(
         self,
@@ -423,14 +596,9 @@ class Natural(FlowerScheme):
     def draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
         draw = generator(seed, "partition", "owners")
         chosen = draw.choice(self._eligible(owners), self.clients, replace=False)
-        rows = np.flatnonzero(np.isin(owners, chosen))
-        return [rows[part] for part in super().draw(owners[rows], seed)]
-
-    def _partitioner(self, n: int, seed: int) -> Any:
-        # groups of one owner: NaturalIdPartitioner would show a progress bar
-        from flwr_datasets.partitioner import GroupedNaturalIdPartitioner
-
-        return GroupedNaturalIdPartitioner("label", group_size=1, sort_unique_ids=True)
+        by_owner = np.argsort(owners, kind="stable")
+        parts = np.split(by_owner, np.cumsum(np.bincount(owners))[:-1])
+        return [parts[owner] for owner in np.sort(chosen)]
 
 
 # ---- saved partitions: those that a run wrote to its partition.json, and those with a name
@@ -476,17 +644,7 @@ def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
         )
     if path not in own:
         path = permitted(path.absolute())
-    try:
-        record = json.loads(path.read_text())
-        wrong = [key for key, kind in _REQUIRED.items() if not isinstance(record.get(key), kind)]
-    except (ValueError, AttributeError) as error:  # not JSON, or not a mapping
-        raise DataError(f"{path} is damaged: expected a partition.json ({error})") from error
-    if wrong:
-        raise DataError(
-            f"{path} is not a partition that can be used again: {', '.join(wrong)} missing or of"
-            " the wrong type"
-        )
-    return path, record
+    return path, read_object(path, _REQUIRED, _REQUIRED)
 
 
 def save(name: str, record: dict[str, Any]) -> Path:
@@ -495,8 +653,6 @@ def save(name: str, record: dict[str, Any]) -> Path:
     Raises:
         ConfigError: another partition has that name.
     """
-    from fedhet.record.files import write_json
-
     path = saved_path(name)
     if path.exists():
         existing = _identity(read_saved(name)[1])
@@ -506,7 +662,6 @@ def save(name: str, record: dict[str, Any]) -> Path:
                 f"--name {name}: {path} is another partition, {existing}, not {wanted}; choose"
                 " another name or remove the file"
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record, indent=None)
     return path
 

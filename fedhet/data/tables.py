@@ -10,8 +10,9 @@ from __future__ import annotations
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import psutil
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, dataset_arrays, place
+from fedhet.data.arrays import Classes, RawSamples, assemble, check_rows, dataset_arrays
 from fedhet.data.dataset import CHOICES, Dataset
 from fedhet.data.files import find_file
 from fedhet.data.tokens import Texts
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".parquet")
-# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
-_TOKENS = ("vocabulary", "padding")
-DESCRIPTIVE = ("target", "classes", "numbers", "mean", "std", "target_mean", "target_std", *_TOKENS)
-_BUT_CLASSES = tuple(key for key in DESCRIPTIVE if key != "classes")
 # What np.load raises for a damaged file, or for one that contains objects.
 DAMAGE = (
     OSError,
@@ -259,22 +256,20 @@ def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str
             raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
         with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
             x[:, j] = numbers
-        finite = np.isfinite(x[:, j])
-        if not finite.all():
-            row = int(finite.argmin())
-            (value,) = frame[column].iloc[[row]].tolist()
-            where = f"{place(source, row)}, column {column!r}"
-            if frame[column].isna().iloc[row]:
-                raise DataError(
-                    f"{where}: the cell is empty, or says that its value is missing; fill it in,"
-                    " or leave the row or the column out"
-                )
-            raise DataError(
-                f"{where}: {repr(value)[:60]}; expected finite"
-                " numbers; dataset.features chooses the columns, dataset.text one of texts"
-                " (--features and --text of `data declare`)"
-            )
+        check_rows(source, np.isfinite(x[:, j]), partial(_no_number, frame[column]), column)
     return x
+
+
+def _no_number(cells: pandas.Series, row: int) -> str:
+    if cells.isna().iloc[row]:
+        return (
+            "the cell is empty, or says that its value is missing; fill it in, or leave the row or"
+            " the column out"
+        )
+    return (
+        f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected finite numbers; dataset.features chooses"
+        " the columns, dataset.text one of texts (--features and --text of `data declare`)"
+    )
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
@@ -296,20 +291,15 @@ def column_values(
     Raises:
         DataError: a value is missing, or is a list.
     """
-    missing = frame[column].isna().to_numpy()
-    if missing.any():
-        raise DataError(
-            f"{place(source, int(missing.argmax()))}, column {column!r}: the cell is empty;"
-            " expected a value"
-        )
+    present = frame[column].notna().to_numpy()
+    check_rows(source, present, lambda row: "the cell is empty; expected a value", column)
     values = frame[column].to_numpy()
     if values.dtype == object:
-        are_lists = [isinstance(value, list | np.ndarray) for value in values]
-        for row, value in enumerate(values):
-            if isinstance(value, dict) or (are_lists[row] and not (lists and all(are_lists))):
-                raise DataError(
-                    f"{place(source, row)}, column {column!r}: {value}; expected a number or text"
-                )
+        are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
+        good = ~np.array([isinstance(value, dict) for value in values])
+        if not (lists and are_lists.all()):
+            good &= ~are_lists
+        check_rows(source, good, lambda row: f"{values[row]}; expected a number or text", column)
     return values
 
 
@@ -320,9 +310,8 @@ def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
         DataError: a value is missing, or is not a text.
     """
     values = column_values(frame, column, source).tolist()
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            raise DataError(f"{place(source, row)}, column {column!r}: {value!r}; expected a text")
+    good = [isinstance(value, str) for value in values]
+    check_rows(source, good, lambda row: f"{values[row]!r}; expected a text", column)
     return values
 
 
@@ -391,7 +380,8 @@ def npz(
         found = load_arrays(path, names)
         train = array_samples(path, found, x_train, y_train, text=text, owner=owner)
         test = array_samples(path, found, x_test, y_test, text=text, owner=owner_test)
-        stated = described(path, found, DESCRIPTIVE if classes is None else _BUT_CLASSES)
+        keys = [key for key in _DESCRIBES if classes is None or key != "classes"]
+        stated = described(path, found, keys)
         kind = str(stated.pop("target", "next_char" if text else "")) or None
         if target == "number":
             stated.pop("classes", None)
@@ -436,7 +426,7 @@ def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = 
                         f"{path} has no array {array!r} (dataset.{key}); it has"
                         f" {', '.join(file.files)}"
                     )
-            wanted = {*names.values(), *optional, *DESCRIPTIVE} & {*file.files}
+            wanted = {*names.values(), *optional, *_DESCRIBES} & {*file.files}
             check_arrays(file, wanted)
             return {name: file[name] for name in file.files if name in wanted}
     except DataError:
@@ -470,6 +460,28 @@ def check_memory(claimed: int) -> None:
         raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
 
 
+def _is_whole(value: np.ndarray) -> bool:
+    return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 0)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
+
+
+_Form = tuple[Callable[[np.ndarray], bool], str]
+_NAMES: _Form = (lambda a: a.ndim == 1 and len(np.unique(a)) == len(a), "distinct names (C,)")
+_MEAN: _Form = (_is_finite, "a finite number for each channel or column")
+_STD: _Form = (lambda values: _is_finite(values) and values.min() > 0, f"{_MEAN[1]}, > 0")
+_KIND: _Form = (lambda a: a.ndim == 0 and str(a) in CHOICES, f"one of {', '.join(CHOICES)}")
+# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
+_DESCRIBES: dict[str, _Form] = {
+    "target": _KIND,
+    **dict.fromkeys(("classes", "numbers"), _NAMES),
+    **{"mean": _MEAN, "std": _STD, "target_mean": _MEAN, "target_std": _STD},
+    **dict.fromkeys(("vocabulary", "padding"), (_is_whole, "a whole number >= 0")),
+}
+
+
 def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     """Those of the arrays that describe the others, as far as the file has these keys.
 
@@ -478,24 +490,8 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     """
     found = {key: arrays[key] for key in keys if key in arrays}
     for key, values in found.items():
-        if key in ("classes", "numbers"):
-            valid = values.ndim == 1 and len(np.unique(values)) == len(values)
-            expected = "distinct names (C,)"
-        elif key == "target":
-            valid = values.ndim == 0 and str(values) in CHOICES
-            expected = f"one of {', '.join(CHOICES)}"
-        elif key in _TOKENS:
-            valid = values.ndim == 0 and values.dtype.kind in "iu" and bool(values >= 0)
-            expected = "a whole number >= 0"
-        else:
-            valid = (
-                values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
-            )
-            expected = "a finite number for each channel or column"
-            if key.endswith("std"):
-                valid = valid and values.min() > 0
-                expected += ", > 0"
-        if not valid:
+        good, expected = _DESCRIBES[key]
+        if not good(values):
             raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.files import permitted, roots
+from fedhet.record.schema import read_object
 
 if TYPE_CHECKING:
     import tokenizers
@@ -181,10 +181,7 @@ def _padding(tokenizer: tokenizers.Tokenizer, file: Path) -> int:
     settings = file.with_name(SETTINGS)
     token: Any = None
     if settings.is_file():
-        try:
-            token = json.loads(settings.read_text(encoding="utf-8")).get("pad_token")
-        except (ValueError, AttributeError) as error:
-            raise DataError(f"{settings} is damaged: expected a JSON object ({error})") from error
+        token = read_object(settings).get("pad_token")
     if isinstance(token, dict):  # with its properties
         token = token.get("content")
     number = tokenizer.token_to_id(token) if isinstance(token, str) else None

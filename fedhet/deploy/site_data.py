@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fedhet import config
 from fedhet.core.errors import ConfigError
+from fedhet.data.federation import RunData
 from fedhet.data.files import confined
 from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.description import SiteDescription
-from fedhet.data.run_data import RunData
 from fedhet.deploy.folders import SiteFolder
-from fedhet.flower.own_data import OwnData, SiteClient
+from fedhet.flower.sites import OwnData, SiteClient
 from fedhet.stores import MemoryStore
 
 

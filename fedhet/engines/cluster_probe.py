@@ -1,4 +1,4 @@
-"""Asks a Ray cluster what it offers; engines/cluster.py runs this file in a process of its own.
+"""Asks a Ray cluster what it offers; engines/ray.py runs this file in a process of its own.
 
 A cluster that does not answer keeps `ray.init` waiting for minutes, and deaf to signals. A process
 can be ended meanwhile. The answer is one line of JSON on stdout.

@@ -33,6 +33,7 @@ from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
 from fedhet.record.lock import Lock
 from fedhet.record.run_folder import RUNNING
+from fedhet.record.schema import read_or_empty
 from fedhet.record.start import check_run
 
 if TYPE_CHECKING:
@@ -61,7 +62,13 @@ def run(job: Job) -> Path:
     if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
     run_entries = _run_config(job, folder)
-    recorded_end = End(folder)
+    before = read_or_empty(folder / "summary.json")  # of an earlier part of the run
+
+    def recorded_end() -> dict[str, Any]:
+        """The run's summary; empty if it does not say yet how the run has ended."""
+        summary = read_or_empty(folder / "summary.json")
+        return {} if summary == before or summary.get("reason") == RUNNING else summary
+
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     if job.config.resumes:  # and so is a run that cannot go on
         Lock(folder).release()
@@ -230,40 +237,13 @@ def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
     return "unknown", listing.stdout + listing.stderr
 
 
-class End:
-    """The end of the run, once its summary records it.
-
-    Args:
-        folder: the run folder, which may have the end of an earlier part of the run.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._before = _summary(folder)
-
-    def __call__(self) -> dict[str, Any] | None:
-        """The run's summary; None if it does not say yet how the run has ended."""
-        summary = _summary(self._folder)
-        if summary == self._before or not summary or summary["reason"] == RUNNING:
-            return None
-        return summary
-
-
-def _summary(folder: Path) -> dict[str, Any] | None:
-    path = folder / "summary.json"
-    if not path.exists() or not path.stat().st_size:
-        return None
-    summary: dict[str, Any] = json.loads(path.read_text())
-    return summary
-
-
 @contextmanager
 def _interruption_recorded(folder: Path) -> Iterator[None]:
     """Record an interruption: a server app that is killed may record a failure, or nothing."""
     try:
         yield
     except KeyboardInterrupt:
-        summary = _summary(folder)
+        summary = read_or_empty(folder / "summary.json")
         if summary and summary["status"] != "ok":
             ended = {"status": "interrupted", "reason": "stopped by the user"}
             LastingJson(folder / "summary.json").write_last({**summary, **ended})

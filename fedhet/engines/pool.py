@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -22,8 +23,14 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Failure, Reply, Update, payload
 from fedhet.engines.shared import Reader, Writer
-from fedhet.engines.worker import work
-from fedhet.process import TOGETHER_SECONDS, signals_deferred, thread_names
+from fedhet.process import (
+    SIGNALS,
+    TOGETHER_SECONDS,
+    end_with_parent,
+    pin_threads,
+    signals_deferred,
+    thread_names,
+)
 from fedhet.stores import DiskStore
 
 if TYPE_CHECKING:
@@ -48,7 +55,6 @@ class PoolExchange:
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
         held: the replies whose turn has not come.
-        held_bytes: their size.
     """
 
     waiting: list[int]
@@ -58,7 +64,6 @@ class PoolExchange:
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
-    held_bytes: int = 0
     arrived: int = 0
 
     @property
@@ -68,17 +73,17 @@ class PoolExchange:
         soonest = min(soonest, self.closing)
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
-    def hold(self, position: int, reply: Reply) -> None:
-        self.held[position] = reply
-        self.held_bytes += _size(reply)
+    @property
+    def held_bytes(self) -> int:
+        """The size of the replies that are held."""
+        return sum(
+            sum(payload("weights", reply.weights, reply.extras).values())
+            for reply in self.held.values()
+            if isinstance(reply, Update)
+        )
 
-    def release(self, position: int) -> Reply:
-        reply = self.held.pop(position)
-        self.held_bytes -= _size(reply)
-        return reply
 
-
-class Pool:
+class Pool(ABC):
     """Gives each worker one message at a time, and the next as soon as it has replied.
 
     Args:
@@ -106,7 +111,7 @@ class Pool:
                 for worker in ready:
                     self._take_reply(worker, exchange, plan, clock)
                 self._hand_out(exchange, plan, clock)
-            yield exchange.release(position)
+            yield exchange.held.pop(position)
 
     def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
@@ -143,7 +148,7 @@ class Pool:
             else:
                 cause = f"no reply within {msg.deadline:g} s; its worker was killed"
                 reason = "late"
-            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, reason))
+            exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def _take_reply(
         self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
@@ -161,38 +166,39 @@ class Pool:
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.hold(position, reply)
+        exchange.held[position] = reply
         exchange.arrived += 1
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 
     # ---- what workers of a kind have of their own
+    @abstractmethod
     def _begin(self) -> None:
         """What is done before a step."""
 
+    @abstractmethod
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         """The workers that have replied or died, at the latest after so many seconds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send(self, worker: Any, message: Broadcast) -> Any:
         """Send to this worker, or to a new one if it has died since its last reply."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _receive(self, worker: Any) -> Reply:
         """The worker's reply.
 
         Raises:
             EOFError, OSError: it has died.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
         """Clean up after a worker that has died, or is killed; its exit code, if that is known."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _replacement(self) -> list[Any]:
         """A new worker in place of one that was removed, or none."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -322,8 +328,36 @@ class PoolCourier(Pool):
         return code
 
 
-def _size(reply: Reply) -> int:
-    """The bytes of a reply."""
-    if isinstance(reply, Failure):
-        return 0
-    return sum(payload("weights", reply.weights, reply.extras).values())
+def work(
+    connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
+) -> None:
+    """A worker process: serve messages until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    end_with_parent()
+    for other in inherited:
+        other.close()
+    pin_threads(job.config.run.engine.threads)
+    store = DiskStore(folder)
+    reader = Reader(copy=False)
+    writer = Writer(replies)
+    while True:
+        try:
+            msg = connection.recv()
+        except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
+            return
+        writer.clear()
+        try:
+            reply: Reply = job.client(store).handle(reader.message(msg))
+            if isinstance(reply, Update):
+                reply = writer.message(reply)
+        # The client's own errors are Failures by now. This is one of the worker, such as a full
+        # disk.
+        except Exception as error:
+            log.debug("client %d", msg.pid, exc_info=True)
+            reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
+        try:
+            connection.send(reply)
+        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
+            return

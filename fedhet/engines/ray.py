@@ -9,26 +9,32 @@ import atexit
 import json
 import logging
 import os
+import re
+import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
 from fedhet.config import Config
+from fedhet.config.catalogue import CONF
 from fedhet.config.settings import Engine
+from fedhet.config.targets import trusted
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.trees import Tree
-from fedhet.engines import cluster
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import Pool
 from fedhet.process import SIGNALS
@@ -39,6 +45,10 @@ if TYPE_CHECKING:
 
 SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore them
 INTERRUPTED = 130  # exit code
+REACH_SECONDS = 8.0  # how long a cluster may take to answer
+PROBE = Path(__file__).with_name("cluster_probe.py")
+TOKEN_REFUSED = "InvalidAuthToken"  # in what Ray writes to stderr, until it gives up
+NO_NODE = "No node info found"  # what Ray says where it finds no process of the cluster
 
 
 def run(job: Job) -> Path:
@@ -52,7 +62,8 @@ def run(job: Job) -> Path:
     from fedhet.job import begin
 
     engine = job.config.run.engine
-    _check_resources(engine)
+    needs = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
+    check_resources(engine.address, "engine", needs, " per client")
     loop = begin(job)
     with loop.ending(), ray_arguments(engine.address) as arguments, _started(arguments):
         loop.run(RayCourier(job))
@@ -77,7 +88,7 @@ def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
                 "runtime_env": {"env_vars": variables, "working_dir": folder},
             }
         return
-    with cluster.runtime_env() as environment:
+    with runtime_env() as environment:
         yield {"address": address, "logging_level": logging.ERROR, "runtime_env": environment}
 
 
@@ -154,6 +165,7 @@ class RayCourier(Pool):
     def __init__(self, job: Job) -> None:
         import ray
 
+        self._ray = ray
         super().__init__(job.config.run.replies, some=True)
         self.store = ClientStates()
         engine = job.config.run.engine
@@ -171,11 +183,9 @@ class RayCourier(Pool):
         self._sent: dict[int, tuple[Tree, Any]] = {}  # weights that several messages share, once
 
     def _send(self, worker: Any, message: Broadcast) -> Any:
-        import ray
-
         key = id(message.weights)
         if key not in self._sent:
-            self._sent[key] = message.weights, ray.put(message.weights)
+            self._sent[key] = message.weights, self._ray.put(message.weights)
         store = self.store.of[message.pid]
         self._workers[worker] = worker.serve.remote(
             replace(message, weights={}), self._sent[key][1], store
@@ -183,27 +193,21 @@ class RayCourier(Pool):
         return worker
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
-        import ray
-
         until = SIGNAL_SECONDS if seconds is None else min(seconds, SIGNAL_SECONDS)
-        ready, _ = ray.wait([self._workers[worker] for worker in busy], timeout=until)
+        ready, _ = self._ray.wait([self._workers[worker] for worker in busy], timeout=until)
         return [worker for worker in busy if self._workers[worker] in ready]
 
     def _receive(self, worker: Any) -> Reply:
-        import ray
-
         try:
             reply: Reply
-            reply, self.store.of[reply.pid] = ray.get(self._workers[worker])
-        except ray.exceptions.RayActorError as error:
+            reply, self.store.of[reply.pid] = self._ray.get(self._workers[worker])
+        except self._ray.exceptions.RayActorError as error:
             raise EOFError from error
         return reply
 
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
-        import ray
-
         del self._workers[worker]
-        ray.kill(worker)  # it may be just out of reach
+        self._ray.kill(worker)  # it may be just out of reach
         return None
 
     def _replacement(self, *, first: bool = False) -> list[Any]:
@@ -272,21 +276,123 @@ def _places(node: dict[str, float], engine: Engine) -> int:
     return int(places)
 
 
-def _check_resources(engine: Engine) -> None:
-    """Refuse clients that can never fit: Ray would wait for a place without end."""
-    if engine.address is None:
-        nodes, where = [_here()], "this machine has"
+def check_resources(
+    address: str | None, group: str, needs: Mapping[str, float], each: str = ""
+) -> None:
+    """Refuse what can never fit: Ray would wait for a place without end.
+
+    Args:
+        address: of the cluster, `<group>.address`; None: this machine.
+        group: of the settings, for messages.
+        needs: the settings `num_cpus` and `num_gpus`.
+        each: whose they are, for messages.
+
+    Raises:
+        ConfigError: no machine has so many, or the cluster cannot be used.
+    """
+    if address is None:
+        import torch
+
+        nodes = [{"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}]
     else:
-        nodes, where = cluster.reach(engine.address), "the largest node of the cluster has"
-    asked = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
-    for (setting, wanted), resource in zip(asked.items(), ("CPU", "GPU"), strict=True):
+        nodes = reach(address, f"{group}.address")
+    where = "this machine has" if address is None else "the largest node of the cluster has"
+    for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
-        if wanted > most:
-            raise ConfigError(f"engine.{setting}={wanted} per client, but {where} {most:g}")
+        if needs[name] > most:
+            raise ConfigError(f"{group}.{name}={needs[name]}{each}, but {where} {most:g}")
 
 
-def _here() -> dict[str, float]:
-    """The resources of this machine, as Ray names them."""
-    import torch
+# ---- an existing cluster
+def reach(address: str, setting: str = "engine.address") -> list[dict[str, float]]:
+    """Return the resources of each node of the cluster at `<host>:<port>` or "auto".
 
-    return {"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}
+    Args:
+        address: where the cluster is.
+        setting: what names it, for messages.
+
+    Raises:
+        ConfigError: this process cannot use the cluster; the message says why.
+    """
+    if not re.fullmatch(r"auto|[^/]+:\d+", address):
+        raise ConfigError(
+            f"{setting}={address}: it must be auto, or <host>:<port> with the port of"
+            " `ray start --head` (6379 by default)"
+        )
+    # -P: the probe must not import ray.py, which is beside it, in place of Ray.
+    command = [sys.executable, "-P", str(PROBE), address]
+    try:
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=REACH_SECONDS, check=False
+        )
+        output, log = process.stdout, process.stderr
+    except subprocess.TimeoutExpired as error:
+        output, log = "", (error.stderr or b"").decode(errors="replace")
+    answer = _answer(output)
+    if "nodes" in answer:
+        nodes: list[dict[str, float]] = answer["nodes"]
+        return nodes
+    raise ConfigError(f"{setting}={address}: {_reason(answer.get('reason', ''), log)}")
+
+
+def _answer(output: str) -> dict[str, Any]:
+    """The probe's line; empty if it was killed before."""
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    return answer
+
+
+def _reason(reason: str, log: str) -> str:
+    """Why the cluster cannot be used, in one line."""
+    if TOKEN_REFUSED in log:
+        if os.environ.get("RAY_AUTH_MODE") == "token":
+            return "the cluster does not accept the token of this machine; copy that of its head"
+        return (
+            "the cluster asks for a token; set RAY_AUTH_MODE=token, and copy the token of its head"
+            " (~/.ray/auth_token) to this machine"
+        )
+    if "RAY_AUTH_TOKEN" in reason:  # Ray's own words fill a screen
+        return f"RAY_AUTH_MODE=token, but this machine has no token: {reason.partition('. ')[0]}"
+    if NO_NODE in reason:
+        return "this machine is not a node of the cluster; `ray start --address=...` makes it one"
+    if reason:
+        words = reason.strip().splitlines()[-1] if "Traceback" in reason else reason
+        return " ".join(words.split())
+    return f"no Ray cluster has answered there within {REACH_SECONDS:g} s"
+
+
+# ---- what travels to the nodes
+@contextmanager
+def runtime_env() -> Iterator[dict[str, Any]]:
+    """Ray's description of what each node gets: the code of this process, and its settings.
+
+    fedhet itself is always sent, because equal bytes take equal code. A trusted package is sent
+    unless it is installed as the dependencies are, which every node must have anyway. The code is
+    the `working_dir` of the clients' processes, because Ray would otherwise prefer what lies in
+    the folder of the same name as ours on their machine. It must exist until Ray has read it.
+    """
+    with TemporaryFolder("fedhet-ray-") as folder:
+        for name in {name.partition(".")[0] for name in trusted()}:
+            _copy_code(name, Path(folder))
+        inside = Path(folder, "fedhet", "conf")
+        if not inside.exists():  # it lies beside the package in a clone
+            shutil.copytree(CONF, inside)
+        variables = {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"}
+        yield {"working_dir": folder, "env_vars": variables}
+
+
+def _copy_code(package: str, folder: Path) -> None:
+    """Copy the folder or file of a package, if it must be sent."""
+    spec = find_spec(package)
+    if spec is None:
+        return  # the run has no need of it, or its own error says that it is missing
+    locations = list(spec.submodule_search_locations or ())
+    source = Path(locations[0] if locations else spec.origin or "")
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    if package != "fedhet" and any(source.is_relative_to(where) for where in installed):
+        return
+    if source.is_dir():
+        caches = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, folder / source.name, ignore=caches)
+    else:
+        shutil.copy(source, folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -220,7 +220,6 @@ def train_together(members: list[Member]) -> list[list[Tensor]]:
     rows = torch.arange(len(group), device=workspace.device)[:, None]
     workspace.model.train()
     gradients = _vectorised(workspace)
-    unclipped = replace(local, clip=None)
     momenta = [torch.zeros_like(p) for p in params]
     with torch.no_grad():
         for t in range(lengths[0]):
@@ -230,7 +229,7 @@ def train_together(members: list[Member]) -> list[list[Tensor]]:
             grads, _, _ = gradients(w, buffers, x[batch], y[batch], weights[:k, t])
             if local.clip is not None:
                 grads = _clip(grads, local.clip)
-            SGD(w, unclipped, [m[:k] for m in momenta] if local.momentum else None).step(grads)
+            SGD(w, local, [m[:k] for m in momenta] if local.momentum else None).step(grads)
     row_of = {i: row for row, i in enumerate(order)}
     return [[p[row_of[i]] for p in params] for i in range(len(members))]
 

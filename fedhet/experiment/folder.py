@@ -156,7 +156,7 @@ class ExperimentFolder:
             models that `report.metric` names; None if the cell is not there, has diverged, or has
             no such score.
         """
-        from fedhet.record.deciding import validation_score  # torch takes a second
+        from fedhet.record.summary import validation_score  # torch takes a second
 
         if self.missing_reasons([cell]):
             return None

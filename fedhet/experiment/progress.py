@@ -13,9 +13,8 @@ from fedhet.experiment.cells import Cell, Setting
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
-from fedhet.launchers.executors import Executor
+from fedhet.launchers.executors import Executor, PlannedRun
 from fedhet.launchers.live import Watch
-from fedhet.launchers.runs import PlannedRun
 from fedhet.record.lock import Lock
 
 if TYPE_CHECKING:

@@ -38,11 +38,10 @@ from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import code, wire
-from fedhet.flower.joining import SiteNodes
 from fedhet.flower.metered import measured
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.own_data import EXAMPLE, OwnData, SiteClient, declared_elsewhere, refused
 from fedhet.flower.server import FedServer
+from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
@@ -196,7 +195,7 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
     if app is not None:
         log.info("the app of this run has the SHA-256 %s", code.digest(app))
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
-    logging.getLogger("flwr").addFilter(_says_something)
+    logging.getLogger("flwr").addFilter(lambda record: bool(record.getMessage().strip()))
     try:
         settings = _server_settings(
             list(_overrides(context)), str(context.run_config.get(RESUME, ""))
@@ -211,10 +210,6 @@ def server_for(context: Context, app: Path | None = None) -> ServerAppComponents
     loop = begin(job)
     nodes = Nodes(settings.run.replies, job.data_digest)
     return _components(settings, FedServer(nodes, lambda manager: loop))
-
-
-def _says_something(record: logging.LogRecord) -> bool:
-    return bool(record.getMessage().strip())
 
 
 def _joining(settings: config.Config) -> ServerAppComponents:

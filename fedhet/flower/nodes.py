@@ -38,13 +38,14 @@ class Nodes:
         limits: how long to wait for nodes, and how many are enough.
         data: a digest of the data that every node must have, too; None: it is not compared.
         agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
+        opening: the ids of the nodes whose client app has the mod that opens parcels (parcels.py).
     """
 
     def __init__(self, limits: ReplyLimits, data: str | None = None) -> None:
         self.limits = limits
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
-        self._opening: set[str] = set()
+        self.opening: set[str] = set()
         self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = False
@@ -68,10 +69,6 @@ class Nodes:
         if pid % self._total in self._joined:
             return "its node had joined, and is not connected any more"
         return "its node has not joined"
-
-    def opens_parcels(self, proxy: ClientProxy) -> bool:
-        """Whether the node's client app has the mod that opens parcels (parcels.py)."""
-        return proxy.cid in self._opening
 
     def _gather(self, manager: ClientManager) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
@@ -137,7 +134,7 @@ class Nodes:
             answer = answers[cid]
             self._asked.add(cid)
             if isinstance(answer, GetPropertiesRes) and answer.properties.get(PARCEL) is True:
-                self._opening.add(cid)
+                self.opening.add(cid)
             try:
                 self._enter(proxy, answer)
             except ValueError as error:
@@ -201,8 +198,13 @@ class Nodes:
             )
         properties = answer.properties
         # A node that cannot serve the run at all says why when it is asked to.
-        if self.data is not None and "problem" not in properties:
-            self._check_data(properties.get("data"))
+        found = properties.get("data")
+        if self.data not in (None, found) and "problem" not in properties:
+            raise ValueError(
+                "its samples, or how they are shared out, are not those of the server (digest"
+                f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
+                " set; dataset=local is for sites with data of their own"
+            )
         if partition in self._by_partition:
             raise ValueError(
                 f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
@@ -210,14 +212,6 @@ class Nodes:
             )
         self._by_partition[partition] = proxy
         self._total = total
-
-    def _check_data(self, found: Any) -> None:
-        if found != self.data:
-            raise ValueError(
-                f"its samples, or how they are shared out, are not those of the server (digest"
-                f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
-                " set; dataset=local is for sites with data of their own"
-            )
 
     def in_order(
         self,
@@ -241,7 +235,9 @@ class Nodes:
         for proxy, res in results:
             try:
                 pid = wire.sender(dict(res.metrics))
-                self._check_origin(pid, proxy)
+                if self._total and self._by_partition.get(pid % self._total) is not proxy:
+                    problem = f"it is signed by client {pid}, which is on another node"
+                    raise Rejected("not asked", problem)
                 if pid not in sent or pid in by_pid:
                     raise Rejected("not asked", f"client {pid} was not asked, or has replied")
                 by_pid[pid] = res
@@ -255,10 +251,6 @@ class Nodes:
                 yield wire.read_result(msg, by_pid[pid], 2 * expected + more_bytes)
             else:
                 yield Failure(pid, msg.phase, msg.step, silent, "no reply")
-
-    def _check_origin(self, pid: int, proxy: ClientProxy) -> None:
-        if self._total and self._by_partition.get(pid % self._total) is not proxy:
-            raise Rejected("not asked", f"it is signed by client {pid}, which is on another node")
 
 
 def _ask(

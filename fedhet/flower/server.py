@@ -152,7 +152,7 @@ class FlowerCourier:
                 continue
             grid = proxy.grid
             message = _message(msg, packer, proxy.node_id)
-            if not _near(grid) and self._nodes.opens_parcels(proxy):
+            if not _near(grid) and proxy.cid in self._nodes.opening:
                 message.content = parcel(message.content)
             messages.append(message)
             sent.append((msg, proxy.node_id))

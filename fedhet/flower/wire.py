@@ -1,21 +1,35 @@
 """The messages of a step as Flower carries them, in both directions.
 
-encoding.py has the encoding of weights and extras. Here are the headers, which say what a message
-is: every field is checked when it arrives. A reply repeats the phase, the step and the round of the
-message that it answers, so that an old reply cannot be taken for a new one.
+The parameter list holds the weights. Extras travel in Flower's config dictionary (down) and metrics
+dictionary (up): scalars as they are, tensors and trees as safetensors bytes under "fedhet.<name>".
+An extra above INLINE_LIMIT follows the weights in the parameter list instead. The header is JSON
+under the key "fedhet": what the message is, the names of the tensors, and a digest of each part
+and of itself, so that a damaged message is noticed. A reply repeats the phase, the step and the
+round of the message that it answers, so that an old reply cannot be taken for a new one.
+
+Whatever arrives is hostile until it is checked: what reads it raises Rejected and nothing else.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import logging
+import math
+import os
+import re
+import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
+import torch
 from flwr.client import NumPyClient
 from flwr.common import (
     EvaluateIns,
@@ -27,14 +41,25 @@ from flwr.common import (
 )
 from torch import Tensor
 
+from fedhet.core import trees
+from fedhet.core.check import EXACT
 from fedhet.core.client import FedClient
-from fedhet.core.errors import Rejected, clean
-from fedhet.core.messages import LOST, Broadcast, Extra, Failure, Reply, Update
-from fedhet.core.trees import Tree
-from fedhet.flower.encoding import Encoded, pack, read_array, read_header, unpack
-from fedhet.flower.fields import local_settings, metrics, read, run_id, seconds
-from fedhet.flower.telling import told
+from fedhet.core.errors import ConfigError, Rejected, clean
+from fedhet.core.messages import (
+    LOST,
+    Broadcast,
+    Extra,
+    Extras,
+    Failure,
+    LocalSettings,
+    Reply,
+    Update,
+    check_extras,
+)
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.process import exit_after
+from fedhet.record.files import check_header
+from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
@@ -42,6 +67,25 @@ MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
 AGREED = "agreed"  # in the header of a message
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
+HEADER = "fedhet"
+# Bytes of one extra in a config or metrics dictionary, which Flower sends in one piece.
+INLINE_LIMIT = 32 * 2**20
+HEADER_LIMIT = 2**20  # characters; a ResNet-152 has 40,000
+_READERS: dict[tuple[int, int], Any] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_LAYOUT = ("names", "trees", "behind", "digests", "digest")
+_WEIGHTS = ""  # the name of the weights among the digests; no extra has an empty name
+LONGEST_INTEGER = 2**62
+MOST_METRICS = 1000
+LONGEST_NAME = 200
+HIDDEN = "<path>"
+# A path in quotes may contain spaces; another one ends at a space, without punctuation.
+_QUOTED = r"""(?<=')/[^']+(?=')|(?<=")/[^"]+(?=")"""
+_REST = r"""[^\s'"]*[^\s'",;:.)\]}]"""
+# Neither the // of https:// nor a slash within a relative path or a term such as train/val.
+_START = r"(?:(?<=file:)///|(?<![\w.<>*/:])//(?!/)|(?<![\w.<>*/])/(?!/))"
 
 
 class WireClient(NumPyClient):
@@ -120,33 +164,20 @@ class MessagePacker:
         self._packed: dict[tuple[str, int], tuple[object, Encoded]] = {}
 
     def __call__(self, msg: Broadcast) -> tuple[Parameters, dict[str, Any]]:
-        parts = [self._once("", msg.weights, self._weights)]
-        for name, value in msg.extras.items():
-            parts.append(self._once(name, value, partial(self._extra, name)))
+        parts = [self._once(_WEIGHTS, msg.weights)]
+        parts += [self._once(name, value) for name, value in msg.extras.items()]
         encoded = Encoded.joined(parts)
         header = _header(msg) | self._agreed
         return Parameters(encoded.arrays, "numpy.ndarray"), encoded.sealed(header, msg.weights)
 
-    def _once(self, name: str, value: Any, make: Callable[[Any], Encoded]) -> Encoded:
-        if not isinstance(value, Tensor | dict):
-            return make(value)
+    def _once(self, name: str, value: Any) -> Encoded:
+        """The weights or an extra, with arrays as bytes."""
         key = name, id(value)
         if key not in self._packed:
-            self._packed[key] = value, make(value)
+            encoded = Encoded.of_extra(name, value) if name else Encoded.of_weights(value)
+            encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
+            self._packed[key] = value, encoded
         return self._packed[key][1]
-
-    @staticmethod
-    def _weights(weights: Tree) -> Encoded:
-        return _as_bytes(Encoded.of_weights(weights))
-
-    @staticmethod
-    def _extra(name: str, value: Extra) -> Encoded:
-        return _as_bytes(Encoded.of_extra(name, value))
-
-
-def _as_bytes(encoded: Encoded) -> Encoded:
-    encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
-    return encoded
 
 
 def fit_ins(msg: Broadcast, packer: MessagePacker) -> FitIns:
@@ -179,12 +210,12 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         slot=read(header, "slot", str),
         weights=weights,
         trains=read(header, "trains", bool),
-        plugins=_texts(read(header, "plugins", dict)),
+        plugins=read(header, "plugins", dict, good=lambda of: has_form([*of.values()], [str])),
         pid=read(header, "pid", int, low=0),
         version=read(header, "version", int, low=0),
         deadline=seconds(header.get("deadline")),
-        pinned=_rounds(read(header, "pinned", list)),
-        run_id=run_id(header.get("run_id")),
+        pinned=read(header, "pinned", list, good=_are_rounds),
+        run_id=read(header, "run_id", str, good=partial(re.fullmatch, r"[0-9a-f]{32}")),
         extras=extras,
     )
 
@@ -206,16 +237,8 @@ def _header(msg: Broadcast) -> dict[str, Any]:
     }
 
 
-def _texts(value: dict[str, Any]) -> dict[str, str]:
-    if not all(isinstance(text, str) for text in value.values()):
-        raise Rejected("unreadable", "the plug-ins in the header are no texts")
-    return value
-
-
-def _rounds(values: list[Any]) -> list[int]:
-    if len(values) > MOST_PINNED or not all(type(n) is int and n >= 0 for n in values):
-        raise Rejected("unreadable", "the pinned rounds in the header are no short list of rounds")
-    return values
+def _are_rounds(values: list[Any]) -> bool:
+    return len(values) <= MOST_PINNED and has_form(values, [int]) and min(values, default=0) >= 0
 
 
 def agreed(carried: Mapping[str, Any]) -> Any:
@@ -314,3 +337,366 @@ def sender(carried: Any) -> int:
     """
     pid: int = read(read_header(carried), "pid", int, low=0)
     return pid
+
+
+# ---- weights and extras
+@dataclass
+class Encoded:
+    """Weights or extras as Flower carries them.
+
+    Attributes:
+        arrays: what follows the weights in the parameter list.
+        entries: what goes into the config or metrics dictionary.
+        names: extra -> the names of its tree, in order ([""] for a tensor). safetensors sorts
+            names, but a tree has the order of the state dictionary in every engine.
+        behind: the extras in `arrays`.
+        digests: part -> SHA-256 of its content; "" for the weights.
+    """
+
+    arrays: list[Any] = field(default_factory=list)
+    entries: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    behind: list[str] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_weights(cls, weights: AnyTree) -> Encoded:
+        """The weights, which come first in the parameter list."""
+        arrays = [_array(t) for t in weights.values()]
+        return cls(arrays, digests={_WEIGHTS: digest_of(arrays)})
+
+    @classmethod
+    def of_extra(cls, name: str, value: Extra) -> Encoded:
+        """One extra.
+
+        Raises:
+            TypeError: it cannot travel; the message names it.
+        """
+        check_extras({name: value}, {})
+        if not isinstance(value, Tensor | dict):
+            digests = {name: digest_of([json.dumps(value).encode()])}
+            return cls(entries={f"{HEADER}.{name}": value}, digests=digests)
+        tree = {"": value} if isinstance(value, Tensor) else value
+        names = {name: list(tree)}
+        if trees.nbytes(tree) > INLINE_LIMIT:
+            arrays = [_array(t) for t in tree.values()]
+            return cls(arrays, names=names, behind=[name], digests={name: digest_of(arrays)})
+        data = safetensors.torch.save(
+            {key: t.detach().cpu().contiguous() for key, t in tree.items()}
+        )
+        entries = {f"{HEADER}.{name}": data}
+        return cls(entries=entries, names=names, digests={name: digest_of([data])})
+
+    @classmethod
+    def joined(cls, parts: Iterable[Encoded]) -> Encoded:
+        """All of the parts together, in their order."""
+        whole = cls()
+        for part in parts:
+            whole.arrays += part.arrays
+            whole.entries |= part.entries
+            whole.names |= part.names
+            whole.behind += part.behind
+            whole.digests |= part.digests
+        return whole
+
+    def sealed(self, header: dict[str, Any], weights: AnyTree) -> dict[str, Any]:
+        """The dictionary that Flower carries, with the header that `unpack` reads."""
+        layout = {
+            "names": list(weights),
+            "trees": self.names,
+            "behind": self.behind,
+            "digests": self.digests,
+        }
+        content = {**header, **layout}
+        text = json.dumps({**content, "digest": seal(content)})
+        if len(text) > HEADER_LIMIT:
+            raise TypeError(
+                f"the header of a message has {len(text)} characters; at most {HEADER_LIMIT} travel"
+            )
+        return {**self.entries, HEADER: text}
+
+
+def pack(
+    weights: AnyTree, extras: Extras, header: dict[str, Any]
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """(parameter list, config or metrics dictionary) of one message.
+
+    Raises:
+        TypeError: an extra cannot travel; the message names it.
+    """
+    parts = (Encoded.of_extra(name, value) for name, value in extras.items())
+    encoded = Encoded.joined([Encoded.of_weights(weights), *parts])
+    return encoded.arrays, encoded.sealed(header, weights)
+
+
+def unpack(
+    arrays: list[np.ndarray], carried: Mapping[str, Any]
+) -> tuple[Tree, Extras, dict[str, Any]]:
+    """The inverse of `pack`: (weights, extras, header).
+
+    Raises:
+        Rejected: the message is damaged, or not one of fedhet's.
+    """
+    header = read_header(carried)
+    names, tree_names, behind, digests = _layout(header)
+    expected = len(names) + sum(len(tree_names[name]) for name in behind)
+    if len(arrays) != expected:
+        raise Rejected(
+            "corrupt", f"the message carries {len(arrays)} arrays but its header names {expected}"
+        )
+    parts: dict[str, list[Any]] = {_WEIGHTS: arrays[: len(names)]}
+    position = len(names)
+    for name in behind:
+        end = position + len(tree_names[name])
+        parts[name] = arrays[position:end]
+        position = end
+    inline = {
+        str(key).removeprefix(f"{HEADER}."): value
+        for key, value in carried.items()
+        if str(key).startswith(f"{HEADER}.")
+    }
+    for name, value in inline.items():
+        parts[name] = [value if isinstance(value, bytes) else json.dumps(value).encode()]
+    _check_digests(parts, digests)
+    extras: Extras = {}
+    for name, value in inline.items():
+        extras[name] = _decode(name, value, tree_names) if isinstance(value, bytes) else value
+    for name in behind:
+        tensors = map(_tensor, parts[name])
+        extras[name] = _unwrap(dict(zip(tree_names[name], tensors, strict=True)))
+    weights = dict(zip(names, map(_tensor, parts[_WEIGHTS]), strict=True))
+    return weights, extras, {key: header[key] for key in header if key not in _LAYOUT}
+
+
+def read_header(carried: Any) -> dict[str, Any]:
+    """The header of a message, whose digest is right.
+
+    Raises:
+        Rejected: there is none, or it is damaged.
+    """
+    # Flower passes its own kind of mapping, not a dict.
+    text = carried.get(HEADER) if isinstance(carried, Mapping) else None
+    if not isinstance(text, str):
+        raise Rejected("unreadable", f"not a fedhet message: it has no header under {HEADER!r}")
+    if len(text) > HEADER_LIMIT:
+        raise Rejected(
+            "too large", f"the header has {len(text)} characters; at most {HEADER_LIMIT} are read"
+        )
+    try:
+        header = json.loads(text)
+        stated = header.pop("digest") if isinstance(header, dict) else None
+        intact = isinstance(header, dict) and stated == seal(header)
+    except (ValueError, RecursionError, KeyError) as error:
+        problem = f"unreadable header: {type(error).__name__}: {error}"
+        raise Rejected("unreadable", problem) from error
+    if not intact:
+        raise Rejected("corrupt", "the header does not have the content that its digest states")
+    return header
+
+
+def read_array(data: bytes) -> np.ndarray:
+    """The array in the bytes of a .npy file, which may not claim to be larger than they are.
+
+    Raises:
+        Rejected: the bytes are no such file, or the array is not numeric.
+    """
+    try:
+        file = io.BytesIO(data)
+        version = np.lib.format.read_magic(file)
+        reader = _READERS[version]
+        shape, fortran_order, dtype = reader(file)
+        start = file.tell()
+        if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize != len(data) - start:
+            raise ValueError(f"{len(data)} bytes claim to be a {dtype} array of shape {shape}")
+        flat = np.frombuffer(data, dtype, offset=start)
+        return flat.reshape(shape, order="F" if fortran_order else "C").copy()
+    except Exception as error:
+        problem = f"unreadable parameters: {type(error).__name__}: {error}"
+        raise Rejected("unreadable", problem) from error
+
+
+def digest_of(pieces: Iterable[np.ndarray | bytes]) -> str:
+    """SHA-256 of arrays (type, shape and content) or bytes."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            digest.update(piece)
+            continue
+        digest.update(f"{piece.dtype.str}{piece.shape}".encode())
+        digest.update(np.ascontiguousarray(piece).data)
+    return digest.hexdigest()
+
+
+def seal(header: Mapping[str, Any]) -> str:
+    """The digest of a header, without its own field "digest"."""
+    return digest_of([json.dumps(header, sort_keys=True).encode()])
+
+
+def _layout(
+    header: dict[str, Any],
+) -> tuple[list[str], dict[str, list[str]], list[str], dict[str, str]]:
+    """What the header says about tensors: names, names in trees, extras behind, digests."""
+    layout: list[Any] = [header.get(key) for key in _LAYOUT[:4]]
+    names, tree_names, behind, digests = layout
+    good = _is_names(names) and _is_names(behind) and isinstance(tree_names, dict)
+    good = good and all(map(_is_names, tree_names.values())) and {*behind} <= {*tree_names}
+    if not good or not isinstance(digests, dict) or not has_form([*digests.values()], [str]):
+        raise Rejected(
+            "unreadable",
+            f"{', '.join(_LAYOUT[:4])} in the header are no lists of different names, names of each"
+            " extra's tensors, and digests",
+        )
+    return names, tree_names, behind, digests
+
+
+def _is_names(value: Any) -> bool:
+    return has_form(value, [str]) and len({*value}) == len(value)
+
+
+def _check_digests(parts: Mapping[str, list[Any]], digests: Mapping[str, str]) -> None:
+    if set(parts) != set(digests):
+        raise Rejected("corrupt", "the message does not have the parts that its header lists")
+    for name, pieces in parts.items():
+        if digest_of(pieces) != digests[name]:
+            what = f"extra {name!r}" if name else "the weights"
+            raise Rejected("corrupt", f"{what}: the content does not have the digest in the header")
+
+
+def _array(t: Tensor) -> np.ndarray:
+    return t.detach().cpu().numpy()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array.copy())
+    except (TypeError, ValueError) as error:
+        problem = f"an array of type {array.dtype} is no tensor"
+        raise Rejected("wrong content", problem) from error
+
+
+def _unwrap(tree: Tree) -> Tensor | Tree:
+    return tree[""] if list(tree) == [""] else tree
+
+
+def _decode(name: str, value: bytes, tree_names: Mapping[str, list[str]]) -> Tensor | Tree:
+    try:
+        check_header(value[:8])
+        tree = safetensors.torch.load(value)
+    except Exception as error:
+        raise Rejected("corrupt", f"extra {name!r} is damaged: {error}") from error
+    keys = tree_names.get(name, [])
+    if set(tree) != set(keys):
+        raise Rejected(
+            "corrupt", f"extra {name!r}: its tensors are not those that the header names"
+        )
+    return _unwrap({key: tree[key] for key in keys})
+
+
+# ---- single fields of a header
+def read(
+    header: Mapping[str, Any],
+    name: str,
+    kind: type[Any],
+    low: int | None = None,
+    good: Callable[[Any], object] | None = None,
+) -> Any:
+    """The field `name`, which must be exactly of this type.
+
+    Args:
+        header: the header.
+        name: the field.
+        kind: its type.
+        low: what an int must be at least.
+        good: whether a value of this type is allowed.
+
+    Raises:
+        Rejected: it is missing, of another type, or not allowed.
+    """
+    value: Any = header.get(name)
+    if type(value) is not kind:
+        raise Rejected("unreadable", f"{name} in the header is no {kind.__name__}")
+    outside = low is not None and not low <= value <= LONGEST_INTEGER
+    if outside or (good and not good(value)):
+        raise Rejected("unreadable", f"{name} in the header is {clean(repr(value), 50)}")
+    return value
+
+
+def number(value: Any) -> float | int | None:
+    """The value if it is a number that is exactly a float and not NaN, else None."""
+    if type(value) is int:
+        return value if abs(value) <= EXACT else None
+    return value if type(value) is float and not math.isnan(value) else None
+
+
+def seconds(value: Any) -> float | None:
+    """A positive number of seconds, or None for no limit.
+
+    Raises:
+        Rejected: it is neither.
+    """
+    size = number(value)
+    if value is not None and (size is None or not 0 < size < math.inf):
+        raise Rejected("unreadable", f"the deadline is {clean(repr(value), 50)}")
+    return size
+
+
+def metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics by name. They may be infinite, but not NaN.
+
+    Raises:
+        Rejected: there are too many, or one of them is no such number.
+    """
+    if len(values) > MOST_METRICS:
+        raise Rejected("wrong content", f"{len(values)} metrics; at most {MOST_METRICS} are read")
+    for name, value in values.items():
+        if len(name) > LONGEST_NAME or not name.isprintable():
+            raise Rejected("wrong content", f"the name of a metric is {clean(name, 50)!r}")
+        if type(value) is not bool and number(value) is None:
+            shown = clean(repr(value), 50)
+            raise Rejected("wrong content", f"metric {name!r} is {shown}; a number is expected")
+    return dict(values)
+
+
+def local_settings(values: Mapping[str, Any]) -> LocalSettings:
+    """The settings of local training.
+
+    Raises:
+        Rejected: one is missing, unknown, of another type or out of range.
+    """
+    names = {entry.name for entry in fields(LocalSettings)}
+    if set(values) != names:
+        raise Rejected("unreadable", f"the settings of local training are not {sorted(names)}")
+    try:
+        return LocalSettings(**values)
+    except ConfigError as error:
+        raise Rejected("unreadable", clean(f"local training: {error}")) from error
+
+
+# ---- what a node tells the server of an error
+def told(text: str, named: Iterable[Path] = ()) -> str:
+    """The text as the server gets it.
+
+    Args:
+        text: the message of an error.
+        named: paths in the node config, of which the last component is told. Of all other paths,
+            and of what is below any, nothing is.
+    """
+    names = {str(path): path.name for path in named}
+    hidden = _folders() | {str(Path(path).parent) for path in names}
+    known = {
+        form: short
+        for path, short in {**dict.fromkeys(hidden, HIDDEN), **names}.items()
+        for form in (path, repr(path)[1:-1])  # as it is, and as it is in quotes
+        if "/" in path.strip("/") or path[:1] == "/" != path
+    }
+    one = rf"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?!\w)"
+    in_quotes = rf"""(?<='){one}[^']*(?=')|(?<="){one}[^"]*(?=")"""
+    pattern = rf"{in_quotes}|{one}(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
+    return re.sub(pattern, lambda found: known.get(found[found.lastindex or 0], HIDDEN), text)
+
+
+def _folders() -> set[str]:
+    """Folders of this machine, which may be relative or have spaces in their names."""
+    environment = {value for value in os.environ.values() if "/" in value}
+    own = {str(Path.home()), tempfile.gettempdir(), str(Path.cwd())}
+    return own | environment | {str(Path(value)) for value in environment}

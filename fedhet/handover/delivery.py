@@ -33,7 +33,6 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, evaluation_moment
 from fedhet.core.messages import Failure, Update
 from fedhet.core.trees import Tree
-from fedhet.record.environment import versions
 from fedhet.record.files import (
     fitting,
     read_tensors,
@@ -43,6 +42,7 @@ from fedhet.record.files import (
     write_json,
     write_text,
 )
+from fedhet.record.summary import versions
 from fedhet.stores import own_folder
 
 if TYPE_CHECKING:

@@ -5,19 +5,250 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.core.errors import DataError, clean
-from fedhet.handover.inputs import read_inputs
+from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.data.files import roots
+from fedhet.data.images import SUFFIXES as IMAGES
+from fedhet.data.images import read_images
+from fedhet.data.local.reading import declared_texts
+from fedhet.data.tables import (
+    DAMAGE,
+    check_arrays,
+    numeric_columns,
+    numeric_inputs,
+    read_frame,
+    text_values,
+    token_numbers,
+)
+from fedhet.data.tables import SUFFIXES as TABLES
+from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import as_json, write_text
 
 if TYPE_CHECKING:
     import pandas
 
+# The datasets whose loaders convert every image to grey or colour, without a setting.
+_CONVERTED = {
+    "chest_xray": "L",
+    "cifar10": "RGB",
+    "cifar100": "RGB",
+    "cinic10": "RGB",
+    "tiny_imagenet": "RGB",
+}
+_COLOURS = {"grey": "L", "rgb": "RGB"}
+
+
+class Inputs(NamedTuple):
+    """Samples without targets.
+
+    Attributes:
+        names: of each sample, its file, with the row where the file has several.
+        x: (n, ...), not normalised.
+    """
+
+    names: list[str]
+    x: Tensor
+
+
+def read_inputs(
+    about: Described, files: Sequence[Path], array: str | None, tokenizer: str | None
+) -> Inputs:
+    """Read the samples of the files.
+
+    Args:
+        about: the run, which says what its inputs are.
+        files: images, or folders of them; csv or Parquet tables; npz arrays.
+        array: the array in the npz files; None: the only one, or else the run's test inputs.
+        tokenizer: a tokenizer.json or its folder, for texts; None: the one that the run names.
+
+    Raises:
+        ConfigError: the run's model reads no such files.
+        DataError: a file is missing, damaged, or does not fit the run.
+    """
+    names: list[str] = []
+    parts: list[np.ndarray] = []
+    for file in _listed(files):
+        suffix = file.suffix.lower()
+        if suffix == ".npz":
+            x = _array(about, file, array)
+        elif suffix in IMAGES and about.images:
+            x = _image(about, file)
+        elif suffix in TABLES and not about.images:
+            x = _rows(about, file, tokenizer)
+        else:
+            readable = [".npz", *(IMAGES if about.images else TABLES)]
+            raise ConfigError(
+                f"{file}: the inputs of this run are {_kind(about)}, read from files that end in"
+                f" {', '.join(readable)}"
+            )
+        names += [str(file)] if suffix in IMAGES else [f"{file}:{row}" for row in range(len(x))]
+        parts.append(x)
+    kinds = {x.dtype for x in parts}
+    if len(kinds) > 1:  # images as bytes and as numbers
+        parts = [x / np.float32(255) if x.dtype == np.uint8 else x for x in parts]
+    return Inputs(names, torch.from_numpy(np.concatenate(parts)))
+
+
+def _kind(about: Described) -> str:
+    if about.images:
+        return f"images of (C, H, W) = {about.shape}"
+    return (
+        f"texts of {about.shape[0]} tokens" if about.text else f"rows of {about.shape[0]} numbers"
+    )
+
+
+def _listed(files: Sequence[Path]) -> list[Path]:
+    """The files, with the images of a folder in its place."""
+    listed: list[Path] = []
+    for file in files:
+        if file.is_dir():
+            images = sorted(p for p in file.rglob("*") if p.suffix.lower() in IMAGES)
+            if not images:
+                raise DataError(f"{file} contains no images ({', '.join(IMAGES)})")
+            listed += images
+        elif file.is_file():
+            listed.append(file)
+        else:
+            raise DataError(f"{file} does not exist")
+    return listed
+
+
+# ---- images
+def _image(about: Described, file: Path) -> np.ndarray:
+    """(1, C, H, W) uint8, resized and converted as the run's settings declare."""
+    dataset = about.config.dataset
+    loader = str(dataset.get("_target_", "")).rpartition(".")[2]
+    mode = _COLOURS.get(dataset.get("colours")) or _CONVERTED.get(loader)
+    x = read_images([(str(file), file)], dataset.get("size"), mode)
+    if x.shape[1:] != about.shape:
+        raise DataError(
+            f"{file} has (C, H, W) = {x.shape[1:]}, the run's images {about.shape}; its settings"
+            " declare no conversion (dataset.size, dataset.colours), so convert the file"
+        )
+    return x
+
+
+# ---- tables and texts
+def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
+    columns = about.partition.get("columns", [])
+    if not columns:
+        raise ConfigError(
+            f"{file}: the columns of this run have no names, because its data were arrays; give an"
+            " npz file"
+        )
+    frame = read_frame(file)
+    if not len(frame):
+        raise DataError(f"{file} contains no rows")
+    _check_columns(about, file, frame, columns)
+    if about.text:
+        return _tokens(about, text_values(frame, columns[0], str(file)), file, tokenizer)
+    return numeric_columns(frame, columns, str(file))
+
+
+def _check_columns(
+    about: Described, file: Path, frame: pandas.DataFrame, columns: Sequence[str]
+) -> None:
+    """Refuse a table that lacks a column, or has one that the run did not have.
+
+    What the run has learned, and the owners, may be there. A run that chose its columns, or a text,
+    had others as well.
+    """
+    present = [str(column) for column in frame.columns]
+    if missing := [column for column in columns if column not in present]:
+        raise DataError(
+            f"{file} lacks the columns {', '.join(missing)} of this run; it has"
+            f" {', '.join(present)}"
+        )
+    dataset = about.config.dataset
+    if dataset.get("features") is not None or about.text:
+        return
+    label = dataset.get("label")
+    known = {*columns, *([label] if isinstance(label, str) else label or []), dataset.get("owner")}
+    if extra := [column for column in present if column not in known]:
+        raise DataError(
+            f"{file} has the columns {', '.join(extra)}, which this run did not have; its inputs"
+            f" are {', '.join(columns)}"
+        )
+
+
+def _tokens(
+    about: Described, texts: Sequence[str], file: Path, tokenizer: str | None
+) -> np.ndarray:
+    how = _texts(about, file, tokenizer)
+    (x,), made = how.encoded({str(file): texts}, about.shape[0])
+    for key in ("vocabulary", "padding"):
+        if int(made[key]) != about.partition[key]:
+            raise DataError(
+                f"{how.file} is not the tokenizer of this run: its {key} is {int(made[key])}, that"
+                f" of the run {about.partition[key]}"
+            )
+    return x
+
+
+def _texts(about: Described, file: Path, tokenizer: str | None) -> Texts:
+    """The texts of a file, by the tokenizer of the run; with dataset=local it is at the site."""
+    dataset = about.config.dataset
+    named = Path(tokenizer).absolute() if tokenizer else None
+    if "sites" in dataset:
+        return declared_texts(
+            dataset.text, dataset.tokenizer, about.shape[0], named, file.parent, "--tokenizer"
+        )
+    data = str(dataset.get("train") if "path" not in dataset else dataset.path)
+    places = [root / data for root in roots(about.config.data_dir)]
+    beside = next((place for place in places if place.exists()), places[0])
+    how = Texts.of(
+        dataset.text,
+        str(named) if named else dataset.tokenizer,
+        dataset.max_length,
+        about.config.data_dir,
+        beside if beside.is_dir() else beside.parent,
+    )
+    assert how is not None
+    return how
+
+
+# ---- arrays
+def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
+    try:
+        with np.load(file) as arrays:
+            names = list(arrays.files)
+            name = _chosen(about, file, names, array)
+            check_arrays(arrays, [name])
+            x = arrays[name]
+    except (ConfigError, DataError):
+        raise
+    except DAMAGE as error:
+        raise DataError(f"{file} is damaged, or not an npz file of numbers: {error}") from error
+    x = (token_numbers if about.text else numeric_inputs)(x, str(file))
+    if x.shape[1:] != about.shape:
+        raise DataError(
+            f"{file}: its samples have the shape {x.shape[1:]}, the run's {about.shape}"
+        )
+    if not len(x):
+        raise DataError(f"{file} contains no samples")
+    last = about.partition["vocabulary"] - 1
+    if about.text and not 0 <= x.min() <= x.max() <= last:
+        raise DataError(f"{file}: tokens are {x.min()} to {x.max()}; those of the run 0 to {last}")
+    return x
+
+
+def _chosen(about: Described, file: Path, names: Sequence[str], array: str | None) -> str:
+    """The array to read."""
+    if array is None and len(names) == 1:
+        return names[0]
+    name = array or about.config.dataset.get("x_test", "x_test")
+    if name not in names:
+        raise ConfigError(f"{file} has no array {name!r}; choose by --array: {', '.join(names)}")
+    return str(name)
+
+
+# ---- predictions
 FORMATS = ("table", "csv", "json")
 _BATCH = 256
 _NEXT = 2  # classes after the first that the table shows

@@ -17,7 +17,7 @@ NAMES = (
     "fedhet.data.partition",
     "fedhet.engines.local",
     "fedhet.job",
-    "fedhet.launchers.runs",
+    "fedhet.launchers.executors",
     "fedhet.record.figures",
     "flwr_datasets.partitioner",
     "pandas",

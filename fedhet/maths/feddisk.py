@@ -44,12 +44,7 @@ def masks(dim: int, hidden: int, draw: np.random.Generator | None = None) -> Mas
         hidden: H, >= 1.
         draw: where given, m(k) is drawn uniformly from 1..D-1. Otherwise the degrees are evenly
             spread over that range, m(k) = 1 + floor(k (D - 1) / H).
-
-    Raises:
-        ValueError: `dim` or `hidden` is out of range.
     """
-    if dim < 1 or hidden < 1:
-        raise ValueError(f"a MADE with {dim} inputs and {hidden} hidden units; both must be >= 1")
     even = 1 + torch.arange(hidden) * (dim - 1) // hidden
     degrees = even if draw is None else torch.from_numpy(draw.integers(1, max(dim, 2), hidden))
     inputs = torch.arange(1, dim + 1)
@@ -123,15 +118,8 @@ def density_ratio(p: Tensor, n_local: int, n_global: int, eps: float) -> Tensor:
         eps: p is clipped to [eps, 1 - eps].
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: a value of p is no probability.
     """
-    if n_local < 1 or n_global < 1:
-        raise ValueError(
-            f"a classifier trained on {n_local} local and {n_global} global samples;"
-            " both numbers must be >= 1"
-        )
-    if p.ndim != 1 or not len(p):
-        raise ValueError(f"probabilities of shape {tuple(p.shape)}; expected (n,) with n >= 1")
     if bad := (~((p >= 0) & (p <= 1))).nonzero().flatten().tolist():
         raise ValueError(
             f"{p[bad[0]]} at position {bad[0]} is not a probability; all must be in [0, 1]"

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet.core import check
+from fedhet.core.check import Checked, setting
 
 TIE = 1e-12  # similarities that differ by less are treated as equal
 BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB, of which three are alive at a time
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """The options of conf/method/fedsa.yaml that the equations read.
 
     Attributes:
@@ -44,25 +44,15 @@ class Options:
         ConfigError: an option is out of range.
     """
 
-    cv_t: float = 0.2
-    sim_t: float = 0.2
-    C: int = 4
-    S: int = 4
-    cv_clip_quantile: float | None = None
-    mic_scale: str = "entry"
-    alpha_mode: str = "normalised"
-    threshold: str = "at_full"
-
-    def __post_init__(self) -> None:
-        quantile = self.cv_clip_quantile
-        check.number("method.cv_t", self.cv_t, low=0, high=1)
-        check.number("method.sim_t", self.sim_t, low=0, high=1)
-        check.integer("method.C", self.C, low=1)
-        check.integer("method.S", self.S, low=1)
-        check.optional(check.number, "method.cv_clip_quantile", quantile, open_low=0, high=1)
-        check.one_of("method.mic_scale", self.mic_scale, ("entry", "layer", "none"))
-        check.one_of("method.alpha_mode", self.alpha_mode, ("normalised", "shrink"))
-        check.one_of("method.threshold", self.threshold, ("at_full", "always"))
+    GROUP = "method"
+    cv_t: float = setting(0.2, low=0, high=1)
+    sim_t: float = setting(0.2, low=0, high=1)
+    C: int = setting(4, low=1)
+    S: int = setting(4, low=1)
+    cv_clip_quantile: float | None = setting(None, open_low=0, high=1)
+    mic_scale: str = setting("entry", allowed=("entry", "layer", "none"))
+    alpha_mode: str = setting("normalised", allowed=("normalised", "shrink"))
+    threshold: str = setting("at_full", allowed=("at_full", "always"))
 
 
 class Aggregate(NamedTuple):

@@ -26,16 +26,19 @@ FedSGD's clients send gradients, no models, and FedPCL's send no parameters: bot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedhet.core import check, streams
+from fedhet.core import streams
+from fedhet.core.check import setting
 from fedhet.core.messages import Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import AnyTree, Tree
 
 
+@dataclass(kw_only=True, eq=False)
 class DriftPlugin(Plugin):
     """The measures above, after each step of the training.
 
@@ -48,13 +51,10 @@ class DriftPlugin(Plugin):
     compares = True
     changes_weights = False  # though it sees all updates
 
-    def __init__(self, *, sample: int = 0) -> None:
-        self.sample = check.integer("plugin.drift.sample", sample, low=0)
-        self._models: list[tuple[int, Tensor]] = []
-        super().__init__(sample=self.sample)
+    sample: int = setting(0, low=0)
 
     def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        self._models = []
+        self._models: list[tuple[int, Tensor]] = []
         for update in updates:
             self._models.append((update.pid, _flat(update.weights, update.change)))
             yield update

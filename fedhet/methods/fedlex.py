@@ -45,12 +45,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.core import check, trees
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.optimizers import Optimizer
@@ -80,6 +82,7 @@ class MaskedStep:
         maths.mask_step(self._params, before, self._masks)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedLExPlugin(Plugin):
     """The phase `explore`, then the mask G on the trained parameters that clients share."""
 
@@ -89,45 +92,21 @@ class FedLExPlugin(Plugin):
     memory = ("_deviations", "_used", "_guidance", "_statistics")
     releases = {"explore": 1}
 
-    def __init__(
-        self,
-        *,
-        c_exp: float = 20,
-        e_exp: int = 150,
-        patience: int | None = None,
-        scope: str = "tensor",
-        order: str = "normalise_then_mean",
-        minmax: str = "explorer",
-        empty: str = "previous",
-        refresh: str = "participants",
-        apply_to: str = "gradient",
-        rescale: str = "none",
-        g_min: float = 0.0,
-    ) -> None:
-        self.c_exp = _count_or_share("plugin.fedlex.c_exp", c_exp)
-        self.e_exp = check.integer("plugin.fedlex.e_exp", e_exp, low=1)
-        self.patience = check.optional(check.integer, "plugin.fedlex.patience", patience, low=1)
-        self.scope = check.one_of("plugin.fedlex.scope", scope, maths.SCOPES)
-        self.order = check.one_of("plugin.fedlex.order", order, maths.ORDERS)
-        self.minmax = check.one_of("plugin.fedlex.minmax", minmax, maths.MINMAX)
-        self.empty = check.one_of("plugin.fedlex.empty", empty, maths.EMPTY)
-        self.refresh = check.one_of("plugin.fedlex.refresh", refresh, maths.REFRESH)
-        self.apply_to = check.one_of("plugin.fedlex.apply_to", apply_to, ("gradient", "update"))
-        self.rescale = check.one_of("plugin.fedlex.rescale", rescale, ("none", "mean1"))
-        self.g_min = check.number("plugin.fedlex.g_min", g_min, low=0, open_high=1)
-        super().__init__(
-            c_exp=self.c_exp,
-            e_exp=self.e_exp,
-            patience=self.patience,
-            scope=self.scope,
-            order=self.order,
-            minmax=self.minmax,
-            empty=self.empty,
-            refresh=self.refresh,
-            apply_to=self.apply_to,
-            rescale=self.rescale,
-            g_min=self.g_min,
-        )
+    c_exp: int | float = 20
+    e_exp: int = setting(150, low=1)
+    patience: int | None = setting(None, low=1)
+    scope: str = setting("tensor", allowed=maths.SCOPES)
+    order: str = setting("normalise_then_mean", allowed=maths.ORDERS)
+    minmax: str = setting("explorer", allowed=maths.MINMAX)
+    empty: str = setting("previous", allowed=maths.EMPTY)
+    refresh: str = setting("participants", allowed=maths.REFRESH)
+    apply_to: str = setting("gradient", allowed=("gradient", "update"))
+    rescale: str = setting("none", allowed=("none", "mean1"))
+    g_min: float = setting(0.0, low=0, open_high=1)
+
+    def __post_init__(self) -> None:
+        self.c_exp = _count_or_share("plugin.fedlex.c_exp", self.c_exp)
+        super().__post_init__()
 
     @property
     def needs_steps(self) -> bool:

@@ -39,14 +39,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedhet.core import check
+from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.metrics import chunks
+from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.methods.fedavg import FedAvg
@@ -127,6 +129,7 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
     return Contribution(s, log_factors.exp(), (log_factors + nu.log()).softmax(0))
 
 
+@dataclass(kw_only=True, eq=False)
 class FedNormPlugin(Plugin):
     """Replaces the host's weights nu by w, for everything that the host averages."""
 
@@ -135,12 +138,8 @@ class FedNormPlugin(Plugin):
     memory = ("_width", "_pair_reported")
     releases = {"train": 1}
 
-    def __init__(self, *, temperature: float = 0.5, z_when: str = "after_training") -> None:
-        self.temperature = check.number("plugin.fednorm.temperature", temperature, open_low=0)
-        self.z_when = check.one_of(
-            "plugin.fednorm.z_when", z_when, ("after_training", "before_training")
-        )
-        super().__init__(temperature=self.temperature, z_when=self.z_when)
+    temperature: float = setting(0.5, open_low=0)
+    z_when: str = setting("after_training", allowed=("after_training", "before_training"))
 
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
@@ -171,7 +170,7 @@ class FedNormPlugin(Plugin):
         if len(data) < workspace.min_count:
             return torch.empty(0, device=workspace.device)
         total = torch.zeros((), dtype=torch.float64, device=workspace.device)
-        for x in chunks(data.x):
+        for x in data.x.split(FORWARD_BATCH):
             total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
         return (total / len(data)).float()
 

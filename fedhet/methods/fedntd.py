@@ -28,11 +28,14 @@ federated learning".
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core import check
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
@@ -68,6 +71,7 @@ def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau:
     return tau**2 * functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum(1)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedNTDPlugin(Plugin):
     """Adds the distillation term to the loss of each sample."""
 
@@ -75,10 +79,8 @@ class FedNTDPlugin(Plugin):
     needs_model = True
     needs_steps = True  # at the received model the term has no gradient
 
-    def __init__(self, *, beta: float = 1.0, tau: float = 1.0) -> None:
-        self.beta = check.number("plugin.fedntd.beta", beta, low=0)
-        self.tau = check.number("plugin.fedntd.tau", tau, open_low=0)
-        super().__init__(beta=self.beta, tau=self.tau)
+    beta: float = setting(1.0, low=0)
+    tau: float = setting(1.0, open_low=0)
 
     # ---- server
     def setup(self) -> None:

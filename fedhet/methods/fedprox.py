@@ -27,11 +27,13 @@ Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.00
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedhet.core import check, trees
+from fedhet.core import trees
+from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import AnyTree, Prepared, Tree
@@ -52,6 +54,7 @@ def add_proximal(
     torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)
 
 
+@dataclass(kw_only=True, eq=False)
 class FedProxPlugin(Plugin):
     """Adds the gradient of the proximal term to every local gradient."""
 
@@ -60,9 +63,7 @@ class FedProxPlugin(Plugin):
     needs_steps = True  # at the received model the term has no gradient
     changes_gradients = False  # `gradient` adds the gradient of a term of the loss
 
-    def __init__(self, *, mu: float = 0.01) -> None:
-        self.mu = check.number("plugin.fedprox.mu", mu, low=0)
-        super().__init__(mu=self.mu)
+    mu: float = setting(0.01, low=0)
 
     def prepare(self, msg: Broadcast) -> Tree:
         return {

@@ -15,11 +15,11 @@ Here n_k are the client's label counts, and no gradient flows through [].
     client keeps:  h_k
     server keeps:  x
 
-The model and the personal head take one step per batch, each with its own local optimiser. The
-personal head never leaves the client, and x is what it would be without it. With gamma = 0, x is
-FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a plug-in are
-among them; a class without samples gets no probability. Both losses are cross entropies whatever
-the task's criterion, except in a plug-in's own phase, which trains on the criterion.
+The model and the personal head take one step per batch, each with a gradient that is clipped by
+itself. The personal head never leaves the client, and x is what it would be without it. With
+gamma = 0, x is FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a
+plug-in are among them; a class without samples gets no probability. Both losses are cross entropies
+whatever the task's criterion, except in a plug-in's own phase, which trains on the criterion.
 
 Deviations and choices: the paper's hypernetwork for the personal heads is not implemented.
 
@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core import check, optimizers
+from fedhet.core import check
 from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
@@ -97,24 +97,6 @@ class TwoHeadModel(nn.Module):
         return generic + self.personal_head(z)
 
 
-class TwoHeadOptimizer:
-    """Steps the model with its `size` gradients, and the personal head with the others."""
-
-    def __init__(
-        self,
-        generic: optimizers.Optimizer,
-        personal: optimizers.Optimizer,
-        size: int,
-    ) -> None:
-        self.generic = generic
-        self.personal = personal
-        self.size = size
-
-    def step(self, grads: list[Tensor]) -> None:
-        self.generic.step(grads[: self.size])
-        self.personal.step(grads[self.size :])
-
-
 class FedRODClient(FedClient):
     """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
 
@@ -145,16 +127,6 @@ class FedRODClient(FedClient):
             z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
             own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
             return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
-
-    def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
-        if not own:
-            return super().optimizer(params, own)
-        in_order = list(params.values())
-        size = sum(not name.startswith(HEAD) for name in params)
-        generic, personal = (
-            optimizers.make(self.local, part) for part in (in_order[:size], in_order[size:])
-        )
-        return TwoHeadOptimizer(generic, personal, size)
 
     def _personal_head(self, msg: Broadcast) -> nn.Module:
         """h_k as this client keeps it, or else its initial value."""

@@ -33,12 +33,13 @@ Reference: Li, He and Song 2021, "Model-contrastive federated learning".
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.core import check
+from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.plugin import Plugin, Terms
 from fedhet.core.training import Batch
@@ -68,16 +69,15 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> 
     return -functional.logsigmoid((s_global - s_previous) / tau)
 
 
+@dataclass(kw_only=True, eq=False)
 class MoonPlugin(Plugin):
     """Adds the contrastive term to the loss of each sample."""
 
     name = "moon"
     needs_model = True
 
-    def __init__(self, *, mu: float = 1.0, tau: float = 0.5) -> None:
-        self.mu = check.number("plugin.moon.mu", mu, low=0)
-        self.tau = check.number("plugin.moon.tau", tau, open_low=0)
-        super().__init__(mu=self.mu, tau=self.tau)
+    mu: float = setting(1.0, low=0)
+    tau: float = setting(0.5, open_low=0)
 
     # ---- server
     def setup(self) -> None:

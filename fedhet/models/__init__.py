@@ -5,14 +5,20 @@ built.
 """
 
 from fedhet.models.base import Classifier
-from fedhet.models.cnn import CNN, FedDiskCNN, FedLExCNN
 from fedhet.models.library import Timm, Torchvision
-from fedhet.models.lstm import CharLSTM
-from fedhet.models.mlp import MLP, Logistic
-from fedhet.models.mobilenet import MobileNetV2
-from fedhet.models.resnet import ResNet18, ResNet34
-from fedhet.models.text import TextMLP
-from fedhet.models.vgg import VGG16
+from fedhet.models.networks import (
+    CNN,
+    MLP,
+    VGG16,
+    CharLSTM,
+    FedDiskCNN,
+    FedLExCNN,
+    Logistic,
+    MobileNetV2,
+    ResNet18,
+    ResNet34,
+    TextMLP,
+)
 
 __all__ = [
     "CNN",

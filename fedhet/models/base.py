@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -15,19 +14,21 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError
 
 
-class Classifier(nn.Module, ABC):
+class Classifier(nn.Module):
     """A model of the form `head(features(x))`.
 
-    `head` is an `nn.Linear` from d features to the outputs, one for each class, label or number,
-    and the last entry of the state dictionary.
+    `features` is what `body` returns, unless a model overrides it. `head` is an `nn.Linear` from d
+    features to the outputs, one for each class, label or number, and the last entry of the state
+    dictionary.
     """
 
+    body: Any
     head: nn.Linear
     text: ClassVar[bool] = False  # whether the inputs x (B, T) are token numbers
 
-    @abstractmethod
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the head: x (B, *shape) -> (B, d)."""
+        return self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs, the logits of classes and labels: x (B, *shape) -> (B, classes)."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, clean
 from fedhet.data.files import permitted
 from fedhet.models.base import Classifier, image_shape, trial_output
 from fedhet.record.files import read_tensors
@@ -66,9 +66,6 @@ class LibraryModel(Classifier):
             raise ConfigError(mismatch)
         if not torch.equal(trial_output(self, x, mismatch), logits):
             raise ConfigError(mismatch)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
 
 
 class Torchvision(LibraryModel):
@@ -139,43 +136,23 @@ def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
     """
     tensors = _read(file)
     if all(name.startswith(("body.", "head.")) for name in tensors):  # written by fedhet
-        tensors = {_library_name(name, head): t for name, t in tensors.items()}
-    own = whole.state_dict()
-    top = {name for name in own if name.startswith(f"{head}.")}
-    if any(name not in tensors or tensors[name].shape != own[name].shape for name in top):
+        places = {"body": "", "head": f"{head}."}
+        named = ((name.partition("."), t) for name, t in tensors.items())
+        tensors = {places[part] + name: t for (part, _, name), t in named}
+    own = {name: t for name, t in whole.state_dict().items() if name.startswith(f"{head}.")}
+    if any(name not in tensors or tensors[name].shape != t.shape for name, t in own.items()):
         log.info(
             "model.weights=%s does not hold the head %r of %s, which starts untrained",
             file,
             head,
             check.counted(len(own[f"{head}.weight"]), "class", "classes"),
         )
-        tensors = {name: t for name, t in tensors.items() if name not in top}
-        own = {name: t for name, t in own.items() if name not in top}
-    # Files written before torch 0.4.1 have no num_batches_tracked.
-    absent = [name for name in own if name not in tensors]
-    problems = {
-        "different shapes": [
-            f"{name} {tuple(tensors[name].shape)} in the file, {tuple(t.shape)} in the model"
-            for name, t in own.items()
-            if name in tensors and tensors[name].shape != t.shape
-        ],
-        "not in the file": [name for name in absent if not name.endswith("num_batches_tracked")],
-        "not in the model": [name for name in tensors if name not in own],
-    }
-    details = [
-        f"{problem}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        for problem, names in problems.items()
-        if names
-    ]
-    if details:
-        raise ConfigError(f"model.weights={file} does not fit the model; {'; '.join(details)}")
-    whole.load_state_dict(tensors, strict=False)
-
-
-def _library_name(name: str, head: str) -> str:
-    """Return the library's name of a tensor that fedhet calls body.* or head.*."""
-    part, _, rest = name.partition(".")
-    return rest if part == "body" else f"{head}.{rest}"
+        tensors = tensors | own
+    try:
+        whole.load_state_dict(tensors)  # without num_batches_tracked, too, as torch < 0.4.1 wrote
+    except RuntimeError as error:
+        problem = clean(" ".join(str(error).split()), 300)
+        raise ConfigError(f"model.weights={file} does not fit the model: {problem}") from error
 
 
 def _read(file: str) -> dict[str, Tensor]:
@@ -187,7 +164,9 @@ def _read(file: str) -> dict[str, Tensor]:
             return read_tensors(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"model.weights={file} is not readable: {_first_line(error)}") from error
+        raise ConfigError(
+            f"model.weights={file} is not readable: {str(error).partition(chr(10))[0]}"
+        ) from error
     if not isinstance(content, dict):
         held = f"a {type(content).__name__}"
     elif not content or not all(isinstance(t, Tensor) for t in content.values()):
@@ -197,7 +176,3 @@ def _read(file: str) -> dict[str, Tensor]:
     raise ConfigError(
         f"model.weights={file} holds {held}; expected tensors by name, as in a saved state_dict()"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

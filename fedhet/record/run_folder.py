@@ -19,7 +19,6 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed, WriteError, reason_of
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
-from fedhet.record.environment import versions
 from fedhet.record.files import (
     LastingJson,
     append_line,
@@ -32,7 +31,7 @@ from fedhet.record.files import (
     written,
 )
 from fedhet.record.schema import COLUMNS, FORMAT
-from fedhet.record.summary import summarise
+from fedhet.record.summary import summarise, versions
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop

@@ -122,6 +122,24 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} is damaged after {count} lines: {_cause(error)}") from error
 
 
+def last_step(path: Path) -> dict[str, Any]:
+    """The last whole line of a rounds.jsonl that is being written; empty before there is one."""
+    try:
+        lines = path.read_bytes().rpartition(b"\n")[0]
+        return dict(json.loads(lines.rpartition(b"\n")[2] or "{}"))
+    except (OSError, ValueError):
+        return {}
+
+
+def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of an object and of the objects in it, by names such as `seconds.train`."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, dot, f"{prefix}{key}{dot}")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _cause(error: Exception) -> object:
     return "it is nested too deeply" if isinstance(error, RecursionError) else error
 

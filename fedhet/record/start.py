@@ -13,17 +13,22 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from fedhet.checkpoint.folder import BEST, ROUNDS, Checkpoint, CheckpointFolder, remove_parts
-from fedhet.checkpoint.steps import Checkpoints, continued
-from fedhet.config.aliases import unfolded
-from fedhet.core.errors import ConfigError
+from fedhet import api
+from fedhet.checkpoint import (
+    BEST,
+    ROUNDS,
+    Checkpoint,
+    CheckpointFolder,
+    Checkpoints,
+    continued,
+    remove_parts,
+)
+from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.groups import Speed
 from fedhet.core.phases import TimetableEntry
 from fedhet.core.workspace import Workspace
@@ -32,7 +37,7 @@ from fedhet.record.files import as_json, write_text
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Past, Recorder
 from fedhet.record.schema import read_or_empty, resumable
-from fedhet.trackers.tracking import Tracking, tracker_of
+from fedhet.trackers.base import Tracking, tracker_of
 
 if TYPE_CHECKING:
     from fedhet.job import Job
@@ -192,16 +197,12 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             )
 
 
-def _recorded_config(folder: Path) -> dict[str, Any]:
+def _recorded_config(folder: Path) -> Any:
     """The configuration of the run so far."""
     try:
-        unfolded((folder / "config.yaml").read_text(encoding="utf-8"))
-        settings = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    except (OSError, yaml.YAMLError, OmegaConfBaseException):
-        settings = None
-    if not isinstance(settings, dict) or not settings:
-        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged")
-    return cast("dict[str, Any]", settings)
+        return OmegaConf.to_container(api.read_config(folder))
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged") from error
 
 
 def _differences(

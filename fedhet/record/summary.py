@@ -1,10 +1,15 @@
-"""summary.json: what a run's rounds add up to."""
+"""What environment.json and summary.json have: where a run took place, and what it adds up to."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
+import resource
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +18,55 @@ from fedhet.core import trees
 from fedhet.core.check import counted
 from fedhet.core.metrics import comm_cost, effective_rounds
 from fedhet.core.state import state_sizes
-from fedhet.core.targets import TARGETS, Classes
-from fedhet.record.environment import peak_memory
+from fedhet.core.targets import TARGETS, Classes, LossOnly
 
 if TYPE_CHECKING:
     from fedhet.core.strategy import FedStrategy
     from fedhet.core.targets import Target
 
+KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes
+RECORDED_PACKAGES = (
+    "fedhet",
+    "torch",
+    "torchvision",
+    "flwr",
+    "numpy",
+    "scikit-learn",
+    "hydra-core",
+    "ray",
+)
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of Python and of the packages that affect results, and the machine."""
+    environment: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+    }
+    for package in RECORDED_PACKAGES:
+        try:
+            environment[package] = version(package)
+        except PackageNotFoundError:
+            environment[package] = None
+    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
+        environment["gpu"] = torch.cuda.get_device_name()
+    return environment
+
+
+def peak_memory() -> dict[str, int]:
+    """Return the most bytes that this process, and its GPU, have had in use at once.
+
+    It is counted from the start of the process, so that a run which shares its process with earlier
+    ones has their peak, too. Workers are processes of their own, and are not in it.
+    """
+    peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
+    if torch.cuda.is_initialized():
+        peak["gpu_peak"] = torch.cuda.max_memory_allocated()
+    return peak
+
+
+# ---- summary.json: what a run's rounds add up to
 Row = dict[str, Any]  # a line of rounds.jsonl
 
 
@@ -279,3 +326,69 @@ def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _count_numbers(tree: trees.Tree) -> int:
     return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())
+
+
+# ---- the score of a run that decides in an experiment, as its `report.metric` says
+# `report.metric` -> the clients' own models that count by it, the first kind that a run has.
+OWN_MODELS = {
+    "personal": ("personal", "finetuned"),
+    "personal_best_val": ("personal", "finetuned"),
+    "finetuned": ("finetuned",),
+}
+
+
+def own_models(summary: dict[str, Any], metric: str) -> str | None:
+    """The kind of own models that counts: "personal", "finetuned", or None for the global model.
+
+    Args:
+        summary: the content of the run's summary.json.
+        metric: `report.metric`.
+    """
+    views = summary.get("models") or ()
+    return next((view for view in OWN_MODELS.get(metric, ()) if view in views), None)
+
+
+def own_score(summary: dict[str, Any], metric: str) -> float | None:
+    """The clients' mean score on their own test data of the models that count.
+
+    Args:
+        summary: the content of the run's summary.json.
+        metric: `report.metric`, a key of OWN_MODELS.
+    """
+    own = own_models(summary, metric)
+    if own is None:
+        target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
+        return summary.get(target.clients_key()) if target.score() else None
+    scores = summary.get(own) or {}
+    return scores.get("best_val" if metric.endswith("best_val") else "last")
+
+
+def validation_score(
+    summary: dict[str, Any], rows: Sequence[dict[str, Any]], metric: str
+) -> float | None:
+    """The score on the clients' validation data by which a trial is chosen.
+
+    A run without the own models that the metric names counts with those that its clients would use
+    instead.
+
+    Args:
+        summary: the content of summary.json of a run that has ended well.
+        rows: the lines of rounds.jsonl.
+        metric: `report.metric`. It names the models, and whether their last score, their best one
+            or the mean of the last ones counts.
+
+    Returns:
+        The score; NaN where it is not finite; None if the run has none.
+    """
+    target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
+    own = own_models(summary, metric)
+    key = target.key(f"{own}_val_weighted" if own else "val_weighted")
+    scores = [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]
+    if not scores:
+        return None
+    if metric == "last_k":
+        count = (summary.get(target.key("last_k")) or {}).get("evaluations") or 1
+        return sum(scores[-count:]) / len(scores[-count:])
+    if metric.endswith("best_val"):
+        return max((score for score in scores if math.isfinite(score)), default=math.nan)
+    return scores[-1]

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedhet.core.callbacks import Callback, Row
@@ -138,24 +137,46 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     if not console.is_terminal:
         yield lambda row: console.print(step_line(row), highlight=False, soft_wrap=True)
         return
-    columns = (
-        TextColumn("{task.fields[title]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    bar = Progress(*columns, console=console, transient=False)
-    task = bar.add_task("", total=steps, completed=done, title=title)
+    bar = bar_on(console)
+    numbers = itertools.count(done + 1)
+    task = bar.add_task("", total=steps, completed=done, title=title, count=f"{done}/{steps}")
+
+    def shown(row: Row) -> None:
+        count = f"{next(numbers)}/{steps}"
+        bar.update(task, advance=1, count=count, description=step_line(row))
+
     try:
         # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
         with signals_deferred():
             bar.start()
-        yield lambda row: bar.update(task, advance=1, description=step_line(row))
+        yield shown
     finally:
         with signals_deferred():
             bar.stop()
+
+
+def bar_on(console: Console, *, lasting: bool = True) -> Progress:
+    """Bars with the fields `title` and `count`, and what is told of them last.
+
+    Args:
+        console: where to show them.
+        lasting: whether they stay when they have ended. Else they are drawn when `refresh` is
+            called, and what is printed meanwhile goes to where it would go.
+    """
+    label = Column(overflow="ellipsis", no_wrap=True)
+    return Progress(
+        TextColumn("{task.fields[title]}", markup=False, table_column=label),
+        BarColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        transient=not lasting,
+        auto_refresh=lasting,
+        redirect_stdout=lasting,
+        speed_estimate_period=3600,  # a round may take minutes
+    )
 
 
 def in_notebook() -> bool:
@@ -212,46 +233,42 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the table at the end of a run: what it is, and its value."""
-    partition = summary["partition"]
-    seconds = summary["seconds"]
-    state = summary["client_state"]
+    partition, seconds, state = (summary[key] for key in ("partition", "seconds", "client_state"))
     target = TARGETS[summary.get("target", Classes.name)]
+    has_global = "global" in summary["models"]
+    failures, stopped = summary["failures"], summary.get("stopped_early")
     clients = counted(partition["clients"], "client")
     data = f"given as a Task, {clients}"
     if summary["dataset"]:
         data = f"{summary['dataset']}, {clients}, {partition['name']}"
-    rows = [
-        ("data", f"{data}; model {summary['model']}"),
-        ("rounds", ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"])),
-    ]
-    if "global" not in summary["models"]:
-        rows.append(
-            (target.title or "scores", "no global model: each client evaluates a model of its own")
-        )
-    if target.keys:
-        rows += _scores(summary, target)
-    rows += _personal_models(summary)
-    if "global" in summary["models"]:
-        rows.append(("loss, global test set", _score(summary["loss"])))
-    spent = f"clients {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}"
-    rows.append(("seconds", f"{seconds['total']:.1f} ({spent})"))
-    for way, kinds in summary["bytes"].items():
-        sizes = ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
-        rows.append((f"sent {way}", sizes))
-    if state["bytes"]:
-        total, largest = readable_size(state["bytes"]), readable_size(state["largest"])
-        rows.append(("stored by the clients", f"{total} in total, the largest {largest}"))
-    rows += privacy_spent(summary)
-    if stopped := summary.get("stopped_early"):
-        rows.append(("stopped early", f"after round {stopped['round']}: {stopped['reason']}"))
-    if summary["failures"]:
-        failures = summary["failures"]
-        rows.append(("failed replies", f"{len(failures)}, of {_failed(failures)}"))
-    return rows
+    rows = {
+        "data": f"{data}; model {summary['model']}",
+        "rounds": ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"]),
+        target.title or "scores": None
+        if has_global
+        else "no global model: each client evaluates a model of its own",
+        **(_scores(summary, target) if target.keys else {}),
+        "clients' models kept": _personal_models(summary),
+        "loss, global test set": _score(summary["loss"]) if has_global else None,
+        "seconds": f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
+        f" evaluation {seconds['evaluate']:.1f})",
+        **{
+            f"sent {way}": ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
+            for way, kinds in summary["bytes"].items()
+        },
+        "stored by the clients": f"{readable_size(state['bytes'])} in total, the largest"
+        f" {readable_size(state['largest'])}"
+        if state["bytes"]
+        else None,
+        **dict(privacy_spent(summary)),
+        "stopped early": stopped and f"after round {stopped['round']}: {stopped['reason']}",
+        "failed replies": f"{len(failures)}, of {_failed(failures)}" if failures else None,
+    }
+    return [(name, value) for name, value in rows.items() if value is not None]
 
 
-def _personal_models(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the row of what the clients' own models take in the run folder, if there are any."""
+def _personal_models(summary: dict[str, Any]) -> str | None:
+    """What the clients' own models take in the run folder, if there are any."""
     record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
     kept = [f"{view} ({', '.join(rounds)})" for view, rounds in record["kept"].items()]
     parts = [f"{', '.join(kept)}: {readable_size(record['bytes'])}"] if kept else []
@@ -259,41 +276,39 @@ def _personal_models(summary: dict[str, Any]) -> list[tuple[str, str]]:
     for choice, reason in record["not_kept"].items():
         reasons.setdefault(reason, []).append(choice.replace(".", " "))
     parts += [f"not {', '.join(choices)}: {reason}" for reason, choices in reasons.items()]
-    return [("clients' models kept", "; ".join(parts))] if parts else []
+    return "; ".join(parts) or None
 
 
-def _scores(summary: dict[str, Any], target: type[Target]) -> list[tuple[str, str]]:
+def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:
     """Return the rows of the scores, among them what every method is compared by."""
-    score, title = target.score(), target.title
-    rows = []
-    if "global" in summary["models"]:
-        rows.append((f"{title}, global test set", _at_three(summary[score])))
+    score, title, view = target.score(), target.title, summary["models"][0]
     over = "all of the clients' test data" if target.pooled else "mean over the clients' test data"
-    for view in ("personal", "finetuned"):
-        if view in summary:
-            rows.append((f"{title}, {view} models", f"{_at_three(summary[view])}   ({over})"))
-    view = summary["models"][0]
-    worst = summary[target.key("clients_worst_decile")]
-    clients = (
-        f"last {_score(summary[target.clients_key()])}"
-        f"   worst tenth of the clients {_score(worst)}"
-        f"   ({view} {'model' if view == 'global' else 'models'})"
+    clients, worst = (
+        _score(summary[key]) for key in (target.clients_key(), target.key("clients_worst_decile"))
     )
     last = summary[target.key("last_k")]
-    rows += [
-        (f"{title}, clients' test data", clients),
-        (f"{title}, last evaluations", f"mean of {last['evaluations']}: {_score(last['mean'])}"),
-    ]
     others = [f"{name} {_score(summary[name])}" for name in list(target.keys)[1:]]
-    if others:
-        rows.append(("other scores", ", ".join(others)))
-    for wanted in summary["thresholds"]:
-        reached = "not reached"
-        if wanted["rounds"] is not None:
-            size = readable_size(wanted["bytes"])
-            reached = f"round {wanted['rounds']}, after {size} and {wanted['seconds']:.1f} s"
-        rows.append((f"until {title} {wanted[score]:g}", reached))
-    return rows
+    return {
+        f"{title}, global test set": _at_three(summary[score])
+        if "global" in summary["models"]
+        else None,
+        **{
+            f"{title}, {own} models": f"{_at_three(summary[own])}   ({over})"
+            for own in ("personal", "finetuned")
+            if own in summary
+        },
+        f"{title}, clients' test data": f"last {clients}   worst tenth of the clients {worst}"
+        f"   ({view} {'model' if view == 'global' else 'models'})",
+        f"{title}, last evaluations": f"mean of {last['evaluations']}: {_score(last['mean'])}",
+        "other scores": ", ".join(others) or None,
+        **{
+            f"until {title} {wanted[score]:g}": "not reached"
+            if wanted["rounds"] is None
+            else f"round {wanted['rounds']}, after {readable_size(wanted['bytes'])}"
+            f" and {wanted['seconds']:.1f} s"
+            for wanted in summary["thresholds"]
+        },
+    }
 
 
 def _score(value: float | None) -> str:

@@ -6,17 +6,13 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from fedhet.core.check import counted
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
-from fedhet.report import curves, figures, making
-from fedhet.report.comparisons import statistics_section
-from fedhet.report.costs import cost_tables
-from fedhet.report.document import Document, Section
-from fedhet.report.exports import as_html, as_latex, as_markdown
-from fedhet.report.findings import RULE, sentences
-from fedhet.report.found import Written
+from fedhet.report import Written, figures, tables
+from fedhet.report.comparisons import RULE, sentences, statistics_section
+from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown
 from fedhet.report.results import Results, results
-from fedhet.report.scores import DIVERGENCE, score_tables
 from fedhet.report.study import Study
 
 PAGE = "index.html"
@@ -30,6 +26,18 @@ FIGURES = (
     "wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
     r"|tuning-[\w-]+"
 )
+NO_THRESHOLDS = (
+    "No thresholds were set, so that what it costs to reach one is unknown;"
+    " eval.thresholds=[.8,.9] records it."
+)
+NO_TRIALS = (
+    "These runs had no trials before them: their settings are those that the file or the"
+    " command line of the experiment gives, and the defaults."
+)
+DUPLICATES = (
+    "runs have the same method, setting and seed as others, of which only the last by its folder's"
+    " name is shown."
+)
 
 
 def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | None) -> Written:
@@ -42,11 +50,10 @@ def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | No
         write_text(home / "tables" / f"{table.name}.tex", as_latex(table))
     write_text(home / "report.md", as_markdown(document))
     write_text(home / PAGE, as_html(document))
-    own = out is None
-    tables = {table.name for table in document.tables}
+    names = {table.name for table in document.tables}
     pictures = {figure.name for section in document.sections for figure in section.figures}
-    _remove_others(home / "tables", ("csv", "tex"), tables, ".*" if own else TABLES)
-    _remove_others(home / "figures", ("png", "svg", "pdf"), pictures, ".*" if own else FIGURES)
+    _remove_others(home / "tables", ("csv", "tex"), names, TABLES if out else ".*")
+    _remove_others(home / "figures", ("png", "svg", "pdf"), pictures, FIGURES if out else ".*")
     return Written(home / PAGE, document.sentences)
 
 
@@ -86,36 +93,46 @@ def compose(found: Results, pictures: Path) -> Document:
     tests, ranking = statistics_section(study)
     tests.figures += figures.critical_difference(study, ranking, pictures)
     tests.figures += figures.win_matrix(study, pictures)
-    scores = Section("Scores", [DIVERGENCE], score_tables(study), curves.curves(study, pictures))
-    clients = Section("Clients", figures=figures.boxes(study, pictures))
-    clients.figures += figures.label_distribution(study, pictures)
-    costs = Section("Costs", tables=cost_tables(study))
-    if not any(table.name == "thresholds" for table in costs.tables):
-        costs.paragraphs.append(
-            "No thresholds were set, so that what it costs to reach one is unknown;"
-            " eval.thresholds=[.8,.9] records it."
-        )
-    tuning = Section("Tuning", figures=figures.tuning_response(study, pictures))
-    tuned = making.tuning_table(study)
-    tuning.tables += [table for table in (making.methods_table(study), tuned) if table]
-    if not tuned:
-        tuning.paragraphs.append(
-            "These runs had no trials before them: their settings are those that the file or the"
-            " command line of the experiment gives, and the defaults."
-        )
-    gaps = Section("What is missing")
-    missing = making.missing_table(study)
-    gaps.tables += [missing] if missing else []
-    made = making.making_section(study)
-    gaps.paragraphs += [f"Damaged: {problem}." for problem in found.problems]
-    if not missing:
-        gaps.paragraphs.append("Every run has a result.")
-    if study.duplicates:
-        gaps.paragraphs.append(
-            f"{study.duplicates} runs have the same method, setting and seed as others, of which"
-            " only the last by its folder's name is shown."
-        )
-    warnings = [*study.notes, *making.mixed_code(study)]
+    costs, tuned = tables.cost_tables(study), tables.tuning_table(study)
+    missing, made = tables.missing_table(study), tables.making_section(study)
+    duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)
+    sections = [
+        Section(
+            "Scores",
+            [tables.DIVERGENCE],
+            [tables.deciding(study), tables.every_score(study)],
+            figures.curves(study, pictures),
+        ),
+        tests,
+        Section(
+            "Clients",
+            figures=[
+                *figures.boxes(study, pictures),
+                *figures.label_distribution(study, pictures),
+            ],
+        ),
+        Section(
+            "Costs",
+            [] if any(table.name == "thresholds" for table in costs) else [NO_THRESHOLDS],
+            costs,
+        ),
+        Section(
+            "Tuning",
+            [] if tuned else [NO_TRIALS],
+            [table for table in (tables.methods_table(study), tuned) if table],
+            figures.tuning_response(study, pictures),
+        ),
+        Section(
+            "What is missing",
+            [
+                *(f"Damaged: {problem}." for problem in found.problems),
+                *([] if missing else ["Every run has a result."]),
+                *([f"{duplicates} {DUPLICATES}"] if duplicates else []),
+            ],
+            [missing] if missing else [],
+        ),
+        made,
+    ]
     return Document(
         title=str(
             experiment.get("title")
@@ -125,19 +142,16 @@ def compose(found: Results, pictures: Path) -> Document:
         about=_about(study),
         sentences=sentences(study, ranking),
         rule=RULE,
-        warnings=warnings,
-        sections=[scores, tests, clients, costs, tuning, gaps, made],
+        warnings=[*study.notes, *tables.mixed_code(study)],
+        sections=sections,
     )
 
 
 def _about(study: Study) -> str:
-    cells = study.results.cells
-    counted = len(study.cells)
+    every, shown = len(study.results.cells), len(study.cells)
     datasets = sorted(
         {str(c.summary.get("dataset") or "data given as a Task") for c in study.cells}
     )
-    runs = f"{counted} run{'' if counted == 1 else 's'}"
-    if counted < len(cells):
-        runs = f"{counted} of {len(cells)} runs"
+    runs = counted(shown, "run") if shown == every else f"{shown} of {every} runs"
     notes = study.results.source.experiment.get("report", {}).get("notes") or []
     return " ".join([f"{runs} on {', '.join(datasets)}.", *(clean(str(note)) for note in notes)])

@@ -1,9 +1,15 @@
-"""The runs of a folder as tidy frames."""
+"""The runs in a folder, those that an experiment names or all that are found, as tidy frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +17,405 @@ import pandas as pd
 import yaml
 
 from fedhet.config.aliases import unfolded
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.config.lines import key_of, value_of
+from fedhet.config.resuming import CELL
+from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.core.targets import TARGETS, Classes
 from fedhet.record import schema
+from fedhet.record.run_folder import RUNNING
+from fedhet.record.schema import NUMBERS, READABLE, read_object
 from fedhet.record.summary import method_name
-from fedhet.report import parts
-from fedhet.report.folders import DIVERGED, OF_THE_LABEL, FoundRun, FoundRuns, Values, scalar
+from fedhet.report import EXPERIMENT, SUMMARY, run_folders
 
+Values = dict[str, Any]
+# Overrides that the method's label already tells.
+OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
+NOT_RUN, UNREADABLE = "not run", "unreadable"
+_READS = " and ".join(map(str, READABLE))
+_NEEDED = ("status", "method", "plugins", "partition", "seed")  # a run has them from its start
+# The scores of each kind of target have names of their own.
+_OF_ANY_TARGET = schema.SUMMARY | {
+    name: form
+    for target in TARGETS.values()
+    if target.keys
+    for name, form in {
+        **dict.fromkeys((target.score(), target.key("last_k")), NUMBERS),
+        **dict.fromkeys((target.clients_key(), target.key("clients_worst_decile")), float),
+    }.items()
+}
+
+
+@dataclass
+class FoundRun:
+    """A run, or the place of one that is missing.
+
+    Attributes:
+        folder: the run folder, which need not exist.
+        name: its path as the report prints it.
+        status: finished, diverged, or why there is no result: failed, interrupted, not run,
+            unreadable.
+        reason: why it is missing, in one line; None if it is not.
+        summary: the content of summary.json; empty if that cannot be read.
+        overrides: those of its command line, key -> value.
+        axes: axis -> value, of an experiment's cell.
+        tuned: the settings that were tuned, or that a trial tries.
+        trial: whether the run is a trial of the tuning.
+        code: the version of the code that ran it, where it is recorded.
+    """
+
+    folder: Path
+    name: str
+    status: str
+    reason: str | None
+    summary: Values
+    overrides: Values
+    axes: Values = field(default_factory=dict)
+    tuned: Values = field(default_factory=dict)
+    trial: bool = False
+    code: Values = field(default_factory=dict)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run has a result; a divergence is one."""
+        return self.status in (FINISHED, DIVERGED)
+
+
+@dataclass
+class FoundRuns:
+    """What was found in the folders.
+
+    Attributes:
+        folders: the folders.
+        experiment: the content of experiment.json; empty for other folders.
+        cells: the runs.
+    """
+
+    folders: list[Path]
+    experiment: Values
+    cells: list[FoundRun]
+
+
+def read_one(folder: Path) -> FoundRuns:
+    """Read the summaries of all runs in a folder.
+
+    Raises:
+        ConfigError: it has no runs.
+        DataError: its experiment.json is damaged.
+    """
+    found, path = run_folders(folder), folder / EXPERIMENT
+    if not path.exists():
+        names = [each.relative_to(folder).as_posix() for each in found]
+        home = folder.resolve().name
+        shown = (home if name == "." else name for name in names)
+        return FoundRuns([folder], {}, list(map(_found, found, shown)))
+    if (stated := read_object(path).get("format")) not in READABLE:
+        raise ConfigError(f"{path} has format {stated!r}; this version of fedhet reads {_READS}")
+    experiment = read_object(path, schema.EXPERIMENT, ("axes", "cells"))
+    cells = [_cell(folder, *entry) for entry in enumerate(experiment["cells"])]
+    if not cells:
+        raise ConfigError(f"{folder} has no runs: its {EXPERIMENT} names none")
+    return FoundRuns([folder], experiment, cells)
+
+
+def _cell(home: Path, number: int, entry: Any) -> FoundRun:
+    """A cell that experiment.json names; its own cell.json says how it ended."""
+    if wrong := schema.fault(entry, schema.CELL, ("folder", "axes")):
+        place = f"cells[{number}]"
+        told = f"its entry in {EXPERIMENT} is damaged: {wrong}"
+        return FoundRun(home / place, place, UNREADABLE, told, summary={}, overrides={})
+    folder = home / entry["folder"]
+    about: Values = {"status": NOT_RUN, "reason": NOT_RUN}
+    if not _is_below(folder, home):
+        about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
+    else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                about = read_object(folder / CELL, schema.STATE, ("status",))
+            except DataError:
+                about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+    cell = FoundRun(
+        folder,
+        clean(entry["folder"]),
+        about["status"],
+        about.get("reason"),
+        summary={},
+        overrides=parsed(entry.get("overrides") or []),
+        axes=entry["axes"],
+        tuned=entry.get("tuned") or {},
+        trial=entry.get("kind") == "trial",
+        code=about.get("code") or {},
+    )
+    if cell.status == "running":
+        cell.status, cell.reason = "interrupted", "interrupted, or still running"
+    elif cell.status in (FINISHED, FAILED):
+        _add_summary(cell)
+        if cell.status == FINISHED:
+            cell.status = about["status"]
+        cell.reason = about.get("reason") or cell.reason
+    return cell
+
+
+def _is_below(folder: Path, home: Path) -> bool:
+    try:
+        return home.resolve() in folder.resolve().parents
+    except (OSError, ValueError, RuntimeError):  # a null byte, or links in a circle
+        return False
+
+
+def _found(folder: Path, name: str) -> FoundRun:
+    """A run folder that no experiment names."""
+    cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
+    _add_summary(cell)
+    try:
+        lines = yaml.safe_load(unfolded((folder / "overrides.yaml").read_text(encoding="utf-8")))
+        cell.overrides = parsed(lines if isinstance(lines, list) else [])
+    except (OSError, ValueError, yaml.YAMLError):  # summary.json tells enough
+        cell.reason = cell.reason or "overrides.yaml is missing or damaged"
+    return cell
+
+
+def _add_summary(cell: FoundRun) -> None:
+    """Read summary.json into the cell, with what it says about the run's end."""
+    path = cell.folder / SUMMARY
+    try:
+        summary = read_object(path)
+        if (found := summary.get("format")) not in READABLE:
+            raise DataError(f"its format is {found!r}, and this fedhet reads {_READS}")
+        ended = ("models", "seconds", "bytes") if summary.get("status") == "ok" else ()
+        cell.summary = read_object(path, _OF_ANY_TARGET, (*_NEEDED, *ended))
+    except (OSError, DataError) as error:
+        missing = f"{SUMMARY} is missing" if isinstance(error, OSError) else str(error)
+        cell.status, cell.reason = UNREADABLE, missing.replace(f"{cell.folder}/", "")
+        return
+    if summary["status"] == "ok":
+        cell.status, cell.reason = FINISHED, None
+    elif summary.get("reason") == RUNNING:
+        cell.status, cell.reason = "interrupted", RUNNING
+    else:
+        cell.status = summary["status"]
+        cell.reason = clean(str(summary.get("reason")))
+    if cell.status == FAILED and has_diverged(cell.reason):
+        cell.status = DIVERGED
+
+
+def parsed(lines: Sequence[Any]) -> Values:
+    """Overrides as key -> value; values that are lists or mappings stay text."""
+    values: Values = {}
+    for line in map(str, lines):
+        key, text = key_of(line), value_of(line)
+        if key.startswith("hydra."):
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        values[key] = text if isinstance(value, list | dict) else value
+    return values
+
+
+def scalar(value: Any) -> Any:
+    """The value in a form that a column can hold."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+# ---- several folders as the parts of one experiment: they are joined, or refused
+# Overrides that change how or where runs are made, or what is made of them, but no result.
+NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
+NOT_OF_RUNS = ("hydra.", "axes.", "report.", "tune.", "engine.", "tracker.")
+MISSING = "not given"
+DIGEST, TRIALS = "the digest of what its file gave the runs", "the number of trials"
+
+
+def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
+    """Read the summaries of all runs in the folders.
+
+    Raises:
+        ConfigError: a folder has no runs, or they are of different experiments.
+        DataError: an experiment.json is damaged, or names the folder of a run twice.
+    """
+    paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
+    sources = [read_one(path) for path in paths]
+    if not sources:
+        raise ConfigError("report: no folder is given")
+    joined = sources[0]
+    for source, other in pairwise(sources):
+        _refuse_different(source, other)
+        both = f"{joined.folders[0]} and {other.folders[0]}"
+        experiment = _joined(both, joined.experiment, other.experiment)
+        homes, cells = [*joined.folders, *other.folders], [*joined.cells, *other.cells]
+        joined = FoundRuns(homes, experiment, cells)
+    if len(sources) > 1:
+        joined.cells = _best_of(joined.cells)
+        # The name of an experiment's cell has a digest, which tells it from those of other parts.
+        if not joined.experiment or _twice(joined.cells):
+            for home, source in zip(_shortest(paths), sources, strict=True):
+                for cell in source.cells:
+                    is_run = cell.folder == source.folders[0]
+                    cell.name = home if is_run else f"{home}/{cell.name}"
+    if name := _twice(joined.cells):
+        raise DataError(f"{joined.folders[0]}: {EXPERIMENT} names the folder {name} for two runs")
+    return joined
+
+
+def _shortest(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as few as tell different folders apart."""
+    every = [Path(os.path.normpath(path.absolute())).parts for path in paths]
+    length = next(
+        n
+        for n in range(1, max(map(len, every)) + 1)
+        if len({parts[-n:] for parts in every}) == len(set(every))
+    )
+    return [Path(*parts[-length:]).as_posix() for parts in every]
+
+
+def _twice(cells: Sequence[FoundRun]) -> str | None:
+    """A name that several cells have."""
+    counts = Counter(cell.name for cell in cells)
+    return next((name for name, count in counts.items() if count > 1), None)
+
+
+def _refuse_different(first: FoundRuns, other: FoundRuns) -> None:
+    """Refuse parts that are not of the same experiment with the same settings."""
+    one, two = first.experiment, other.experiment
+    both = f"{first.folders[0]} and {other.folders[0]}"
+    names = [str(e.get("experiment") or "no experiment") for e in (one, two)]
+    if names[0] != names[1] or bool(one) != bool(two):
+        raise ConfigError(
+            f"{both} are of different experiments ({clean(f'{names[0]!r} and {names[1]!r}')});"
+            " write a report of each"
+        )
+    if not one:
+        return
+    axes = {*one["axes"], *two["axes"]}
+    lines = "fixed" if "fixed" in one and "fixed" in two else "command"
+    parts = [
+        {
+            "the set of axes": ", ".join(sorted(part["axes"])),
+            **_of_runs(part.get(lines), axes),
+            # A part whose command line leaves a method out has no settings of its own for it.
+            **{
+                f"tune.{name}": (part.get("tune") or {}).get(name, MISSING)
+                for name in ("space", "budget", "seeds", "per")
+            },
+            "report.metric": (part.get("report") or {}).get("metric"),
+            DIGEST: part.get("digest"),
+            TRIALS: ", ".join(
+                sorted({str(t["trials"]) for t in part.get("tuned") or [] if "trials" in t})
+            ),
+        }
+        for part in (one, two)
+    ]
+    for entry in (DIGEST, TRIALS):  # which parts of earlier versions have not
+        if not all(part[entry] for part in parts):
+            parts = [{**part, entry: None} for part in parts]
+    _refuse_difference(f"{both} are parts of an experiment", *parts)
+
+
+def _of_runs(lines: Any, axes: Collection[str]) -> Values:
+    """The overrides that change results of all runs alike, key -> value."""
+    # What is left of a command are flags, such as --config-dir, and their values.
+    given = [line for line in lines or () if ("=" in line or line[:1] == "~") and line[:1] != "-"]
+    return {
+        key: value
+        for key, value in parsed(given).items()
+        if key not in (*NO_RESULT, *axes) and not key.startswith(NOT_OF_RUNS)
+    }
+
+
+def _refuse_difference(what: str, one: Values, two: Values) -> None:
+    for key in dict.fromkeys([*one, *two]):
+        first, second = one.get(key, MISSING), two.get(key, MISSING)
+        if first != second:
+            raise ConfigError(
+                f"{what} with different settings: {clean(key)} is"
+                f" {clean(str(first))} in the first and {clean(str(second))} in the second, so that"
+                " they cannot be compared; write a report of each"
+            )
+
+
+def _joined(both: str, first: Values, other: Values) -> Values:
+    """experiment.json of an experiment whose parts lie in several folders."""
+    if not first:
+        return {}
+    axes = {
+        axis: list(dict.fromkeys(map(scalar, [*values, *other["axes"][axis]])))
+        for axis, values in first["axes"].items()
+    }
+    parts = (first, other)
+    own = [(part.get("tune") or {}).get("own") or {} for part in parts]
+    known = [{str(v) for values in part["axes"].values() for v in values} for part in parts]
+    # What is tuned for a value of an axis, in which parts that have the value agree.
+    shared = [
+        {f"tune.own.{label}": each.get(label, {}) for label in sorted(known[0] & known[1])}
+        for each in own
+    ]
+    _refuse_difference(f"{both} are parts of an experiment", *shared)
+    spaces = {
+        label: space
+        for each, values in zip(reversed(own), reversed(known), strict=True)
+        for label, space in each.items()
+        if label in values
+    }
+    tune = {**first["tune"], "own": spaces} if first.get("tune") else None
+    tuned = _chosen(both, [*(first.get("tuned") or []), *(other.get("tuned") or [])])
+    return {**first, "axes": axes, "tune": tune, "tuned": tuned}
+
+
+def _chosen(both: str, entries: Sequence[Values]) -> list[Values]:
+    """One entry for each combination of axes, that of a part in which the trials were run.
+
+    Raises:
+        ConfigError: the trials of two parts have chosen different values.
+    """
+    kept: dict[str, Values] = {}
+    for entry in entries:
+        axes = entry.get("axes") or {}
+        earlier = kept.setdefault(json.dumps(axes, default=str, sort_keys=True), entry)
+        if not earlier.get("chosen"):
+            kept[json.dumps(axes, default=str, sort_keys=True)] = entry
+        elif entry.get("chosen"):
+            where = ", ".join(f"{axis}={value}" for axis, value in axes.items())
+            what = f"{both} are parts of an experiment, whose trials for {clean(where)} have ended"
+            _refuse_difference(what, earlier["chosen"], entry["chosen"])
+    return list(kept.values())
+
+
+def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
+    """One cell for each combination of axes, one that has a result where there is one.
+
+    Raises:
+        ConfigError: two of them are runs with different settings.
+    """
+    kept: dict[str, FoundRun] = {}
+    for cell in cells:
+        where = [cell.trial, cell.axes, cell.tuned if cell.trial else None]
+        place = where if cell.axes else [os.path.normpath(cell.folder.absolute())]
+        key = json.dumps(place, default=str, sort_keys=True)
+        earlier = kept.setdefault(key, cell)
+        if earlier is cell:
+            continue
+        if earlier.counts and cell.counts:
+            settings = [
+                _of_runs([f"{key}={value}" for key, value in each.overrides.items()], ())
+                for each in (earlier, cell)
+            ]
+            what = f"{earlier.folder} and {cell.folder} are two results of one run"
+            _refuse_difference(what, *settings)
+        elif cell.counts or earlier.status == NOT_RUN:
+            kept[key] = cell
+    return list(kept.values())
+
+
+# ---- frames
 LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.
-OF_A_RUN = ["accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"]
-OF_A_RUN += ["seconds.total", "seconds.train", "bytes.up.model", "bytes.down.model"]
-OF_A_STEP = ["acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted"]
-OF_A_STEP += ["seconds.train", "bytes.up.model", "bytes.down.model"]
+OF_BOTH = ("seconds.train", "bytes.up.model", "bytes.down.model")
+OF_A_RUN = (
+    *("accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"),
+    *("seconds.total", *OF_BOTH),
+)
+OF_A_STEP = ("acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted", *OF_BOTH)
 
 
 def results(folder: Path | str | Sequence[Path | str]) -> Results:
@@ -36,7 +428,7 @@ def results(folder: Path | str | Sequence[Path | str]) -> Results:
         ConfigError: a folder has no runs, or they are of different experiments.
         DataError: an experiment.json is damaged.
     """
-    return Results(parts.read(folder))
+    return Results(read(folder))
 
 
 class Results:
@@ -63,7 +455,7 @@ class Results:
         self.cells = [cell for cell in source.cells if not cell.trial]
         for cell in source.cells:
             cell.axes = {axis: scalar(value) for axis, value in cell.axes.items()}
-            if cell.counts and has_diverged(cell, self._last_evaluation(cell)):
+            if cell.counts and self._has_diverged(cell):
                 cell.status = DIVERGED
 
     @property
@@ -99,7 +491,7 @@ class Results:
     def rounds(self) -> pd.DataFrame:
         """The lines of every run's rounds.jsonl; nested values are columns `seconds.train`."""
         rows = [
-            {**self._key(cell), **dict(_flat(step))}
+            {**self._key(cell), **dict(schema.leaves(step))}
             for cell in self.cells
             if cell.summary
             for step in self.steps(cell)
@@ -149,17 +541,28 @@ class Results:
         if told not in self.problems:
             self.problems.append(told)
 
-    def _last_evaluation(self, cell: FoundRun) -> Values:
-        """The last line of rounds.jsonl with an evaluation, if the summary leaves a doubt."""
+    def _has_diverged(self, cell: FoundRun) -> bool:
+        """Whether the model of a run with a result is no longer finite, if the summary has no loss.
+
+        Its loss at the last evaluation is null, which is how NaN and infinity are written, where a
+        score was measured.
+        """
         if cell.summary.get(LOSS) is not None or cell.status == DIVERGED:
-            return {}
-        evaluated = [
-            s
-            for s in self.steps(cell)
-            if any(v is not None for v in _losses(s))
-            or any(s.get(key) is not None for key in _score_keys(cell))
-        ]
-        return evaluated[-1] if evaluated else {}
+            return False
+        target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
+        keys = [target.key("global"), target.clients_key()] if target.keys else ["", ""]
+        finite = True
+        for step in self.steps(cell):
+            losses = (
+                step.get("loss_global"),
+                step.get("loss_clients_mean", step.get("loss_clients_weighted")),
+            )
+            scores = [step.get(key) is not None for key in keys]
+            if any(scores) or any(loss is not None for loss in losses):
+                finite = any(scores) and all(
+                    loss is not None for loss, was in zip(losses, scores, strict=True) if was
+                )
+        return not finite
 
     def _key(self, cell: FoundRun) -> Values:
         return {"folder": cell.name, "seed": cell.summary.get("seed"), **cell.axes}
@@ -211,39 +614,6 @@ def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{name: float("nan") for name in names if name not in frame})
 
 
-def has_diverged(cell: FoundRun, last: Values) -> bool:
-    """Whether the run's model is no longer finite.
-
-    Its loss at the last evaluation is null, which is how NaN and infinity are written, where a
-    score was measured; or it has failed with weights that are not finite.
-
-    Args:
-        cell: a run with a result.
-        last: the line of its last evaluation, or {} if its summary has a loss.
-    """
-    if cell.status == DIVERGED:
-        return True
-    if not last:
-        return False
-    keys = _score_keys(cell)
-    scored = [last.get(key) is not None for key in keys]
-    return any(
-        was and loss is None for was, loss in zip(scored, _losses(last), strict=True)
-    ) or not any(scored)
-
-
-def _score_keys(cell: FoundRun) -> list[str]:
-    target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
-    return [target.key("global"), target.clients_key()] if target.keys else ["", ""]
-
-
-def _losses(step: Values) -> list[Any]:
-    return [
-        step.get("loss_global"),
-        step.get("loss_clients_mean", step.get("loss_clients_weighted")),
-    ]
-
-
 def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
     """The scalars of summary.json by their dotted names; lists in a form that a column can hold."""
     for name, value in summary.items():
@@ -260,21 +630,7 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
         elif name in ("plugins", "models"):
             yield name, ",".join(value)
         else:
-            yield from _flat({name: value})
-
-
-def _flat(nested: Values, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in nested.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def chosen(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Refuse a value of the experiment's `report` that is none of those allowed."""
-    if value not in allowed:
-        raise ConfigError(f"report.{name}={value!r}: it must be one of {', '.join(allowed)}")
+            yield from schema.leaves({name: value})
 
 
 # ---- what differs between runs that no experiment names

@@ -16,8 +16,10 @@ RESAMPLES = 2000
 FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
 DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
 SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
-COLUMNS = ["a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"]
-COLUMNS += ["wilcoxon", "t_test"]
+COLUMNS = [
+    *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"),
+    *("wilcoxon", "t_test"),
+]
 FEWEST_CONDITIONS = 5  # from which on a condition is a block of Friedman's test
 
 
@@ -76,8 +78,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     """The 95 % bootstrap interval (BCa) of the mean difference; NaN where there is none."""
     if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
         return math.nan, math.nan
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that an interval is NaN, which is printed
+    with warnings.catch_warnings(action="ignore"):  # that an interval is NaN, which is printed
         found = stats.bootstrap(
             (differences,),
             np.mean,
@@ -146,8 +147,7 @@ def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=COLUMNS)
     for test in ("wilcoxon", "t_test"):
         frame[test] = holm(frame[test].to_numpy(float))
-    couples_p = zip(frame["wilcoxon"], frame["t_test"], strict=True)
-    frame["verdict"] = [verdict(*p) for p in couples_p]
+    frame["verdict"] = list(map(verdict, frame["wilcoxon"], frame["t_test"]))
     return frame
 
 
@@ -165,7 +165,6 @@ class Ranking(NamedTuple):
     """Friedman's test and what follows it.
 
     Attributes:
-        methods: the number of methods.
         blocks: the number of blocks.
         statistic: Friedman's chi-squared.
         p: its p-value.
@@ -174,7 +173,6 @@ class Ranking(NamedTuple):
         nemenyi: the p-values of Nemenyi's test, methods x methods.
     """
 
-    methods: int
     blocks: int
     statistic: float
     p: float
@@ -200,14 +198,14 @@ def rank(blocks: pd.DataFrame) -> Ranking | None:
     count, methods = blocks.shape
     if methods < 3 or count < 2:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # all scores are equal: NaN, which is printed
+    with warnings.catch_warnings(action="ignore"):  # all scores are equal: NaN, which is printed
         found = stats.friedmanchisquare(*(blocks[name] for name in blocks))
         values = posthoc_nemenyi_friedman(blocks.to_numpy())
-    names = list(blocks.columns)
-    nemenyi = pd.DataFrame(values.to_numpy(), names, names)
-    ranks = blocks.rank(axis=1, ascending=False).mean()
-    distance = critical_distance(methods, count)
     return Ranking(
-        methods, count, float(found.statistic), float(found.pvalue), ranks, distance, nemenyi
+        count,
+        float(found.statistic),
+        float(found.pvalue),
+        blocks.rank(axis=1, ascending=False).mean(),
+        critical_distance(methods, count),
+        pd.DataFrame(values.to_numpy(), blocks.columns, blocks.columns),
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import pandas as pd
 
+from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
-from fedhet.record.deciding import OWN_MODELS, own_models, own_score, validation_score
-from fedhet.record.summary import method_name
-from fedhet.report.folders import DIVERGED, FoundRun, Values
-from fedhet.report.results import Results, chosen
+from fedhet.record.summary import OWN_MODELS, method_name, own_models, own_score, validation_score
+from fedhet.report.results import DIVERGED, FoundRun, Results, Values
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.
@@ -54,16 +52,16 @@ class Study:
         default = next((axis for axis in axes if len(axes[axis]) > 1), next(iter(axes), "method"))
         self.compare = str(report.get("compare") or default)
         if axes:
-            chosen("compare", self.compare, list(axes))
+            one_of("report.compare", self.compare, axes)
         self.methods = [str(value) for value in axes.get(self.compare, [])]
         if not axes:  # seeds are all that differs
             counted = [cell for cell in results.cells if cell.counts]
             self.methods = list(dict.fromkeys(map(self._method, counted)))
         self.metric = str(report.get("metric") or "last")
-        chosen("metric", self.metric, list(SCORES))
+        one_of("report.metric", self.metric, SCORES)
         self.reference = report.get("reference")
         if self.reference is not None:
-            chosen("reference", self.reference, self.methods)
+            one_of("report.reference", self.reference, self.methods)
         self._others = [axis for axis in axes if axis != self.compare]
         short = [axis.rpartition(".")[2] for axis in self._others]
         self._names = {
@@ -109,13 +107,7 @@ class Study:
     @property
     def cells(self) -> list[FoundRun]:
         """The runs with a result, with one for each method, condition and seed: the last."""
-        kept = {self.place(cell): cell for cell in self.results.cells if cell.counts}
-        return list(kept.values())
-
-    @property
-    def duplicates(self) -> int:
-        """How many runs are not shown because another one has the same method, condition, seed."""
-        return sum(cell.counts for cell in self.results.cells) - len(self.cells)
+        return list({self.place(cell): cell for cell in self.results.cells if cell.counts}.values())
 
     def place(self, cell: FoundRun) -> tuple[str, str, int]:
         """Method, condition and seed of a run."""
@@ -130,17 +122,19 @@ class Study:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """A row per run: method, condition, seed, diverged, folder, and every score."""
-        rows = []
-        for cell in self.cells:
-            method, condition, seed = self.place(cell)
-            row: Values = {"method": method, "setting": condition, "seed": seed}
-            row |= {"diverged": cell.status == DIVERGED, "folder": cell.name}
-            row |= scores_of(cell.summary)
-            if self.metric in OWN_MODELS:
-                row[self.metric] = _number(own_score(cell.summary, self.metric))
-            rows.append(row)
-        frame = pd.DataFrame(rows, columns=[*rows[0], *(s for s in SCORES if s not in rows[0])])
-        return frame.astype(dict.fromkeys(SCORES, float))
+        own = [self.metric] if self.metric in OWN_MODELS else []
+        rows = [
+            {
+                **dict(zip(("method", "setting", "seed"), self.place(cell), strict=True)),
+                "diverged": cell.status == DIVERGED,
+                "folder": cell.name,
+                **dict.fromkeys(SCORES, math.nan),
+                **scores_of(cell.summary),
+                **{name: _number(own_score(cell.summary, name)) for name in own},
+            }
+            for cell in self.cells
+        ]
+        return pd.DataFrame(rows)
 
     @cached_property
     def counted(self) -> pd.DataFrame:
@@ -223,20 +217,20 @@ def scores_of(summary: Values) -> dict[str, float]:
     if target is LossOnly or not target.score():
         loss = summary.get("loss")
         return {"last": -float(loss) if loss is not None else math.nan}
-    main, personal, finetuned = (
-        summary.get(key) or {} for key in (target.score(), "personal", "finetuned")
+    main, personal, finetuned, last_k = (
+        summary.get(key) or {}
+        for key in (target.score(), "personal", "finetuned", target.key("last_k"))
     )
-    values: dict[str, Any] = {
-        "last": main.get("last"),
-        "best_val": main.get("best_val"),
-        "last_k": (summary.get(target.key("last_k")) or {}).get("mean"),
-        "clients": summary.get(target.clients_key()),
-        "worst": summary.get(target.key("clients_worst_decile")),
-        "personal": personal.get("last"),
-        "personal_best_val": personal.get("best_val"),
-        "finetuned": finetuned.get("last"),
+    return {
+        "last": _number(main.get("last")),
+        "best_val": _number(main.get("best_val")),
+        "last_k": _number(last_k.get("mean")),
+        "clients": _number(summary.get(target.clients_key())),
+        "worst": _number(summary.get(target.key("clients_worst_decile"))),
+        "personal": _number(personal.get("last")),
+        "personal_best_val": _number(personal.get("best_val")),
+        "finetuned": _number(finetuned.get("last")),
     }
-    return {name: _number(value) for name, value in values.items()}
 
 
 def _number(value: float | None) -> float:

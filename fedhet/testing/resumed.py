@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from fedhet import config
-from fedhet.checkpoint.steps import Checkpoints
+from fedhet.checkpoint import Checkpoints
 from fedhet.core.errors import RunFailed
 from fedhet.core.loop import Loop
 from fedhet.core.task import Task

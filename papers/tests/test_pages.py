@@ -13,8 +13,7 @@ from report.made_runs import make_experiment
 
 from fedhet.core.errors import ConfigError
 from fedhet.experiment import definition
-from fedhet.report.folders import FoundRuns
-from fedhet.report.results import Results
+from fedhet.report.results import FoundRuns, Results
 from papers import __main__ as pages
 from papers.command import main
 from papers.estimate import TIMES, note_time

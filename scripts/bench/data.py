@@ -41,13 +41,10 @@ from fedhet.config.targets import instantiate
 from fedhet.core.messages import Update
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
-from fedhet.data import (
-    Dataset,
-    FederatedData,
-    Partition,
-    images,  # noqa: F401 -- imports must not count as memory of the data
-    transform,
-)
+from fedhet.data import images  # noqa: F401 -- imports must not count as memory of the data
+from fedhet.data.dataset import Dataset
+from fedhet.data.federation import FederatedData, transform
+from fedhet.data.partition import Partition
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.stores import MemoryStore
 

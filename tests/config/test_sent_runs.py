@@ -19,7 +19,7 @@ from fedhet.config.overrides import parse
 from fedhet.core.errors import ConfigError
 from fedhet.engines.flwr import _run_config
 from fedhet.flower.apps import client_for, server_for
-from fedhet.flower.telling import told
+from fedhet.flower.wire import told
 from fedhet.job import Job
 
 SECRET = "canary-7f3a"

@@ -11,7 +11,7 @@ from flwr.common import FitRes
 
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.data.toy import toy_task
-from fedhet.flower import encoding, wire
+from fedhet.flower import wire
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 
@@ -35,7 +35,7 @@ def forge(res: FitRes, change: Callable[[Header], Any]) -> None:
     header = json.loads(str(res.metrics["fedhet"]))
     del header["digest"]
     change(header)
-    res.metrics["fedhet"] = json.dumps({**header, "digest": encoding.seal(header)})
+    res.metrics["fedhet"] = json.dumps({**header, "digest": wire.seal(header)})
 
 
 def skipping(federation: Federation, **setting: Any) -> Any:

@@ -15,8 +15,8 @@ import pytest
 from contracts.short import slow
 
 import fedhet
+from fedhet import checkpoint as checkpoints
 from fedhet import config
-from fedhet.checkpoint import folder as checkpoints
 from fedhet.config import Config
 from fedhet.data.toy import toy_task
 from fedhet.record.results import Run
@@ -288,8 +288,8 @@ def test_killed_whenever_something_reaches_the_disk(
 
         monkeypatch.setattr(name, noting)
 
-    before("fedhet.checkpoint.folder.sync", checkpoints.sync)
-    before("fedhet.checkpoint.folder.shutil.rmtree", shutil.rmtree)
+    before("fedhet.checkpoint.sync", checkpoints.sync)
+    before("fedhet.checkpoint.shutil.rmtree", shutil.rmtree)
     before("fedhet.record.run_folder.save_tensors", checkpoints.save_tensors)
     run_quietly(settings, folder, toy_task())
     monkeypatch.undo()

@@ -31,8 +31,8 @@ from flwr.common import Parameters
 
 from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.data.toy import toy_task
-from fedhet.flower import encoding, wire
-from fedhet.flower.fields import clean
+from fedhet.flower import wire
+from fedhet.flower.wire import clean
 from fedhet.methods.scaffold import Scaffold
 
 DEEP = "[" * 200_000
@@ -183,7 +183,7 @@ def test_a_shape_that_could_be_broadcast(federation: Federation) -> None:
 
 
 def test_a_reply_that_is_too_large_is_not_read(federation: Federation) -> None:
-    """Neither its tensors nor an extra that Flower carries among the metrics."""
+    """Beyond `replies.max_mb` neither its tensors nor an extra among the metrics is."""
     msg, res = result(federation(toy_task(), Scaffold))
     for change in (
         lambda: res.parameters.tensors.append(bytes(LIMIT)),
@@ -251,7 +251,7 @@ def test_what_a_client_says_stays_one_short_line(federation: Federation) -> None
     header = json.loads(forged["fedhet"])
     del header["digest"]
     header["failure"] = cause
-    forged["fedhet"] = json.dumps({**header, "digest": encoding.seal(header)})
+    forged["fedhet"] = json.dumps({**header, "digest": wire.seal(header)})
     failure = wire.read_reply(msg, (arrays, n, forged))
     assert isinstance(failure, Failure)
     assert failure.cause.isprintable() and len(failure.cause) < 1100

@@ -21,7 +21,7 @@ from fedhet.core.errors import Rejected
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.flower import encoding, wire
+from fedhet.flower import wire
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.scaffold import Scaffold
 
@@ -31,7 +31,7 @@ def forged(msg: Broadcast, change: Callable[[Header], Any]) -> tuple[list[Any], 
     header = json.loads(config["fedhet"])
     del header["digest"]
     change(header)
-    return arrays, config | {"fedhet": json.dumps({**header, "digest": encoding.seal(header)})}
+    return arrays, config | {"fedhet": json.dumps({**header, "digest": wire.seal(header)})}
 
 
 def set_local(name: str, value: Any) -> Callable[[Header], Any]:

@@ -18,7 +18,7 @@ from fedhet.core.server_opt import FedAvgM
 from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.flower import encoding, wire
+from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 
 CLIENTS = 5
@@ -98,7 +98,7 @@ def test_everything_survives_the_wire(
     """
     expected = federation(toy_task(CLIENTS), Three, rounds=2).run().sha256
     for limit in (0, 2**25):
-        monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
+        monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
         run = federation(toy_task(CLIENTS), Three, rounds=2)
 
         def carried(plan: list[Broadcast], replies: list[Any], run: Any = run) -> list[Any]:

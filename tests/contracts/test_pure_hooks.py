@@ -26,7 +26,7 @@ from fedhet.core.plugin import Plugin, overrides
 from fedhet.core.training import Batch, LocalTraining
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
-from fedhet.models.lstm import CharLSTM
+from fedhet.models import CharLSTM
 from fedhet.stores import MemoryStore
 
 TERMS = ("losses", "penalty")

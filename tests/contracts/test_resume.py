@@ -94,7 +94,7 @@ def test_what_a_class_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that have lost their personal models get other ones."""
-    monkeypatch.setattr("fedhet.checkpoint.folder.Checkpoint.state", lambda *args: {})
+    monkeypatch.setattr("fedhet.checkpoint.Checkpoint.state", lambda *args: {})
     with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\..*personal"):
         check_resume(*shortened("method=ditto"), task=toy_task())
 
@@ -184,10 +184,10 @@ def test_checkpoints_are_written_when_they_are_due(
 ) -> None:
     """The steps take 20 s each: one is due after the third, and the last step has one as well."""
     clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("fedhet.checkpoint.steps.time.monotonic", lambda: float(next(clock)) * 2)
+    monkeypatch.setattr("fedhet.checkpoint.time.monotonic", lambda: float(next(clock)) * 2)
     written = []
     monkeypatch.setattr(
-        "fedhet.checkpoint.steps.Checkpoints._write",
+        "fedhet.checkpoint.Checkpoints._write",
         lambda self: (
             written.append(self._strategy.current.round),
             vars(self).update(_written=True),

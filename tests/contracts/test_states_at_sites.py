@@ -10,7 +10,7 @@ import pytest
 
 import fedhet
 from fedhet import config
-from fedhet.checkpoint.steps import Checkpoints
+from fedhet.checkpoint import Checkpoints
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
 from fedhet.stores import MemoryStore

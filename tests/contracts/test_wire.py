@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.messages import Broadcast, Extras, Failure, LocalSettings, Update, payload
-from fedhet.flower import encoding, wire
+from fedhet.flower import wire
 
 WEIGHTS = {
     "w": torch.arange(6.0).reshape(2, 3),
@@ -70,7 +70,7 @@ def test_a_broadcast_comes_back(
     monkeypatch: pytest.MonkeyPatch, limit: int, weights: trees.Tree
 ) -> None:
     """By both writers, also where extras follow the weights in the parameter list."""
-    monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
+    monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     msg = replace(MESSAGE, weights=weights)
     ins = wire.fit_ins(msg, wire.MessagePacker())
     carried = [
@@ -87,7 +87,7 @@ def test_a_broadcast_comes_back(
 
 @pytest.mark.parametrize("limit", [0, 2**25])
 def test_an_update_comes_back(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
+    monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     reply = Update(4, 17, WEIGHTS, {"loss": 0.25}, keeps=True, extras=EXTRAS)
     arrays, examples, metrics = wire.reply_arrays(MESSAGE, reply)
     # NumPyClient accepts nothing else.
@@ -108,7 +108,7 @@ def test_what_a_cohort_shares_arrives_under_every_name(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """The same tensor under two names, and the weights themselves as an extra."""
-    monkeypatch.setattr(encoding, "INLINE_LIMIT", limit)
+    monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
     shared = torch.arange(4.0)
     packer = wire.MessagePacker()
     for pid in (0, 1):

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 from composing import composed
 
+from fedhet.data.federation import RunData
 from fedhet.data.partition import (
     Dirichlet,
+    DrawnScheme,
     Iid,
     Listed,
     Natural,
+    Partition,
     Pathological,
     Quantity,
     Saved,
     Shards,
 )
-from fedhet.data.run_data import RunData
-from fedhet.data.scheme import DrawnScheme, Partition
 
 OPTIONS = {
     Iid: {},

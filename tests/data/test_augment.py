@@ -16,8 +16,8 @@ from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.core.workspace import Workspace
-from fedhet.data import Dataset, Normalize
-from fedhet.data.federation import PADDING, CropFlip, augmentation
+from fedhet.data.dataset import Dataset
+from fedhet.data.federation import PADDING, CropFlip, Normalize, augmentation
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.stores import MemoryStore
 from fedhet.testing import run_quietly

@@ -18,11 +18,10 @@ from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
 from fedhet.data.__main__ import main
-from fedhet.data.commands.describe import table
+from fedhet.data.commands.partitions import table
 from fedhet.data.dataset import Dataset
-from fedhet.data.partition import read_saved
-from fedhet.data.run_data import RunData
-from fedhet.data.scheme import Scheme
+from fedhet.data.federation import RunData
+from fedhet.data.partition import Scheme, read_saved
 
 
 @pytest.fixture(autouse=True)

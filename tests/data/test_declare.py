@@ -11,8 +11,8 @@ from data.local_files import SHORT, data_of, write_digits, write_tables
 import fedhet
 from fedhet import config
 from fedhet.data.__main__ import main
+from fedhet.data.federation import RunData
 from fedhet.data.local.data import LocalData
-from fedhet.data.run_data import RunData
 
 
 def declared(

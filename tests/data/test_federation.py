@@ -12,7 +12,9 @@ import torch
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
 from fedhet.core.workspace import Workspace
-from fedhet.data import Dataset, FederatedData, Normalize, Partition, class_counts, split, transform
+from fedhet.data.dataset import Dataset
+from fedhet.data.federation import FederatedData, Normalize, class_counts, split, transform
+from fedhet.data.partition import Partition
 from fedhet.data.toy import toy_task
 
 FRACTIONS = [

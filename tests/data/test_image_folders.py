@@ -130,9 +130,9 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     for content, message in (
         (
             b"val_0.JPEG\tn02\nval_0.JPEG\tn03\t0\n",
-            "row 1 is 'val_0.JPEG.*n03.*one of the 2 folders",
+            "row 1: 'val_0.JPEG.*n03.*one of the 2 folders",
         ),
-        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "row 1 names .*val_1.JPEG"),
+        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "row 1: there is no .*val_1.JPEG"),
         (b"", "annotations.txt is empty"),
         (b"\xff", "annotations.txt is damaged"),
     ):

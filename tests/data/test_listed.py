@@ -38,12 +38,13 @@ def test_the_lists_are_used_in_turn_and_the_samples_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (3, "partition.classes=3: must be lists of classes"),
+        (3, "partition.classes=3 is not allowed; it must be a list"),
         ([], r"partition.classes=\[\]: must be lists"),
-        ([3], "3 must be a list of different whole numbers"),
-        ([[0, 0]], r"\[0, 0\] must be a list of different"),
-        ([[0, -1]], r"\[0, -1\] must be"),
-        ([[True]], r"\[True\] must be"),
+        ([3], r"partition.classes\[0\]=3 is not allowed; it must be a list"),
+        ([[0, 0]], r"partition.classes=\[\[0, 0\]\]: must be lists of different classes"),
+        ([[0], []], r"partition.classes=\[\[0\], \[\]\]: must be lists .* at least one in each"),
+        ([[0, -1]], r"partition.classes\[0\]\[1\]=-1 is not allowed; .* >= 0"),
+        ([[True]], r"partition.classes\[0\]\[0\]=true is not allowed"),
         ([[0, 1]], "no client has the class 2"),
         ([[*range(10)], [10]], "there is no class 10"),
     ],

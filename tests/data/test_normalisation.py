@@ -18,11 +18,9 @@ from data.own_data import load
 from data.schemes import run_data
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import run_data as run_data_module
-from fedhet.data import transform
+from fedhet.data import federation as run_data_module
 from fedhet.data.__main__ import main
-from fedhet.data.moments import moments
-from fedhet.data.run_data import RunData
+from fedhet.data.federation import RunData, moments, transform
 
 SPLIT = "partition.split=[.5,.25,.25]"
 

@@ -12,7 +12,7 @@ import torch
 from data.own_data import load
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import transform
+from fedhet.data.federation import transform
 
 
 def arrays(**other: Any) -> dict[str, np.ndarray]:

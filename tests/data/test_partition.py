@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 
 from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
-from fedhet.data.partition import Iid, Natural, Pathological, Saved, Shards
-from fedhet.data.scheme import DrawnScheme, Partition
+from fedhet.data.partition import DrawnScheme, Iid, Natural, Partition, Pathological, Saved, Shards
 
 CONF = Path(__file__).parents[2] / "conf" / "partition"
 
@@ -93,7 +92,7 @@ def test_yamls_make_the_schemes(name: str) -> None:
 
 def test_checking_settings_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from fedhet.data import Dirichlet\n"
+        "import sys; from fedhet.data.partition import Dirichlet\n"
         "Dirichlet(name='d', clients=3, min_size=2, split=[.8, .1, .1], noise=.1, alpha=.3)\n"
         "print({'torch', 'datasets', 'flwr_datasets', 'flwr'} & set(sys.modules))"
     )

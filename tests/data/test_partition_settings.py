@@ -7,8 +7,15 @@ import pytest
 from data.schemes import NAMES, OWNERS, labels, make, natural
 
 from fedhet.core.errors import ConfigError
-from fedhet.data.partition import Dirichlet, Iid, Natural, Pathological, Quantity, Shards
-from fedhet.data.scheme import DrawnScheme
+from fedhet.data.partition import (
+    Dirichlet,
+    DrawnScheme,
+    Iid,
+    Natural,
+    Pathological,
+    Quantity,
+    Shards,
+)
 
 # Of 100 samples in 10 classes.
 IMPOSSIBLE = [

@@ -17,11 +17,9 @@ from data.schemes import run_data, saved_scheme
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import transform
 from fedhet.data.__main__ import main
-from fedhet.data.partition import Iid
-from fedhet.data.run_data import RunData
-from fedhet.data.scheme import Partition
+from fedhet.data.federation import RunData, transform
+from fedhet.data.partition import Iid, Partition
 
 POOL = "partition.pool_test=true"
 

@@ -12,7 +12,7 @@ import pytest
 from data.schemes import run_data, saved_scheme
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.run_data import RunData
+from fedhet.data.federation import RunData
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_other_data_are_refused_with_both_numbers(kept: tuple[Path, RunData]) ->
     [
         (
             lambda record: record.pop("labels"),
-            "not a partition that can be used again: labels missing",
+            "is damaged: labels is missing",
         ),
         (
             lambda record: record.update(indices=None),
-            "indices missing or of the wrong type",
+            "is damaged: indices is missing",
         ),
         (
             lambda record: record["settings"].pop("split"),
@@ -106,5 +106,5 @@ def test_damage_is_noticed(
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{"])
 def test_a_file_that_is_not_a_partition(tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.json").write_text(content)
-    with pytest.raises(DataError, match=r"mine.json is damaged: expected a partition.json"):
+    with pytest.raises(DataError, match=r"mine.json is damaged: "):
         saved_scheme(tmp_path / "mine.json")

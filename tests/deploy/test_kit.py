@@ -25,7 +25,7 @@ from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, folders, tls
 from fedhet.flower.code import digest
-from fedhet.flower.own_data import OwnData
+from fedhet.flower.sites import OwnData
 
 HOST = "server.example.org"
 DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL)

@@ -26,7 +26,7 @@ from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
-from fedhet.flower.joining import SiteNodes
+from fedhet.flower.sites import SiteNodes
 from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 

@@ -24,10 +24,10 @@ from fedhet import api, config
 from fedhet.config.aliases import unfolded
 from fedhet.core.errors import ConfigError, DataError, Rejected
 from fedhet.core.messages import Message
-from fedhet.data.run_data import RunData
+from fedhet.data.federation import RunData
 from fedhet.data.tables import load_arrays, read_frame
 from fedhet.data.toy import toy_task
-from fedhet.flower.encoding import _decode
+from fedhet.flower.wire import _decode
 from fedhet.job import Job
 from fedhet.models.build import build_model
 from fedhet.record.files import read_tensors

@@ -24,7 +24,7 @@ from fedhet.core.trees import sha256
 from fedhet.data.__main__ import main as data_main
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.flower import wire
-from fedhet.flower.joining import SiteNodes
+from fedhet.flower.sites import SiteNodes
 from fedhet.job import Job
 
 pytest.importorskip("tokenizers", reason="texts need the package tokenizers")

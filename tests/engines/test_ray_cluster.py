@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import fedhet
-from fedhet.engines import cluster
+from fedhet.engines import ray as cluster
 
 HERE = Path(__file__).parent
 RAY = Path(sys.executable).parent / "ray"

@@ -16,7 +16,7 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.local.data import LocalData
 from fedhet.flower import apps
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.own_data import OwnData
+from fedhet.flower.sites import OwnData
 from fedhet.job import Job
 
 

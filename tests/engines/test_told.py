@@ -21,7 +21,7 @@ from fedhet.core.errors import LostState
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.messages import LOST, Failure
 from fedhet.flower import apps
-from fedhet.flower.telling import told
+from fedhet.flower.wire import told
 from fedhet.job import Job
 from fedhet.stores import MemoryStore, store_at_site
 

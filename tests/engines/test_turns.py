@@ -1,4 +1,7 @@
-"""Runs of one SuperLink take turns; here by processes, as Flower starts one for each run."""
+"""Runs of one SuperLink take turns by the lock of the file that FEDHET_QUEUE names.
+
+Here they are processes, as Flower starts one for each run.
+"""
 
 from __future__ import annotations
 

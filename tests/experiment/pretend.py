@@ -18,9 +18,8 @@ from fedhet.data.findable import Source
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.folder import EXPERIMENT, recorded
 from fedhet.experiment.progress import Progress
-from fedhet.launchers.executors import Executor
+from fedhet.launchers.executors import Executor, PlannedRun
 from fedhet.launchers.live import Watch
-from fedhet.launchers.runs import PlannedRun
 from fedhet.record.files import write_json
 from fedhet.record.schema import FORMAT
 

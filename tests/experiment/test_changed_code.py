@@ -18,7 +18,7 @@ import fedhet
 from fedhet.core.errors import OtherCode
 from fedhet.experiment.code import Code, digest, joined, short
 from fedhet.experiment.folder import recorded
-from fedhet.launchers import runs as launched
+from fedhet.launchers import executors as launched
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.progress import TaskID
 
 from fedhet.launchers import live
-from fedhet.launchers.runs import PlannedRun
+from fedhet.launchers.executors import PlannedRun
 
 
 class Folder:
@@ -62,7 +63,7 @@ def watch(tmp_path: Path, output: io.StringIO, request: Any) -> Iterator[live.Wa
 
 def text(watch: live.Watch) -> str:
     console = Console(file=io.StringIO(), width=90, height=12)
-    console.print(watch.render())
+    console.print(watch.bar)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -108,14 +109,14 @@ def test_a_line_for_each_run_that_goes_on(
 
 @pytest.mark.parametrize("watch", ["terminal"], indirect=True)
 def test_more_runs_than_a_screen_has_lines(watch: live.Watch, tmp_path: Path) -> None:
-    """It has 12, of which 4 are kept for the rest and for the bar."""
+    """It has 12, of which 4 are kept for the bar of the whole, and for what is printed."""
     for number in range(10):
         watch.begins(planned(tmp_path / f"{number}"))
         Folder(tmp_path / f"{number}").begins().step(2, phase="finetune")
     watch.look()
     lines = text(watch).splitlines()
-    assert ["finetune 2" in line for line in lines[:8]] == [True] * 8
-    assert lines[8].strip() == "and 2 more" and "1/3" in lines[9] and len(lines) == 10
+    assert "1/3" in lines[0] and lines[0].rstrip().endswith("and 2 more") and len(lines) == 9
+    assert ["finetune 2" in line for line in lines[1:]] == [True] * 8
 
 
 def test_a_summary_that_is_being_written(watch: live.Watch, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_summary_that_is_being_written(watch: live.Watch, tmp_path: Path) -> N
 def test_the_score_of_a_run(
     scores: dict[str, float | None], trial: bool, shown: str, tmp_path: Path
 ) -> None:
-    run = live.ShownRun(tmp_path, "a", row={"loss_global": 0.5, **scores}, trial=trial)
+    run = live.ShownRun(tmp_path, "a", TaskID(0), row={"loss_global": 0.5, **scores}, trial=trial)
     assert run.score() == shown
 
 
@@ -174,19 +175,10 @@ def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringI
     ]
 
 
-def test_the_time_left(watch: live.Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cell ended before; a is half done after 10 s, and b has not begun."""
-    began = watch._began
+def test_the_whole_knows_what_ended_before(watch: live.Watch, tmp_path: Path) -> None:
+    """One cell ended before; a is half done, and b has not begun."""
     Folder(tmp_path / "a").begins().step(2)
     watch.look()
-    monkeypatch.setattr(live.time, "monotonic", lambda: began + 10)
-    assert watch.left() == pytest.approx(10 * 1.5 / 0.5)
-    assert "30 s left" in text(watch)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(59.4, "59 s"), (60, "1 min"), (61, "2 min"), (3600, "1 h 00 min"), (7500, "2 h 05 min")],
-)
-def test_seconds_as_people_read_them(seconds: float, shown: str) -> None:
-    assert live._time(seconds) == shown
+    whole, a, b = watch.bar.tasks
+    assert (whole.completed, whole.total) == (1.5, 3)
+    assert (a.completed, a.total, a.started) == (2, 4, True) and not b.started

@@ -12,8 +12,8 @@ from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 
 from fedhet.experiment.cells import Cell
-from fedhet.record.deciding import validation_score
-from fedhet.report.curves import curve_points
+from fedhet.record.summary import validation_score
+from fedhet.report.figures import curve_points
 from fedhet.report.results import results
 from fedhet.report.study import Study
 

@@ -14,10 +14,9 @@ import pytest
 
 from fedhet.config import compose
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.launchers import executors, runs
-from fedhet.launchers.executors import Processes
+from fedhet.launchers import executors
+from fedhet.launchers.executors import PlannedRun, Processes, _logged, carry_out
 from fedhet.launchers.live import Watch
-from fedhet.launchers.runs import PlannedRun, _logged, carry_out
 
 LOST = "its process was ended by SIGKILL"
 
@@ -59,7 +58,7 @@ def test_the_process_of_a_run_leaves_its_reason(
     def fails(settings: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(runs, "make", fails)
+    monkeypatch.setattr(executors, "make", fails)
     monkeypatch.chdir(tmp_path)
     carry_out(run, compose([]), str(tmp_path))
     reason = "ZeroDivisionError: by zero (FEDHET_TRACEBACK=1 shows where)"

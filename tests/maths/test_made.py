@@ -55,15 +55,6 @@ def test_even_degrees_use_every_degree_equally_often() -> None:
     assert counts.tolist() == [10] * 7
 
 
-def test_impossible_sizes_are_refused() -> None:
-    for dim, hidden in [(0, 4), (4, 0), (-1, 2)]:
-        with (
-            named_case(dim, hidden),
-            pytest.raises(ValueError, match=f"{dim} inputs and {hidden} hidden"),
-        ):
-            feddisk.masks(dim, hidden)
-
-
 def test_the_jacobian_is_strictly_lower_triangular() -> None:
     """Output d depends on x_<d only, and on all of them if there are enough hidden units."""
     for kind in ["even", "random"]:

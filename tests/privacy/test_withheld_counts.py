@@ -12,7 +12,7 @@ from fedhet.core.counts import suppressed, withheld
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import FLOOR
 from fedhet.data.toy import toy_task
-from fedhet.flower.own_data import OwnData
+from fedhet.flower.sites import OwnData
 from fedhet.job import Job
 
 

@@ -20,5 +20,4 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
             write_text(folder / f"{name}.{kind}", "")
         return FigureFile(name, caption, alt, b"")
 
-    for module in ("curves", "figures"):
-        monkeypatch.setattr(f"fedhet.report.{module}.store", store)
+    monkeypatch.setattr("fedhet.report.figures.store", store)

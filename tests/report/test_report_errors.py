@@ -99,7 +99,10 @@ def no_folder(folder: Path) -> Path:
         (damaged_experiment, "experiment.json is damaged"),
         (nothing_run, "cells/cell-000: not run"),
         (experiments, "the experiments one, other"),
-        (wrong_metric, "report.metric='lats': it must be one of last,"),
+        (
+            wrong_metric,
+            "report.metric=lats is not allowed (did you mean last",
+        ),
     ],
 )
 def test_one_sentence_for_what_cannot_be_reported(

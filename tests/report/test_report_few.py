@@ -14,11 +14,9 @@ from made_runs import Axes, make_experiment
 import fedhet
 from fedhet import report
 from fedhet.report import statistics
-from fedhet.report.comparisons import few_pairs, statistics_section
-from fedhet.report.findings import sentences
-from fedhet.report.making import command, tuning_table
-from fedhet.report.scores import deciding
+from fedhet.report.comparisons import few_pairs, sentences, statistics_section
 from fedhet.report.study import Study
+from fedhet.report.tables import command, deciding, tuning_table
 
 
 def study_of(folder: Path, scores: dict[str, list[float | None]]) -> Study:

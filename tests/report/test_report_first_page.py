@@ -10,10 +10,10 @@ import pytest
 from report.made_runs import Axes, make_experiment, make_run
 
 import fedhet
-from fedhet.report import curves, making, page
+from fedhet.record.figures import Picture
+from fedhet.report import figures, page, tables
 from fedhet.report.document import FigureFile
 from fedhet.report.study import Study
-from fedhet.report.style import Picture
 
 
 def study_of(folder: Path, scores: dict[float, float]) -> Study:
@@ -36,7 +36,7 @@ def study_of(folder: Path, scores: dict[float, float]) -> Study:
 @pytest.mark.usefixtures("undrawn")
 def test_the_rates_are_shown_and_nothing_contradicts_them(tmp_path: Path) -> None:
     study = study_of(tmp_path / "made", {0.05: 0.5, 0.3: 0.7})
-    table = making.methods_table(study)
+    table = tables.methods_table(study)
     assert table is not None
     assert [[entry.text for entry in row] for row in table.rows] == [
         ["FedAvg", "method=fedavg client.lr=0.3"],
@@ -59,8 +59,8 @@ def test_panels_have_one_range_unless_they_are_far_apart(
         drawn.append((picture, caption))
         return FigureFile(name, caption, alt, b"")
 
-    monkeypatch.setattr(curves, "store", store)
-    curves.curves(study_of(tmp_path / "made", {0.05: 0.2, 0.3: other}), tmp_path)
+    monkeypatch.setattr(figures, "store", store)
+    figures.curves(study_of(tmp_path / "made", {0.05: 0.2, 0.3: other}), tmp_path)
     for picture, caption in drawn:
         ranges = {axes.get_ylim() for axes in picture.axes}
         assert (len(ranges) == 1) == same == ("ranges of scores differ" not in caption)
@@ -69,7 +69,7 @@ def test_panels_have_one_range_unless_they_are_far_apart(
 def test_a_curve_that_begins_late_is_told(tmp_path: Path) -> None:
     for method, curve in (("fedavg", [0.5, 0.6]), ("feddisk", [None, None, 0.5, 0.6])):
         make_run(tmp_path / method, curve, method=method)
-    points = curves.curve_points(Study(fedhet.results(tmp_path)))
-    told = curves._late(points)
+    points = figures.curve_points(Study(fedhet.results(tmp_path)))
+    told = figures._late(points)
     assert told.endswith("so that some curves begin later: that of feddisk at round 3.")
-    assert curves._late(points[points["method"] == "fedavg"]) == ""
+    assert figures._late(points[points["method"] == "fedavg"]) == ""

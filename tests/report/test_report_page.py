@@ -15,15 +15,12 @@ from made_runs import Axes, change, make_experiment, write
 
 import fedhet
 from fedhet import report
-from fedhet.report.comparisons import few_pairs, statistics_section
-from fedhet.report.costs import memory, thresholds
-from fedhet.report.findings import sentences
-from fedhet.report.making import mixed_code
+from fedhet.report.comparisons import few_pairs, sentences, statistics_section
+from fedhet.report.figures import panels
 from fedhet.report.page import FIGURES, TABLES
 from fedhet.report.results import results
-from fedhet.report.scores import deciding
 from fedhet.report.study import Study
-from fedhet.report.style import panels
+from fedhet.report.tables import deciding, memory, mixed_code, thresholds
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
 SEEDS = list(range(12))

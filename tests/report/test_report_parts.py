@@ -12,10 +12,9 @@ from made_runs import change, make_experiment, make_run, write
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.report.costs import run_frame, sent
-from fedhet.report.curves import curve_points
-from fedhet.report.making import tuning_table
+from fedhet.report.figures import curve_points
 from fedhet.report.study import Study
+from fedhet.report.tables import run_frame, sent, tuning_table
 
 
 def part(folder: Path, method: str, **entries: Any) -> Path:

@@ -13,11 +13,10 @@ from made_runs import Axes, make_experiment
 
 import fedhet
 from fedhet import report
-from fedhet.report.comparisons import few_pairs, pairs_table
+from fedhet.report.comparisons import few_pairs, pairs_table, sentences
 from fedhet.report.document import WORSE_IF_NORMAL
-from fedhet.report.findings import sentences
-from fedhet.report.scores import deciding
 from fedhet.report.study import Study
+from fedhet.report.tables import deciding
 
 
 def study_of(

@@ -26,7 +26,7 @@ LINES = [
 KILLED = """
 import os, sys
 from fedhet.cli.main import main
-from fedhet.trackers.tracking import Tracking
+from fedhet.trackers.base import Tracking
 
 settled = Tracking.settled
 

@@ -23,7 +23,7 @@ from fedhet.flower.apps import client_for
 from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
 from fedhet.testing import check_equal
-from fedhet.trackers import tracking
+from fedhet.trackers import base as tracking
 from fedhet.trackers.base import Tracked
 
 OWN = "tracker._target_=trackers.listing.Listing"

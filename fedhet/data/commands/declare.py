@@ -18,8 +18,11 @@ defaults:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
+def add_commands(commands: Any) -> None:
+    """Declare the command and its arguments."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = commands.add_parser("declare", help=summary, description=summary)
+    parser.set_defaults(run=main)
     parser.add_argument(
         "data", type=Path, help="a folder of images, an npz file, or a csv or Parquet table"
     )
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Print the declaration as an experiment in YAML."""
     import yaml
 
@@ -67,7 +70,6 @@ def main(args: argparse.Namespace) -> int:
     settings = {"sites": ["a", "b"], **declared}
     text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
-    return 0
 
 
 def _folder(path: Path) -> dict[str, Any]:

@@ -11,10 +11,11 @@ import os
 import shutil
 import tempfile
 import urllib.request
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedhet.config import catalogue
 from fedhet.core import check
@@ -108,8 +109,11 @@ PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
 }
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the command's arguments."""
+def add_commands(commands: Any) -> None:
+    """Declare the command and its arguments."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = commands.add_parser("download", help=summary, description=summary)
+    parser.set_defaults(run=main)
     parser.add_argument(
         "dataset", help=f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"
     )
@@ -125,7 +129,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def main(args: Namespace) -> int:
+def main(args: Namespace) -> None:
     """Download the dataset, except for files that are already there.
 
     Raises:
@@ -159,7 +163,6 @@ def main(args: Namespace) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(result, target)
         print(target)
-    return 0
 
 
 def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) -> Path:

@@ -23,11 +23,11 @@ from fedhet.core.limits import least_count
 from fedhet.core.merging import Mean
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
+from fedhet.data.federation import described
 from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
-from fedhet.data.run_data import described
 
 log = logging.getLogger("fedhet.data")
 

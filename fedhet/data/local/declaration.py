@@ -8,19 +8,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from fedhet.core import check
+from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
 from fedhet.data.dataset import AUTO, CHOICES, Dataset, Statistic
 from fedhet.data.images import COLOURS
-from fedhet.data.scheme import Partition, Scheme
+from fedhet.data.partition import Partition, Scheme
 
 DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
 STATISTICS = ("mean", "std", "target_mean", "target_std")
@@ -29,7 +30,7 @@ _NAME = re.compile(r"[\w.-]{1,100}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
+class Declaration(Checked):
     """The settings `dataset.<field>` of dataset=local.
 
     Args:
@@ -58,21 +59,23 @@ class Declaration:
         ConfigError: a setting is not allowed, or two contradict each other.
     """
 
+    GROUP: ClassVar[str] = "dataset"
+
     name: str
     data_dir: str
     sites: Sequence[str]  # None is refused
-    target: str
+    target: str = setting(allowed=CHOICES)
     classes: Classes
     features: Sequence[str] | None
     text: str | None
     tokenizer: str | None
     label: str | Sequence[str]
     shape: Sequence[int] | None
-    dtype: str
-    vocabulary: int | None
-    padding: int | None
-    size: int | None
-    colours: str
+    dtype: str = setting(allowed=tuple(DTYPES))
+    vocabulary: int | None = setting(low=1)
+    padding: int | None = setting(low=0)
+    size: int | None = setting(low=1)
+    colours: str = setting(allowed=tuple(COLOURS))
     mean: Statistic
     std: Statistic
     target_mean: Statistic
@@ -80,10 +83,11 @@ class Declaration:
     augment: str
     test: str | None
     files: Mapping[str, str] | None
-    max_samples: int | None
+    max_samples: int | None = setting(low=1)
     nodes: Mapping[str, int] | None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.sites is None:
             raise ConfigError("dataset=local needs the names of the sites: dataset.sites=[a,b,c]")
         names = check.each(check.text, "dataset.sites", self.sites)
@@ -93,20 +97,12 @@ class Declaration:
             )
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"dataset.sites={list(names)}: must be distinct names, at least one")
-        check.one_of("dataset.target", self.target, CHOICES)
         if (self.classes is None) != (self.target == "number"):
             raise ConfigError(
                 f"dataset.classes={self.classes} with dataset.target={self.target}: the classes or"
                 " labels must be declared, because no machine sees those of all sites; numbers"
                 " have none"
             )
-        check.one_of("dataset.dtype", self.dtype, DTYPES)
-        check.one_of("dataset.colours", self.colours, COLOURS)
-        check.optional(check.integer, "dataset.size", self.size, low=1)
-        check.optional(check.integer, "dataset.vocabulary", self.vocabulary, low=1)
-        check.optional(check.integer, "dataset.padding", self.padding, low=0)
-        check.optional(check.text, "dataset.test", self.test)
-        check.optional(check.integer, "dataset.max_samples", self.max_samples, low=1)
         self._check_shape()
         self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):
@@ -140,8 +136,6 @@ class Declaration:
             raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
 
     def _check_text(self) -> None:
-        check.optional(check.text, "dataset.text", self.text)
-        check.optional(check.text, "dataset.tokenizer", self.tokenizer)
         if (self.text is None) != (self.tokenizer is None) or (
             self.tokenizer is not None and not _SHA256.fullmatch(self.tokenizer)
         ):
@@ -193,6 +187,16 @@ class Declaration:
     def auto(self) -> tuple[str, ...]:
         """Which of the statistics are to be measured on the sites' training parts."""
         return tuple(key for key in self.normalised if getattr(self, key) == AUTO)
+
+    @property
+    def measured(self) -> list[str]:
+        """Of what sites measure the statistics: "x", the inputs, and "y", the numbers."""
+        return sorted({"x" if key in STATISTICS[:2] else "y" for key in self.auto})
+
+    @property
+    def columns_of(self) -> dict[str, int]:
+        """The number of columns or channels of the inputs "x", and of the numbers "y"."""
+        return {"x": self.shape_of_sample[0], "y": len(self.outputs)}
 
     @property
     def content(self) -> dict[str, Any]:
@@ -300,11 +304,7 @@ class Sites(Scheme):
     """
 
     noise: float = 0.0
-    clients: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.optional(check.integer, "partition.clients", self.clients, low=1)
+    clients: int | None = setting(None, low=1)
 
     def check_clients(self, sites: Sequence[str]) -> None:
         """Refuse another number of clients than that of the sites.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from fedhet.core.errors import DataError, Rejected
 from fedhet.core.task import Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
+from fedhet.data.federation import Moments, joined, moments
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
-from fedhet.data.moments import Moments, joined, moments
+from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet.data")
 MOST_SAMPLES = 10**12
@@ -33,8 +34,8 @@ class SiteDescription:
         sizes: the numbers of training, validation and test samples.
         counts: of each class or label over all parts, None for one that is not told; or None.
         moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
-            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto". Mean
-            and squares of a column that would tell a count of few samples are None.
+            mean and squares (`fedhet.data.federation.Moments`), as far as a statistic is "auto".
+            Mean and squares of a column that would tell a count of few samples are None.
     """
 
     site: str
@@ -67,18 +68,10 @@ class SiteDescription:
             exact = np.sum([declared.counts(part.y.numpy()) for part in parts.values()], axis=0)
             hidden = withheld(exact.tolist(), min_count)
             counts = [None if h else n for h, n in zip(hidden, exact.tolist(), strict=True)]
-        needed = sorted({"x" if key in STATISTICS[:2] else "y" for key in declared.auto})
-        return cls(
-            site,
-            declared.digest,
-            [len(parts[part]) if part in parts else 0 for part in PARTS],
-            counts,
-            {name: _told(getattr(parts["train"], name).numpy(), least) for name in needed},
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The description as JSON has it."""
-        return asdict(self)
+        sizes = [len(parts[part]) if part in parts else 0 for part in PARTS]
+        train = {"x": parts["train"].x, "y": parts["train"].y}
+        told = {name: _told(train[name].numpy(), least) for name in declared.measured}
+        return cls(site, declared.digest, sizes, counts, told)
 
     @classmethod
     def read(cls, declared: Declaration, value: Any) -> SiteDescription:
@@ -100,13 +93,29 @@ class SiteDescription:
                 f"site {site!r} has data for another declaration, with the digest"
                 f" {str(value['digest'])[:16]!r}, not {declared.digest!r}",
             )
-        sizes = value["sizes"]
-        good = isinstance(sizes, list) and len(sizes) == len(PARTS)
-        if not good or not all(_whole(n) for n in sizes) or not sizes[0]:
+        sizes, counts, found = value["sizes"], value["counts"], value["moments"]
+        if not has_form(sizes, [_whole]) or len(sizes) != len(PARTS) or not sizes[0]:
             raise Rejected("wrong content", f"site {site!r}: {str(sizes)[:50]} are no sizes")
         check_sizes(declared, site, sizes)
-        _check_counts(declared, site, sizes, value["counts"])
-        _check_moments(declared, site, sizes[0], value["moments"])
+        form = [lambda n: n is None or (_whole(n) and n <= sum(sizes))]
+        classes = 0 if declared.target == "number" else len(declared.outputs)
+        good = classes and has_form(counts, form) and len(counts) == classes
+        if counts is not None and not good:
+            raise Rejected("wrong content", f"site {site!r}: its label counts are none")
+        each = {"x": math.prod(declared.shape_of_sample[1:]), "y": 1}
+        if (
+            not isinstance(found, dict)
+            or sorted(found) != declared.measured
+            or not all(
+                _are_moments(found[name], sizes[0] * each[name], declared.columns_of[name])
+                for name in found
+            )
+        ):
+            raise Rejected(
+                "wrong content",
+                f"site {site!r}: the moments of its training samples are not numbers, those of"
+                f" values of at most {LARGEST:g}, for each column or channel",
+            )
         return cls(**value)
 
 
@@ -136,54 +145,22 @@ def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_SAMPLES
 
 
-def _check_counts(declared: Declaration, site: str, sizes: list[int], counts: Any) -> None:
-    if counts is None:
-        return
-    total = sum(sizes)
-    good = isinstance(counts, list) and len(counts) == len(declared.outputs)
-    if (
-        not good
-        or declared.target == "number"
-        or not all(n is None or (_whole(n) and n <= total) for n in counts)
-    ):
-        raise Rejected("wrong content", f"site {site!r}: its label counts are none")
-
-
-def _check_moments(declared: Declaration, site: str, train: int, found: Any) -> None:
-    shape = declared.shape_of_sample
-    expected = {}
-    for key in declared.auto:
-        inputs = key in STATISTICS[:2]
-        each = math.prod(shape[1:]) if inputs else 1
-        expected["x" if inputs else "y"] = (
-            train * each,
-            shape[0] if inputs else len(declared.outputs),
+def _are_moments(one: Any, count: int, columns: int) -> bool:
+    if not isinstance(one, dict) or set(one) != {"count", "mean", "squares"}:
+        return False
+    means, squares = one["mean"], one["squares"]
+    lists = isinstance(means, list) and isinstance(squares, list)
+    return (
+        lists
+        and len(means) == len(squares) == columns
+        and type(one["count"]) is int
+        and one["count"] == count
+        and all(
+            _number(mean) and _number(square, count * LARGEST**2) and square >= 0
+            for mean, square in zip(means, squares, strict=True)
+            if (mean, square) != (None, None)
         )
-
-    def fits(one: Any, count: int, columns: int) -> bool:
-        if not isinstance(one, dict) or set(one) != {"count", "mean", "squares"}:
-            return False
-        means, squares = one["mean"], one["squares"]
-        lists = isinstance(means, list) and isinstance(squares, list)
-        if not lists or not len(means) == len(squares) == columns:
-            return False
-        return (
-            type(one["count"]) is int
-            and one["count"] == count
-            and all(
-                _number(mean) and _number(square, count * LARGEST**2) and square >= 0
-                for mean, square in zip(means, squares, strict=True)
-                if (mean, square) != (None, None)
-            )
-        )
-
-    good = isinstance(found, dict) and set(found) == set(expected)
-    if not good or not all(fits(found[name], *expected[name]) for name in expected):
-        raise Rejected(
-            "wrong content",
-            f"site {site!r}: the moments of its training samples are not numbers, those of values"
-            f" of at most {LARGEST:g}, for each column or channel",
-        )
+    )
 
 
 def _number(value: Any, most: float = LARGEST) -> bool:
@@ -215,8 +192,7 @@ class Agreement:
             if not wanted:
                 continue
             parts = [one.moments[name] for one in descriptions if one is not None]
-            size = declared.shape_of_sample[0] if name == "x" else len(declared.outputs)
-            columns = [_agreed(parts, column) for column in range(size)]
+            columns = [_agreed(parts, column) for column in range(declared.columns_of[name])]
             if hidden := [column for column, found in enumerate(columns) if found is None]:
                 log.warning(
                     "%s: %s are 0 and 1 for the columns or channels %s; no site tells those,"
@@ -258,7 +234,7 @@ def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]
     """
     good = isinstance(value, dict) and set(value) == set(declared.auto)
     for key in declared.auto if good else ():
-        count = declared.shape_of_sample[0] if key in STATISTICS[:2] else len(declared.outputs)
+        count = declared.columns_of["x" if key in STATISTICS[:2] else "y"]
         one = value[key]
         good = good and isinstance(one, list) and len(one) == count and all(map(_number, one))
         good = good and (not key.endswith("std") or min(one) > 0)

@@ -23,7 +23,7 @@ from fedhet.data.arrays import encoded
 from fedhet.data.federation import split
 from fedhet.data.images import COLOURS, list_images, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
-from fedhet.data.scheme import check_split
+from fedhet.data.partition import check_split
 from fedhet.data.tables import (
     SUFFIXES,
     Columns,
@@ -166,13 +166,6 @@ def _samples(x: np.ndarray, y: np.ndarray) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y))
 
 
-def _check_numbers(source: str, names: np.ndarray | None, declared: Declaration) -> None:
-    if names is not None and len(names) != len(declared.outputs):
-        raise DataError(
-            f"{source}: {len(names)} numbers per sample; the run declares {list(declared.outputs)}"
-        )
-
-
 def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:
     names = [f"{axis}_{part}" for part in parts for axis in "xy"]
     found = load_arrays(path, {}, [*names, "x", "y"])
@@ -207,8 +200,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             continue
         with private():
             raw = array_samples(path, found, x, y, text=declared.tokens)
-            (targets,), about = encoded(raw, None, declared.target, classes)
-        _check_numbers(raw.y_source, about.get("numbers"), declared)
+            (targets,), _ = encoded(raw, None, declared.target, classes)
         samples[part] = _samples(raw.x, targets)
     return samples
 
@@ -234,7 +226,6 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Samples
     with private():
         # Without a header, the names of the columns are a sample.
         arrays = columns.arrays([(str(path), read_frame(path))])
-    _check_numbers(str(path), arrays.get("numbers"), declared)
     return _samples(arrays["x"], arrays["y"])
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fedhet.core import streams, trees
 from fedhet.core.check import counted
-from fedhet.core.messages import Broadcast, Extras, LocalSettings, Update
+from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import EarlyStopping
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.maths import feddisk
 from fedhet.maths.feddisk import Masks
 from fedhet.methods.feddisk import networks
+from fedhet.methods.feddisk.options import DensityOptions
 
 VAL = "feddisk.val"  # extra: the validation loss of the MADE that the client received
 ESS = "feddisk.ess"  # metric: the effective sample size of the weights, as a share of n_k
@@ -30,29 +30,8 @@ def held_out_of(n: int) -> int:
     return max(1, int(HELD_OUT * n + 0.5))
 
 
-class DensityClient(Plugin):
-    """Serves the phases `density` and `weigh`, and weighs the samples in every training.
-
-    The annotated options are those of FedDiskPlugin.
-    """
-
-    ratio: str
-    hidden: int
-    masks: str
-    features: str
-    binarise: bool
-    global_made: LocalSettings
-    local_made: LocalSettings
-    local_patience: int
-    classifier: LocalSettings
-    clf_hidden: int
-    clf_patience: int
-    clf_tolerance: float
-    normalise: str
-    lo: float
-    hi: float
-    eps: float
-    min_samples: int
+class DensityClient(DensityOptions):
+    """Serves the phases `density` and `weigh`, and weighs the samples in every training."""
 
     # ---- phase 1, "density": the federation trains the global MADE
     def density(self, msg: Broadcast) -> Update:

@@ -13,29 +13,20 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.metrics import comm_cost
 from fedhet.core.phases import EarlyStopping, Phase
-from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.methods.feddisk import networks
 from fedhet.methods.feddisk.client import ESS, VAL, held_out_of
+from fedhet.methods.feddisk.options import DensityOptions
 
 log = logging.getLogger("fedhet")
 
 SLOT = "density"  # the global MADE
 
 
-class DensityServer(Plugin):
-    """Declares the phases `density` and `weigh`, and merges their replies.
-
-    The annotated options are those of FedDiskPlugin.
-    """
+class DensityServer(DensityOptions):
+    """Declares the phases `density` and `weigh`, and merges their replies."""
 
     memory = ("_early", "_best", "_made_rounds", "_train_rounds")
-
-    ratio: str
-    hidden: int
-    made_patience: int
-    made_max_rounds: int
-    min_samples: int
 
     def setup(self) -> None:
         self.server.workspace.task.check_density(self.name)

@@ -47,14 +47,12 @@ Deviations and choices:
 Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
 128 and one local epoch are settings of the client (conf/client).
 
-client.py and server.py hold the two halves of the plug-in, mixtures.py the form in which mixtures
-travel, and fedhet/maths/fedgmm.py the equations.
+options.py has the options, client.py and server.py the two halves of the plug-in, mixtures.py the
+form in which mixtures travel, and fedhet/maths/fedgmm.py the equations.
 """
 
 from __future__ import annotations
 
-from fedhet.core import check
-from fedhet.maths.fedgmm import TARGETS
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm.client import MixtureClient
 from fedhet.methods.fedgmm.server import MixtureServer
@@ -64,51 +62,6 @@ class FedGMMPlugin(MixtureClient, MixtureServer):
     """The phases `fit` and `share`, once each and with everyone, then training on more samples."""
 
     name = "fedgmm"
-
-    def __init__(
-        self,
-        *,
-        components: int = 5,
-        reg_covar: float = 1e-6,
-        psi: float = 0.02,
-        target: str | int = "client_max",
-        min_class_samples: int = 2,
-        max_components: int | None = None,
-        agg_count: str = "original",
-        gen_weight: float = 1.0,
-        max_payload_mb: float = 1000.0,
-    ) -> None:
-        self.components = check.integer("plugin.fedgmm.components", components, low=1)
-        self.reg_covar = check.number("plugin.fedgmm.reg_covar", reg_covar, open_low=0)
-        self.psi = check.number("plugin.fedgmm.psi", psi, low=0, open_high=1)
-        if isinstance(target, str):
-            self.target = check.one_of("plugin.fedgmm.target", target, TARGETS)
-        else:
-            self.target = check.integer("plugin.fedgmm.target", target, low=0)
-        self.min_class_samples = check.integer(
-            "plugin.fedgmm.min_class_samples", min_class_samples, low=1
-        )
-        self.max_components = check.optional(
-            check.integer, "plugin.fedgmm.max_components", max_components, low=1
-        )
-        self.agg_count = check.one_of(
-            "plugin.fedgmm.agg_count", agg_count, ("original", "augmented")
-        )
-        self.gen_weight = check.number("plugin.fedgmm.gen_weight", gen_weight, low=0)
-        self.max_payload_mb = check.number(
-            "plugin.fedgmm.max_payload_mb", max_payload_mb, open_low=0
-        )
-        super().__init__(
-            components=self.components,
-            reg_covar=self.reg_covar,
-            psi=self.psi,
-            target=self.target,
-            min_class_samples=self.min_class_samples,
-            max_components=self.max_components,
-            agg_count=self.agg_count,
-            gen_weight=self.gen_weight,
-            max_payload_mb=self.max_payload_mb,
-        )
 
 
 FedGMM = FedAvg.preset("FedGMM", FedGMMPlugin)

@@ -12,13 +12,13 @@ from torch import Tensor
 from fedhet.core import streams
 from fedhet.core.counts import suppressed
 from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import Samples
 from fedhet.core.trees import kind
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
 from fedhet.methods.fedgmm import noised
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
+from fedhet.methods.fedgmm.options import MixtureOptions
 
 log = logging.getLogger("fedhet")
 
@@ -31,20 +31,10 @@ PER_COMPONENT = 4
 KEPT = "fedgmm.samples"  # state: x (m, ...) uint8, y (m,)
 
 
-class MixtureClient(Plugin):
-    """Serves the phases `fit` and `share`, and adds the generated samples to every training.
-
-    The annotated options are those of FedGMMPlugin.
-    """
+class MixtureClient(MixtureOptions):
+    """Serves the phases `fit` and `share`, and adds the generated samples to every training."""
 
     unsized = (KEPT,)
-
-    components: int
-    reg_covar: float
-    target: str | int
-    min_class_samples: int
-    gen_weight: float
-    max_payload_mb: float
 
     # ---- phase "fit"
     def fit(self, msg: Broadcast) -> Update:

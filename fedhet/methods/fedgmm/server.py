@@ -13,33 +13,21 @@ from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.maths import fedgmm as maths
 from fedhet.maths.fedgmm import Mixture
 from fedhet.methods.fedgmm.client import COUNTS, GENERATED, GLOBAL_MAX
 from fedhet.methods.fedgmm.mixtures import MIXTURES, checked_size, pack, unpack
+from fedhet.methods.fedgmm.options import MixtureOptions
 
 log = logging.getLogger("fedhet")
 
 
-class MixtureServer(Plugin):
-    """Declares the phases `fit` and `share`, merges their replies, and schedules the training.
-
-    The annotated options are those of FedGMMPlugin.
-    """
+class MixtureServer(MixtureOptions):
+    """Declares the phases `fit` and `share`, merges their replies, and schedules the training."""
 
     memory = ("_d", "_pooled", "_global_max", "_counts", "_generated")
     releases = {"fit": 2}
-
-    components: int
-    reg_covar: float
-    psi: float
-    target: str | int
-    min_class_samples: int
-    max_components: int | None
-    agg_count: str
-    max_payload_mb: float
 
     @property
     def refuses_noise(self) -> str:

@@ -1,19 +1,29 @@
-"""A SuperNode with data of its own (dataset=local): what its node config says, and its client."""
+"""Sites with data of their own (dataset=local): the client at a site, and how sites join a run.
+
+Before the first round each site says who it is, that its data are as declared, and how many samples
+it has; it contributes to the normalisation once. Only then does the server know what it needs to
+build the strategy.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.common import Code, GetPropertiesRes
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
 
 from fedhet.config import Config, cached
 from fedhet.core.check import boolean
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
 from fedhet.core.state import Store
@@ -21,14 +31,17 @@ from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration, Sites
-from fedhet.data.local.description import SiteDescription, read_statistics
+from fedhet.data.local.description import Agreement, SiteDescription, read_statistics
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
-from fedhet.flower.telling import told
+from fedhet.flower.nodes import Nodes
+from fedhet.flower.wire import told
 from fedhet.job import Job
 
+log = logging.getLogger("fedhet")
+DESCRIPTION_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
 _PATHS = ("data", "val", "test", "tokenizer")
 _KEYS = ("site", *_PATHS, "share-counts")
@@ -82,12 +95,6 @@ class OwnData:
         return None
 
 
-def named_paths(node_config: Mapping[str, Any]) -> list[Path]:
-    """The paths of the site's data as the node config has them, right or wrong."""
-    named = [Path(str(node_config[key])) for key in _PATHS if key in node_config]
-    return [*named, *(path.parent / TOKENIZER for path in named)]
-
-
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
     """What the server learns of an error here: no values of samples, and no folders."""
     if isinstance(error, PrivateDataError):
@@ -97,7 +104,8 @@ def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> st
             f"{unfit} not fit the declaration: a file cannot be read, or a sample is not as"
             " declared; the SuperNode's own log says which"
         )
-    return told(reason, named_paths(node_config))
+    named = [Path(str(node_config[key])) for key in _PATHS if key in node_config]
+    return told(reason, [*named, *(path.parent / TOKENIZER for path in named)])
 
 
 class SiteClient(wire.WireClient):
@@ -167,7 +175,7 @@ class SiteClient(wire.WireClient):
         return SiteDescription.of(*about, min_count=told, least=self._least)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return {**self._hosted, "description": json.dumps(self.description.as_dict())}
+        return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
     def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
         statistics = read_statistics(self._declared, wire.agreed(carried))
@@ -200,3 +208,86 @@ def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
             f" SuperNode is started with its own ({EXAMPLE}), and dataset.files is for simulations"
         )
     return declared, scheme
+
+
+# ---- at the server
+class SiteNodes(Nodes):
+    """The nodes of a run by site: the number of a site takes the place of the partition-id.
+
+    Args:
+        limits: how long to wait for nodes, and how many are enough.
+        declared: what the sites have in common.
+    """
+
+    def __init__(self, limits: ReplyLimits, declared: Declaration) -> None:
+        super().__init__(limits)
+        self._declared = declared
+        self._total = len(declared.sites)
+        self._descriptions: dict[int, SiteDescription] = {}
+        self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
+
+    def agree(self, manager: ClientManager) -> Agreement:
+        """Wait for the sites, and join what they tell of their data.
+
+        Raises:
+            RunFailed: a node is no declared site, its data do not fit, or too few have joined.
+        """
+        self._gather(manager)
+        sites = range(self._total)
+        agreed = Agreement.of(self._declared, [self._descriptions.get(pid) for pid in sites])
+        for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
+            log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
+        self._warn(agreed)
+        self.agreed = agreed.statistics
+        return agreed
+
+    def _warn(self, agreed: Agreement) -> None:
+        """Say which site outweighs all others together: nobody can count its samples."""
+        trained = [train for train, *_ in agreed.sizes]
+        most, others = max(trained), sum(trained) - max(trained)
+        if len(trained) > 2 and most > others:
+            log.warning(
+                "site %s claims %d training samples, and all others together %d: it outweighs them"
+                " in every mean; dataset.max_samples limits what a site may claim",
+                *(self._declared.sites[trained.index(most)], most, others),
+            )
+
+    def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
+        if isinstance(answer, str) or answer.status.code != Code.OK:
+            reason = answer if isinstance(answer, str) else answer.status.message
+            raise ValueError(f"it does not say which site it is: {reason}")
+        description = self._description(dict(answer.properties))
+        pid = list(self._declared.sites).index(description.site)
+        self._check_bound(pid, description, proxy)
+        self._by_partition[pid] = proxy
+        self._descriptions[pid] = description
+        self._bound[pid] = proxy.cid
+
+    def _description(self, properties: dict[str, Any]) -> SiteDescription:
+        if isinstance(problem := properties.get("problem"), str):
+            raise ValueError(problem)
+        text = properties.get("description")
+        if not isinstance(text, str) or len(text) > DESCRIPTION_LIMIT:
+            raise ValueError("it does not say which site it is")
+        try:
+            return SiteDescription.read(self._declared, json.loads(text))
+        except RecursionError as error:
+            raise ValueError("its description is unreadable") from error
+
+    def names(self, pids: Iterable[int]) -> str:
+        return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
+
+    def _check_bound(self, pid: int, description: SiteDescription, proxy: ClientProxy) -> None:
+        """Refuse another node for a site, or other data of it.
+
+        Raises:
+            ValueError: saying which.
+        """
+        site, node = description.site, proxy.cid
+        expected = (self._declared.nodes or {}).get(site)
+        if expected is not None and str(expected) != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {expected}")
+        if self._bound.get(pid, node) != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
+        if self._descriptions.get(pid, description) != description:
+            raise ValueError(f"site {site!r} has other data than when the run began")
