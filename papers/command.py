@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.cli.columns import columns
+from fedhet.cli.help import columns
 from fedhet.config.lines import by_key, value_of
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
@@ -75,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
         return _estimate(experiment, args.times)
     labels = papers.as_text(experiment.labels)
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
-    from fedhet.cli import experiments
+    from fedhet.cli import launch
 
-    code, folder = experiments.run(experiment)
+    code, folder = launch.run_experiment(experiment)
     verdicts(folder)
     return code
 

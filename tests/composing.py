@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.config import Config, catalogue, compose, interpolations, validate
+from fedhet.config import Config, catalogue, compose, composition, interpolations
 from fedhet.config.targets import check_targets
+from fedhet.config.validation import validate
+
+
+def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[tuple[str, ...]]:
+    """Check a run, or all runs of a sweep, as the command line does; return their overrides."""
+    if sweep:
+        return composition.sweep_runs(lines, composition.of_sweep())
+    composition.refuse_own_plugin(lines)
+    compose(lines)
+    return [tuple(lines)]
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import check_overrides
 
 import fedhet
 from fedhet import config
@@ -112,7 +113,7 @@ def test_the_printed_commands_are_accepted(words: list[str], tmp_path: Path) -> 
         assert config.compose([f"resume={tmp_path}", *words[1:]]).resumes
         return
     overrides = [word for word in words if word != "-m"]
-    assert config.check_overrides(overrides, sweep="-m" in words) is not None
+    assert check_overrides(overrides, sweep="-m" in words)
 
 
 def test_the_tables_of_methods_are_complete() -> None:

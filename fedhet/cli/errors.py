@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from fedhet.core.errors import (
     ConfigError,
@@ -18,10 +20,20 @@ from fedhet.core.errors import (
 # Without these, nothing works: this Python is not the one that fedhet was installed into.
 _ESSENTIAL = ("omegaconf", "hydra", "yaml", "numpy", "torch", "flwr", "rich", "safetensors")
 
+PROGRAM = "python -m fedhet"
 FAILED = 1
 WRONG_USE = 2
 DEGRADED = 3
 INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of fedhet: one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments") and self.prog == PROGRAM:
+            message += "; a setting has no dashes, as in rounds=5"
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def drop_output() -> None:

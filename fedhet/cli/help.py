@@ -5,18 +5,19 @@ They are plain text, so that they stay readable in a pipe.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
-from fedhet.cli.columns import columns, wrapped
 from fedhet.cli.commands import commands
 from fedhet.config import catalogue
-from fedhet.config.catalogue import YamlSetting
 from fedhet.config.lines import key_of
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError
 
 Choice = tuple[str, str]  # (group, its choice), such as ("method", "scaffold")
 TOP = ("", "config")  # the settings without a group
+WIDTH = 100
 PRESET_WIDTH = 80  # of a line, beside which "set by it" has room
 USAGE = """\
 fedhet: federated learning on non-IID clients
@@ -52,6 +53,32 @@ are in multirun/."""
 SHOWN_GROUPS = ("client", "partition", "engine")
 
 
+def columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Return a table of two columns; the second is wrapped at WIDTH."""
+    indent = max(len(name) for name, _ in rows) + 4
+    return "\n".join(
+        wrapped(f"  {name}".ljust(indent) + text, following=" " * indent) for name, text in rows
+    )
+
+
+def wrapped(text: str, first: str = "", following: str = "  ") -> str:
+    """Return the text wrapped at WIDTH; a bound such as ">= 1" stays in one line.
+
+    Args:
+        text: the text.
+        first: the beginning of the first line.
+        following: the beginning of the others.
+    """
+    lines = textwrap.fill(
+        first + re.sub(r"([<>]=?) ", "\\1\0", text),
+        WIDTH,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace("\0", " ")
+
+
 def help_text() -> str:
     """Return what --help prints.
 
@@ -60,12 +87,11 @@ def help_text() -> str:
     """
     default = catalogue.defaults()
     groups = [
-        (group, " ".join(f"{'*' * (name == default[group])}{name}" for name in choices))
-        for group, choices in ((group, catalogue.choices(group)) for group in default)
+        (group, " ".join(f"{'*' * (name == chosen)}{name}" for name in catalogue.choices(group)))
+        for group, chosen in default.items()
     ]
-    settings = [*_rows("config", "")]
-    for group in SHOWN_GROUPS:
-        settings += _rows(f"{group}/{default[group]}", f"{group}.")
+    shown = {"": "config"} | {f"{group}.": f"{group}/{default[group]}" for group in SHOWN_GROUPS}
+    settings = [row for prefix, path in shown.items() for row in _rows(path, prefix)]
     parts = [
         USAGE,
         "commands",
@@ -170,10 +196,11 @@ def _section(piece: Choice, origin: str) -> str:
     path = "/".join(filter(None, piece))
     prefix = {"plugin": f"plugin.{choice}.", "": ""}.get(group, f"{group}.")
     title = catalogue.title(*piece) if group else ""
-    rows = [
-        *_rows(path, prefix),
-        *((_short(preset), "set by it") for preset in catalogue.presets(path)),
+    presets = [" ".join(f"{one.key}={one.value}".split()) for one in catalogue.presets(path)]
+    short = [
+        line if len(line) <= PRESET_WIDTH else f"{line[: PRESET_WIDTH - 3]}..." for line in presets
     ]
+    rows = [*_rows(path, prefix), *((line, "set by it") for line in short)]
     parts = [
         wrapped(f"{_written(piece)}{origin}" + (f": {title}" if title else "")),
         *(wrapped(remark, "  ") for remark in catalogue.remarks(path)),
@@ -189,12 +216,6 @@ def _choices_text(group: str) -> str:
         for name in catalogue.choices(group)
     ]
     return f"{group}=<name> (* = default)\n{columns(rows)}"
-
-
-def _short(preset: YamlSetting) -> str:
-    """The setting on one line, of which the other column leaves so much."""
-    line = " ".join(f"{preset.key}={preset.value}".split())
-    return line if len(line) <= PRESET_WIDTH else f"{line[: PRESET_WIDTH - 3]}..."
 
 
 def _rows(path: str, prefix: str) -> Iterator[tuple[str, str]]:

@@ -13,12 +13,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn
 
 from fedhet.cli import help
 from fedhet.cli.commands import is_command, run_command
 from fedhet.cli.compatibility import compatibility
-from fedhet.cli.errors import INTERRUPTED, drop_output, report_error
+from fedhet.cli.errors import INTERRUPTED, PROGRAM, Parser, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import pieces
 from fedhet.core.errors import ConfigError
@@ -45,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    folders, argv = _folder_parser().parse_known_args(argv)
+    first = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)  # a command takes it, too
+    first.add_argument("--config-dir", action="append", default=[])
+    folders, argv = first.parse_known_args(argv)
     pieces.extend_search_path(folders.config_dir)
     _find_packages_here()
     if argv and is_command(argv[0]):
@@ -64,7 +65,7 @@ def _main(argv: Sequence[str]) -> int:
 
         print(shown(args.overrides, args.cfg, args.package, resolve=args.resolve), end="")
     else:
-        from fedhet.cli.experiments import start
+        from fedhet.cli.launch import start
 
         return start(args.overrides, sweep=args.multirun)
     return 0
@@ -88,22 +89,8 @@ def _find_packages_here() -> None:
         sys.path.append(here)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments"):
-            message += "; a setting has no dashes, as in rounds=5"
-        raise ConfigError(f"{message}; see python -m fedhet --help")
-
-
-def _folder_parser() -> argparse.ArgumentParser:
-    """Read what comes before all else; a command takes it too."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", action="append", default=[])
-    return parser
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for flags in (("-h", "--help"), ("--version",), ("--list",), ("-m", "--multirun")):
         parser.add_argument(*flags, action="store_true")

@@ -10,34 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedhet.config.catalogue import CONF
-    from fedhet.config.composition import (
-        Config,
-        cached,
-        check_overrides,
-        compose,
-    )
-    from fedhet.config.validation import validate
+    from fedhet.config.composition import Config, cached, compose
 
-_MODULES = {
-    "CONF": "fedhet.config.catalogue",
-    "Config": "fedhet.config.composition",
-    "cached": "fedhet.config.composition",
-    "check_overrides": "fedhet.config.composition",
-    "compose": "fedhet.config.composition",
-    "validate": "fedhet.config.validation",
-}
-__all__ = [
-    "CONF",
-    "Config",
-    "cached",
-    "check_overrides",
-    "compose",
-    "validate",
-]
+__all__ = ["Config", "cached", "compose"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module("fedhet.config.composition"), name)

@@ -7,8 +7,9 @@ choice of it is a file in any of the folders, and no two folders may have the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +24,8 @@ from fedhet.core.errors import ConfigError
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _conf_folder() -> Path:
-    """Return conf/: inside the package if installed from a wheel, else beside it."""
-    inside = _PACKAGE / "conf"
-    return inside if inside.is_dir() else _PACKAGE.parent / "conf"
-
-
-CONF: Path = _conf_folder()
+# Inside the package if it was installed from a wheel, else beside it.
+CONF: Path = next(filter(Path.is_dir, [_PACKAGE / "conf"]), _PACKAGE.parent / "conf")
 
 # Why a method is not a plug-in.
 ONE_METHOD = (
@@ -208,18 +204,13 @@ def presets(path: str) -> list[YamlSetting]:
 
 def remarks(path: str) -> list[str]:
     """Return the comments of `<path>.yaml` that belong to no key: a blank line follows them."""
-    return _comments(file(path).read_text(encoding="utf-8"))[1]
-
-
-def _in_block(node: yaml.Node) -> bool:
-    """Whether it is a list with a line per entry, or a text after | or >."""
-    scalar = isinstance(node, yaml.ScalarNode)
-    return node.style in ("|", ">") if scalar else not node.flow_style
+    text = "\n".join(_lines(file(path).read_text(encoding="utf-8")))
+    blocks = re.findall(r"^(?: *#.*\n)+(?! *\S)", text, re.MULTILINE)
+    return [_words(block.splitlines()) for block in blocks]
 
 
 def _leaves(text: str, name: str) -> list[YamlSetting]:
-    lines = text.splitlines()
-    above, _ = _comments(text)
+    lines = _lines(text)
 
     def below(node: yaml.MappingNode, prefix: str) -> Iterator[YamlSetting]:
         for key, value in node.value:
@@ -229,32 +220,29 @@ def _leaves(text: str, name: str) -> list[YamlSetting]:
             if isinstance(value, yaml.MappingNode):
                 yield from below(value, f"{dotted}.")
                 continue
-            end = value.end_mark
-            # What has lines of its own ends where the next key begins, or the file.
-            behind = "" if _in_block(value) else lines[end.line][end.column :].strip().lstrip("# ")
-            helps = [text for text in (behind, above.get(key.start_mark.line, "")) if text]
-            written = text[value.start_mark.index : value.end_mark.index]
-            yield YamlSetting(dotted, written, "".join(helps[:1]), "".join(helps[1:]))
+            begin, end = value.start_mark, value.end_mark
+            scalar = isinstance(value, yaml.ScalarNode)
+            # A list with a line per entry, or a text after | or >, ends where the next key begins.
+            block = value.style in ("|", ">") if scalar else not value.flow_style
+            behind = "" if block else lines[end.line][end.column :].strip().lstrip("# ")
+            before = reversed(lines[: key.start_mark.line])
+            comments = [*takewhile(lambda line: line.lstrip().startswith("#"), before)]
+            helps = [*filter(None, (behind, _words(comments[::-1])))]
+            yield YamlSetting(
+                dotted, text[begin.index : end.index], "".join(helps[:1]), "".join(helps[1:])
+            )
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     return list(below(root, "")) if isinstance(root, yaml.MappingNode) else []
 
 
-def _comments(text: str) -> tuple[dict[int, str], list[str]]:
-    """Return the comments above lines, by the number of the line, and those above none.
+def _lines(text: str) -> list[str]:
+    """The lines of a file; in place of the title and the `# @package` before it empty ones."""
+    return _HEAD.sub(lambda head: "\n" * head[0].count("\n"), text).splitlines()
 
-    The title and the `# @package` line before it are neither.
-    """
-    above: dict[int, str] = {}
-    free: list[str] = []
-    text = _HEAD.sub(lambda head: "\n" * head[0].count("\n"), text)
-    for block in re.finditer(r"^((?: *#.*\n)+)(.*)", text, re.MULTILINE):
-        words = " ".join(line.lstrip("# ") for line in block[1].splitlines())
-        if block[2].strip():
-            above[text.count("\n", 0, block.start(2))] = words
-        else:
-            free.append(words)
-    return above, free
+
+def _words(comment: Sequence[str]) -> str:
+    return " ".join(line.lstrip("# ") for line in comment)
 
 
 def _group_names() -> list[str]:

@@ -18,6 +18,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -128,26 +129,36 @@ def cached(lines: tuple[str, ...]) -> Config:
     return replace(compose(lines, sent=True), run_dir="")
 
 
-def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[str]:
-    """Check all names and values of the overrides; return them in the form that Hydra needs.
+def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
+    """Return the overrides of each run of a sweep, all values of which are checked.
 
-    The overrides of a sweep are checked before its first run starts.
+    That takes runs with every combination of the groups' choices, and with every value once, but
+    for those between the ends of a range: names and ranges of two settings do not depend on each
+    other, and a long sweep is checked quickly.
+
+    Args:
+        lines: the overrides of the sweep.
+        bases: what composes its runs.
 
     Raises:
-        ConfigError: as `compose` does; for a sweep it names the first run that is wrong.
+        ConfigError: as `compose` does; it names the first run that is wrong.
     """
     refuse_own_plugin(lines)
     parsed = overrides.parse(lines)
-    runs = overrides.of_sweep_runs(parsed) if sweep else [overrides.of_single_run(parsed)]
-    bases = of_sweep() if sweep else None
+    runs = overrides.product(parsed)
+    groups = catalogue.groups()
+    ranges = [each for each in parsed if isinstance(each.value(), RangeSweep)]
+    checked: set[object] = {line for each in ranges for line in overrides.each_value(each)[1:-1]}
     for run in runs:
+        shows = {*run, tuple(line for line in run if key_of(line) in groups)}
+        if shows <= checked:
+            continue
+        checked |= shows
         try:
             compose(run, bases=bases)
         except ConfigError as error:
-            if not sweep:
-                raise
             raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
-    return overrides.as_texts(parsed)
+    return runs
 
 
 @dataclass(frozen=True)

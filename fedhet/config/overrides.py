@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -44,7 +44,7 @@ def parse(
     groups = catalogue.groups()
     for override in parsed:
         if override.key_or_group in groups:
-            for choice in map(_parse_one, sweep_values(override)):
+            for choice in map(_parse_one, each_value(override)):
                 if str(choice.value()) not in (labels or {}).get(override.key_or_group, ()):
                     _check_choice(choice)
         elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
@@ -59,6 +59,9 @@ def parse(
 def of_single_run(parsed: Sequence[Override]) -> list[str]:
     """Return the overrides of one run in the form that Hydra needs.
 
+    A setting that no file has, but the constructor of a class that an override names as `_target_`,
+    gets a ++.
+
     Raises:
         ConfigError: one of them is a sweep.
     """
@@ -68,15 +71,6 @@ def of_single_run(parsed: Sequence[Override]) -> list[str]:
                 f"{override.input_line!r} gives several values: add -m to run each of them, or"
                 " write key=[a,b] for a list and key='a,b' for one text"
             )
-    return as_texts(parsed)
-
-
-def as_texts(parsed: Sequence[Override]) -> list[str]:
-    """Return the overrides in the form that Hydra needs.
-
-    A setting that no file has, but the constructor of a class that an override names as `_target_`,
-    gets a ++.
-    """
     options = _class_options(parsed)
     return [
         f"{'++' if override.key_or_group in options else ''}{override.input_line}"
@@ -90,32 +84,12 @@ def _class_options(parsed: Sequence[Override]) -> list[str]:
     for override in parsed:
         parent, _, last = override.key_or_group.rpartition(".")
         if last == "_target_" and not override.is_hydra_override():
-            for line in sweep_values(override):
+            for line in each_value(override):
                 target = _parse_one(line).value()
                 if isinstance(target, str) and "$" not in target:
                     names = targets.options(override.key_or_group, target)
                     keys += [f"{parent}.{name}" for name in names]
     return keys
-
-
-def of_sweep_runs(parsed: Sequence[Override]) -> Iterator[list[str]]:
-    """Yield the overrides of enough single runs to check a sweep.
-
-    They cover every combination of the groups' choices, and every other value once. Names and
-    ranges of two settings do not depend on each other, so that is enough to check them, and a long
-    sweep is checked quickly.
-    """
-    values = [sweep_values(override) for override in parsed]
-    groups = catalogue.groups()
-    combined = [
-        alternatives if override.key_or_group in groups else alternatives[:1]
-        for override, alternatives in zip(parsed, values, strict=True)
-    ]
-    yield from map(list, itertools.product(*combined))
-    first = [alternatives[0] for alternatives in values]
-    for position, alternatives in enumerate(values):
-        for line in alternatives[len(combined[position]) :]:
-            yield [*first[:position], line, *first[position + 1 :]]
 
 
 def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
@@ -127,30 +101,22 @@ def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
     options = _class_options(parsed)
     alternatives = []
     for override in parsed:
-        if override.is_sweep_override() and isinstance(override.value(), IntervalSweep):
-            raise ConfigError(f"{override.input_line!r}: a sweep has single values; name them")
         plus = "++" if override.key_or_group in options else ""
-        alternatives.append([f"{plus}{line}" for line in _every_value(override)])
+        alternatives.append([f"{plus}{line}" for line in each_value(override)])
     return list(itertools.product(*alternatives))
 
 
-def sweep_values(override: Override) -> list[str]:
+def each_value(override: Override) -> list[str]:
     """Return one text for each value of a sweep, and an override without a sweep as it is.
 
-    Of a range or an interval only the two ends are returned.
+    Raises:
+        ConfigError: it gives no value, or an interval.
     """
-    sweep = override.value()
-    if override.is_sweep_override() and isinstance(sweep, IntervalSweep):
-        return [f"{override.key_or_group}={end}" for end in (sweep.start, sweep.end)]
-    lines = _every_value(override)
-    return lines[:: max(1, len(lines) - 1)] if isinstance(sweep, RangeSweep) else lines
-
-
-def _every_value(override: Override) -> list[str]:
-    """Return one text for each value of an override."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     sweep = override.value()
+    if isinstance(sweep, IntervalSweep):
+        raise ConfigError(f"{override.input_line!r}: a sweep has single values; name them")
     if isinstance(sweep, Glob):
         values = sweep.filter(list(catalogue.choices(override.key_or_group)))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
 
 def main(argv: Sequence[str]) -> int:
@@ -11,17 +12,9 @@ def main(argv: Sequence[str]) -> int:
     Args:
         argv: the arguments after `deploy`.
     """
-    # These run for months and need no torch, which the other commands import.
-    if argv and argv[0] == "node":
-        from fedhet.deploy import node
-
-        node.main(argv[1:])
+    if argv and argv[0] in ("node", "link"):
+        # These run for months and need no torch, which the other commands import.
+        import_module(f"fedhet.deploy.{argv[0]}").main(argv[1:])
         return 0
-    if argv and argv[0] == "link":
-        from fedhet.deploy import link
-
-        link.main(argv[1:])
-        return 0
-    from fedhet.deploy import __main__ as commands
-
-    return commands.main(argv)
+    code: int = import_module("fedhet.deploy.__main__").main(argv)
+    return code

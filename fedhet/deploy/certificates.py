@@ -6,12 +6,11 @@ All keys are NIST P-384: Flower reads node keys as `ssh-keygen -t ecdsa -b 384` 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -28,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.record.files import unwritable
+from fedhet.record.files import written
 
 CA_DAYS = 3650
 SERVER_DAYS = 365
@@ -37,6 +36,7 @@ PRIVATE = 0o600
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 _CLOCKS = timedelta(hours=1)  # how far behind a site's clock may be for a new certificate
 _DNS_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+T = TypeVar("T")
 
 
 class Authority(NamedTuple):
@@ -52,27 +52,18 @@ def check_host(name: str, host: str) -> str:
     Raises:
         ConfigError: it is neither.
     """
-    if not _DNS_NAME.fullmatch(host) and not _is_address(host):
-        raise ConfigError(
-            f"{name} {host!r}: must be a host name such as server.example.org, or an IP address,"
-            " without scheme and port"
-        )
+    _general_name(host, name)
     return host
 
 
 def new_authority() -> Authority:
     """A new authority, for one deployment."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhet deployment CA")])
-    usage = _usage(certificates=True)
-    certificate = (
-        _builder(name, name, key.public_key(), CA_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-    return Authority(certificate, key)
+    name = _name("fedhet deployment CA")
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = _builder(name, name, key.public_key(), CA_DAYS, authority=True)
+    builder = builder.add_extension(identifier, critical=False)
+    return Authority(builder.sign(key, hashes.SHA384()), key)
 
 
 def new_server_certificate(
@@ -87,27 +78,38 @@ def new_server_certificate(
         days: how long it is valid.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
     issuer = authority.certificate
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    builder = (
-        _builder(name, issuer.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_names(host), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-            critical=False,
-        )
-    )
+    builder = _builder(_name(host[:64]), issuer.subject, key.public_key(), days, authority=False)
+    for extension in (
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName(map(_general_name, dict.fromkeys((host, *LOCAL_NAMES)))),
+        x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+    ):
+        builder = builder.add_extension(extension, critical=False)
     return builder.sign(authority.key, hashes.SHA384()), key
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    days: int,
+    *,
+    authority: bool,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -116,54 +118,37 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(min(now, now + timedelta(days=days)) - _CLOCKS)
         .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(authority, 0 if authority else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
-def _usage(*, certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=certificates,
-        crl_sign=certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _is_address(host: str) -> bool:
+def _general_name(host: str, setting: str = "host") -> x509.GeneralName:
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _names(host: str) -> x509.SubjectAlternativeName:
-    names = dict.fromkeys((host, *LOCAL_NAMES))
-    return x509.SubjectAlternativeName(
-        [
-            x509.IPAddress(ipaddress.ip_address(name)) if _is_address(name) else x509.DNSName(name)
-            for name in names
-        ]
-    )
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError as error:
+        if _DNS_NAME.fullmatch(host):
+            return x509.DNSName(host)
+        raise ConfigError(
+            f"{setting} {host!r}: must be a host name such as server.example.org, or an IP"
+            " address, without scheme and port"
+        ) from error
 
 
 # ---- files
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that its owner alone may read.
+    """Write a file that its owner alone may read.
 
     Raises:
-        WriteError: it cannot be written, or exists.
+        WriteError: it cannot be written.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    with written(path) as part:
+        part.touch(PRIVATE, exist_ok=False)
+        part.write_bytes(content)
 
 
 def pem(certificate: x509.Certificate) -> bytes:
@@ -190,11 +175,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     Raises:
         DataError: the file is missing, or is no certificate.
     """
-    content = _read(path)
-    try:
-        return x509.load_pem_x509_certificate(content)
-    except ValueError as error:
-        raise DataError(f"{path} is not a certificate in PEM format") from error
+    return _read(path, x509.load_pem_x509_certificate, "a certificate in PEM format")
 
 
 def read_key(path: Path, *, ssh: bool = False) -> ec.EllipticCurvePrivateKey:
@@ -203,15 +184,15 @@ def read_key(path: Path, *, ssh: bool = False) -> ec.EllipticCurvePrivateKey:
     Raises:
         DataError: the file is missing, or is no such key.
     """
-    content = _read(path)
-    expected = f"an elliptic-curve key in {'OpenSSH' if ssh else 'PEM'} format, without a password"
-    try:
+
+    def load(content: bytes) -> ec.EllipticCurvePrivateKey:
         key = (load_ssh_private_key if ssh else load_pem_private_key)(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is not {expected}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DataError(f"{path} is not {expected}")
-    return key
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError
+        return key
+
+    form = "OpenSSH" if ssh else "PEM"
+    return _read(path, load, f"an elliptic-curve key in {form} format, without a password")
 
 
 def read_authority(folder: Path) -> Authority:
@@ -228,16 +209,15 @@ def read_authority(folder: Path) -> Authority:
 
 def names_of(certificate: x509.Certificate) -> Sequence[str]:
     """The host names and addresses for which a certificate is valid."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    addresses = [str(address) for address in names.get_values_for_type(x509.IPAddress)]
-    return names.get_values_for_type(x509.DNSName) + addresses
+    values = [extension.value for extension in certificate.extensions]
+    alternatives = [one for one in values if isinstance(one, x509.SubjectAlternativeName)]
+    return [str(name.value) for names in alternatives for name in names]
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, load: Callable[[bytes], T], expected: str) -> T:
     try:
-        return path.read_bytes()
+        return load(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise DataError(f"{path} is not {expected}") from error

@@ -7,24 +7,19 @@ import shutil
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from fedhet.core.errors import ConfigError, DataError, clean
-from fedhet.deploy import certificates, tls
-from fedhet.deploy.folders import (
-    PLACEHOLDER,
-    ServerFolder,
-    SiteFolder,
-    read_versions,
-    split_address,
-    versions,
-)
+from fedhet.deploy import certificates
+from fedhet.deploy.folders import PLACEHOLDER, ServerFolder, SiteFolder, split_address, versions
+from fedhet.record.schema import read_object
 
 RENEWAL = timedelta(days=14)  # before its end a certificate is reported
 # Flower 1.41 refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;
@@ -32,6 +27,7 @@ RENEWAL = timedelta(days=14)  # before its end a certificate is reported
 AHEAD, BEHIND = 4, 300
 NODE_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # those that Flower admits
 RENEW = "the operator makes a new certificate with `deploy init --renew`"
+SECONDS = 10.0  # for a server to answer
 
 
 class Check(NamedTuple):
@@ -48,10 +44,6 @@ class Check(NamedTuple):
     text: str
 
 
-class _Failed(Exception):
-    """A check has failed; the text says what to do."""
-
-
 def checks(
     place: ServerFolder | SiteFolder, overrides: Sequence[str], disk_gb: float
 ) -> Iterator[Check]:
@@ -62,40 +54,38 @@ def checks(
         overrides: those of a run, whose data are then read; none: a site's data are only found.
         disk_gb: how much must be free where the state is, in GB of 10^9 bytes.
     """
-    steps: dict[str, Callable[[], str]]
+    folder, port = place.folder, place.port
+    steps: dict[str, Callable[[], str]] = {"secrets": partial(_secrets, folder)}
     if isinstance(place, ServerFolder):
-        steps = {
-            "key": partial(_mode, place.folder / "server.key"),
+        steps |= {
+            "key": partial(_mode, folder / "server.key"),
             "certificate": partial(_server_certificate, place),
-            "port": partial(_server_port, place),
+            "port": partial(_port, port, "SuperLink", place.listen, folder / "ca.crt"),
         }
         if overrides:
             steps["data"] = partial(_server_data, overrides)
     else:
-        steps = {
-            "key": partial(_node_key, place.folder / "node.key"),
-            "certificate": partial(_authority, place.folder / "ca.crt"),
+        steps |= {
+            "key": partial(_node_key, folder / "node.key"),
+            "certificate": partial(_dates, folder / "ca.crt"),
             "server": partial(_server, place),
             "clock": partial(_clock, place),
-            "port": partial(_node_port, place.port),
+            "port": partial(_port, port, "SuperNode", "127.0.0.1", None),
             "data": partial(_data, place, overrides),
         }
-    steps = {"secrets": partial(_secrets, place.folder), **steps}
-    steps |= {
-        "versions": partial(_versions, place.folder),
-        "disk": partial(_disk, place.state, disk_gb),
-    }
+    steps["versions"] = partial(_versions, folder)
+    steps["disk"] = partial(_disk, place.state, disk_gb)
     for name, step in steps.items():
         try:
             yield Check(name, True, step())
-        except (_Failed, ConfigError, DataError, ImportError, OSError) as error:
+        except (ConfigError, DataError, ImportError, OSError) as error:
             yield Check(name, False, clean(str(error)))
 
 
 # ---- keys and certificates
 def _secrets(folder: Path) -> str:
     if (folder / "ca.key").exists():
-        raise _Failed(
+        raise DataError(
             f"{folder / 'ca.key'} must be with the operator alone: whoever has it can pretend to be"
             " the server; delete it here, and if others could read it, make a new deployment"
         )
@@ -105,16 +95,16 @@ def _secrets(folder: Path) -> str:
 def _mode(path: Path) -> str:
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise _Failed(f"{path} has mode {mode:04o}, so that others can read it: chmod 600 {path}")
+        raise DataError(f"{path} has mode {mode:04o}, so that others can read it: chmod 600 {path}")
     return f"{path.name} is readable for its owner only"
 
 
 def _node_key(path: Path) -> str:
     text = _mode(path)
-    key = certificates.read_key(path, ssh=True)
-    if key.curve.name not in NODE_CURVES:
-        raise _Failed(f"{path} is on the curve {key.curve.name}; Flower admits {NODE_CURVES}")
-    return f"{text}, {key.curve.name}"
+    curve = certificates.read_key(path, ssh=True).curve.name
+    if curve not in NODE_CURVES:
+        raise DataError(f"{path} is on the curve {curve}; Flower admits {NODE_CURVES}")
+    return f"{text}, {curve}"
 
 
 def _dates(path: Path) -> str:
@@ -123,73 +113,111 @@ def _dates(path: Path) -> str:
     now = datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        raise _Failed(f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: look at the clock")
-    if end < now:
-        raise _Failed(f"{path} has expired on {end:%Y-%m-%d}: {RENEW}")
+        raise DataError(f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: look at the clock")
     if end < now + RENEWAL:
-        raise _Failed(f"{path} expires on {end:%Y-%m-%d}: {RENEW}")
+        expires = "has expired" if end < now else "expires"
+        raise DataError(f"{path} {expires} on {end:%Y-%m-%d}: {RENEW}")
     return f"{path.name} is valid until {end:%Y-%m-%d}"
 
 
-def _authority(path: Path) -> str:
-    tls.client_context(path)
-    return _dates(path)
-
-
 def _server_certificate(place: ServerFolder) -> str:
-    text = _dates(place.folder / "server.pem")
-    _dates(place.folder / "ca.crt")
+    certificate, key, ca = (place.folder / name for name in ("server.pem", "server.key", "ca.crt"))
+    text = _dates(certificate)
+    _dates(ca)
     host, _ = split_address("server", place.server)
     names = tuple(dict.fromkeys((host, *certificates.LOCAL_NAMES)))
-    files = [place.folder / name for name in ("server.pem", "server.key", "ca.crt")]
     try:
-        tls.check_names(files[0], files[1], files[2], names)
+        check_names(certificate, key, ca, names)
     except ssl.SSLCertVerificationError as error:
-        has = ", ".join(certificates.names_of(certificates.read_certificate(files[0])))
-        raise _Failed(
-            f"{files[0]}: {error.verify_message} (it has the names {has}, and needs"
+        has = ", ".join(certificates.names_of(certificates.read_certificate(certificate)))
+        raise DataError(
+            f"{certificate}: {error.verify_message} (it has the names {has}, and needs"
             f" {', '.join(names)}): {RENEW}"
         ) from error
     except ssl.SSLError as error:
-        raise _Failed(f"{files[0]} and {files[1]} do not belong together: {error}") from error
+        raise DataError(f"{certificate} and {key} do not belong together: {error}") from error
     return f"{text}, for {', '.join(names)}"
 
 
+def check_names(certificate: Path, key: Path, ca: Path, names: Sequence[str]) -> None:
+    """Shake hands with oneself, in memory, under each of the names.
+
+    Raises:
+        OSError: a file cannot be read, or the key is not that of the certificate.
+        ssl.SSLError: the client refuses the certificate: an OSError, too.
+    """
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(certificate, key)
+    for name in names:
+        up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = client_context(ca).wrap_bio(down, up, server_hostname=name)
+        server = accepting.wrap_bio(up, down, server_side=True)
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+
+
+def client_context(ca: Path) -> ssl.SSLContext:
+    """What a client trusts that knows `ca` alone, as strictly as Python 3.13 and later do it.
+
+    Raises:
+        OSError: the file cannot be read, or is no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    context.load_verify_locations(ca)
+    return context
+
+
 # ---- the network
-def _server_port(place: ServerFolder) -> str:
-    port = place.port
+def _port(port: int, program: str, host: str, ca: Path | None) -> str:
+    """Whether a port is free, or that of the program, which answers by TLS if `ca` is given."""
     if not (process := holder(port)):
-        with socket.create_server((place.listen, port)):
-            return f"{port} is free on {place.listen}"
+        with socket.create_server((host, port)):
+            return f"{port} is free on {host}"
     try:
-        status = tls.ask("127.0.0.1", port, place.folder / "ca.crt").status
+        status, _ = _ask("127.0.0.1", port, ca)
     except (OSError, http.client.HTTPException) as error:
-        raise _Failed(
-            f"{port} is held by {process}, another program or a SuperLink with another certificate"
-            f" ({error}): end it, or choose another port"
-        ) from error
-    return f"{port} is that of a SuperLink, which answers with {status}"
+        status = error
+    if status != http.HTTPStatus.OK:
+        raise DataError(
+            f"{port} is held by {process}, another program or a {program} with another certificate"
+            f" ({status}): end it, or choose another port"
+        )
+    return f"{port} is that of a {program}, which is running"
 
 
-def _node_port(port: int) -> str:
-    if not (process := holder(port)):
-        return f"{port} is free on 127.0.0.1"
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=tls.SECONDS)
-    try:
+def _ask(host: str, port: int, ca: Path | None) -> tuple[Any, float | None]:
+    """The status of a server's /health, and how far this clock is ahead of its date, if any.
+
+    Args:
+        host: its name or address.
+        port: its port.
+        ca: the certificate of the authority by which it is known; None: without TLS.
+    """
+    connection = (
+        http.client.HTTPConnection(host, port, timeout=SECONDS)
+        if ca is None
+        else http.client.HTTPSConnection(host, port, timeout=SECONDS, context=client_context(ca))
+    )
+    with closing(connection):
+        connection.connect()
+        begin = datetime.now(UTC)
         connection.request("HEAD", "/health")
-        if connection.getresponse().status == http.HTTPStatus.OK:
-            return f"{port} is that of a SuperNode, which is running"
-    except (OSError, http.client.HTTPException):
-        pass
-    finally:
-        connection.close()
-    raise _Failed(f"{port} is held by {process}: end it, or name another `port` in site.toml")
+        response = connection.getresponse()
+        asked = begin + (datetime.now(UTC) - begin) / 2
+        date = response.getheader("Date", "")
+    try:
+        # HTTP's date is cut off to whole seconds, half a second on average.
+        return response.status, (asked - parsedate_to_datetime(date)).total_seconds() - 0.5
+    except ValueError:
+        return response.status, None
 
 
 def holder(port: int) -> str:
     """Which process listens on a port of this machine; "" if none does."""
     with socket.socket() as probe:
-        probe.settimeout(tls.SECONDS)
+        probe.settimeout(SECONDS)
         if probe.connect_ex(("127.0.0.1", port)):
             return ""
     with suppress(psutil.Error):  # it is hidden, or has ended meanwhile
@@ -200,38 +228,37 @@ def holder(port: int) -> str:
     return "a process of another user"
 
 
-def _server(place: SiteFolder) -> str:
-    answer = _ask(place)
-    if answer.status != http.HTTPStatus.OK:
-        raise _Failed(f"{place.server} answers with {answer.status}: it is no SuperLink")
-    return f"{place.server} answers, and its certificate is that of our authority"
-
-
-def _ask(place: SiteFolder) -> tls.Answer:
+def _reached(place: SiteFolder) -> tuple[int, float | None]:
+    """What `_ask` has of the server."""
     host, port = split_address("server", place.server)
     try:
-        return tls.ask(host, port, place.folder / "ca.crt")
+        return _ask(host, port, place.folder / "ca.crt")
     except ssl.SSLCertVerificationError as error:
-        raise _Failed(
+        raise DataError(
             f"the certificate of {place.server} is refused: {error.verify_message}; look at the"
             f" clock and at `server` in site.toml, or {RENEW}"
         ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _Failed(
+        raise DataError(
             f"{place.server} cannot be reached ({error}): is the SuperLink running, and do the"
             " firewalls on both sides let this machine connect to it?"
         ) from error
 
 
+def _server(place: SiteFolder) -> str:
+    status, _ = _reached(place)
+    if status != http.HTTPStatus.OK:
+        raise DataError(f"{place.server} answers with {status}: it is no SuperLink")
+    return f"{place.server} answers, and its certificate is that of our authority"
+
+
 def _clock(place: SiteFolder) -> str:
-    answer = _ask(place)
-    if answer.date is None:
-        raise _Failed(f"{place.server} does not say what time it is: is it a SuperLink?")
-    # HTTP's date is cut off to whole seconds, half a second on average.
-    skew = (answer.asked - answer.date).total_seconds() - 0.5
+    _, skew = _reached(place)
+    if skew is None:
+        raise DataError(f"{place.server} does not say what time it is: is it a SuperLink?")
     if not -BEHIND < skew < AHEAD:
         direction = "ahead of" if skew > 0 else "behind"
-        raise _Failed(
+        raise DataError(
             f"this clock is {abs(skew):.0f} s {direction} that of {place.server}, and Flower admits"
             f" {AHEAD} s ahead and {BEHIND} s behind: let both follow a time server (NTP)"
         )
@@ -240,19 +267,19 @@ def _clock(place: SiteFolder) -> str:
 
 # ---- this machine
 def _versions(folder: Path) -> str:
-    here, there = versions(), read_versions(folder)
-    wrong = []
-    for name, version in here.items():
-        wanted = there.get(name)
-        # Of Python the first two numbers count.
-        if name == "python":
-            equal = str(version).split(".")[:2] == str(wanted).split(".")[:2]
-        else:
-            equal = version == wanted
-        if not equal:
-            wrong.append(f"{name} is {version or 'not installed'}, the operator has {wanted}")
+    here, there = versions(), read_object(folder / "versions.json")
+
+    def counts(found: dict[str, Any], name: str) -> str:
+        """What must be equal: of Python's version the first two numbers."""
+        return ".".join(str(found.get(name)).split(".")[: 2 if name == "python" else None])
+
+    wrong = [
+        f"{name} is {here[name] or 'not installed'}, the operator has {there.get(name)}"
+        for name in here
+        if counts(here, name) != counts(there, name)
+    ]
     if wrong:
-        raise _Failed(f"{'; '.join(wrong)}: install the same versions")
+        raise DataError(f"{'; '.join(wrong)}: install the same versions")
     return ", ".join(f"{name} {version}" for name, version in here.items())
 
 
@@ -260,13 +287,13 @@ def _disk(state: Path, gigabytes: float) -> str:
     existing = next(path for path in (state, *state.parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
     if free < gigabytes:
-        raise _Failed(f"{existing} has {free:.1f} GB free; make it {gigabytes:g} GB (--disk)")
+        raise DataError(f"{existing} has {free:.1f} GB free; make it {gigabytes:g} GB (--disk)")
     return f"{free:.1f} GB free in {existing}"
 
 
 def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
     if place.data == PLACEHOLDER:
-        raise _Failed(
+        raise DataError(
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"
             ' as `data`, or "" if this site has none of its own'
         )
@@ -275,8 +302,7 @@ def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
         if path.is_dir():
             next(path.iterdir(), None)
         else:
-            with path.open("rb") as file:
-                file.read(1)
+            path.open("rb").close()
     if not overrides:
         return f"{place.data or 'none of its own'}; add a run's overrides to compare them"
     from fedhet.deploy.site_data import compared  # imports torch

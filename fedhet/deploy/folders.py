@@ -9,11 +9,12 @@ import re
 import sys
 import tomllib
 from dataclasses import MISSING, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedhet.core import check
+from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.deploy.certificates import check_host
@@ -25,29 +26,48 @@ PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
 NODES = ("fedhet", "flower-supernode")  # the programs of a site
 PACKAGES = ("torch", "flwr", "fedhet")
-_KINDS = {"int": (int, "a whole number"), "bool": (bool, "true or false")}
 BIN = Path(sys.executable).parent  # where this environment has Flower's programs
+Text = str  # of a setting that its class checks, because it may be ""
 
 
-@dataclass(frozen=True)
-class ServerFolder:
-    """The server's folder; its arguments are the keys of server.toml.
+@dataclass(frozen=True, kw_only=True)
+class Place(Checked):
+    """The folder of a server or a site.
 
     Args:
-        folder: where server.toml, ca.crt, server.pem and server.key are.
-        server: host:port, by which sites reach it.
-        listen: the address on which it listens.
-        state: a folder for its database, the run folders and Flower's own files.
+        folder: where its settings, certificates and keys are.
+        server: host:port, by which sites reach the server.
+        state: a folder for Flower's own files, and what else its machine keeps.
     """
 
+    FILE: ClassVar[str]
     folder: Path
     server: str
-    listen: str
     state: Path
 
     def __post_init__(self) -> None:
-        split_address(f"{self.folder / 'server.toml'}: server", self.server)
-        check_host(f"{self.folder / 'server.toml'}: listen", self.listen)
+        super().__post_init__()
+        split_address("server", self.server)
+        if not self.state.is_absolute():
+            raise ConfigError(f'state = "{self.state}": must be an absolute path')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFolder(Place):
+    """The server's folder, with server.toml, ca.crt, server.pem and server.key.
+
+    The state is its database and the run folders.
+
+    Args:
+        listen: the address on which it listens.
+    """
+
+    FILE = "server.toml"
+    listen: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_host("listen", self.listen)
 
     @property
     def port(self) -> int:
@@ -68,18 +88,17 @@ class ServerFolder:
         ]
 
 
-@dataclass(frozen=True)
-class SiteFolder:
-    """A site's folder; its arguments are the keys of site.toml.
+@dataclass(frozen=True, kw_only=True)
+class SiteFolder(Place):
+    """A site's folder, with site.toml, ca.crt and node.key.
+
+    The state is what its clients remember.
 
     Args:
-        folder: where site.toml, ca.crt and node.key are.
         site: its name.
         number: its number among the sites, from 0.
         sites: how many there are.
-        server: host:port.
         data: the absolute path of its data; "" if it has none of its own.
-        state: a folder for what its clients remember, and Flower's own files.
         port: of the SuperNode, on 127.0.0.1.
         val, test: absolute paths of further data, for validation and testing; "": there are none.
         tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
@@ -92,52 +111,39 @@ class SiteFolder:
         code: the digest of the app that it executes, or "any".
     """
 
-    folder: Path
+    FILE = "site.toml"
     site: str
-    number: int
-    sites: int
-    server: str
-    data: str
-    state: Path
-    port: int
-    val: str = ""
-    test: str = ""
-    tokenizer: str = ""
-    share_counts: bool = False
+    number: int = setting(low=0)
+    sites: int = setting(low=1)
+    data: Text
+    port: int = setting(low=1, high=65535)
+    val: Text = ""
+    test: Text = ""
+    tokenizer: Text = ""
+    share_counts: bool = setting(False, name="share-counts")
     evaluate: bool = True
-    min_count: int = MIN_COUNT
-    min_test: int = MIN_TEST
-    max_model: int = MAX_MODEL
-    node: str = NODES[0]
-    code: str = ""
+    min_count: int = setting(MIN_COUNT, name="min-count", low=0)
+    min_test: int = setting(MIN_TEST, name="min-test", low=0)
+    max_model: int = setting(MAX_MODEL, name="max-model", low=0)
+    node: str = setting(NODES[0], allowed=NODES)
+    code: Text = ""
 
     def __post_init__(self) -> None:
-        file = self.folder / "site.toml"
-        split_address(f"{file}: server", self.server)
-        check.text(f"{file}: site", self.site)
-        check.integer(f"{file}: sites", self.sites, low=1)
-        check.integer(f"{file}: number", self.number, low=0, high=self.sites - 1)
-        check.integer(f"{file}: port", self.port, low=1, high=65535)
-        check.integer(f"{file}: min-count", self.min_count, low=0)
-        check.integer(f"{file}: min-test", self.min_test, low=0)
-        check.integer(f"{file}: max-model", self.max_model, low=0)
-        check.one_of(f"{file}: node", self.node, NODES)
-        code.checked(f"{file}: code", self.code)
+        super().__post_init__()
+        check.integer("number", self.number, low=0, high=self.sites - 1)
+        code.checked("code", self.code)
         if self.node != NODES[0] and self.code != code.ANY:
             raise ConfigError(
-                f'{file}: node = "{self.node}" with code = "{self.code}": Flower\'s own SuperNode'
-                f' cannot check what it executes; write node = "{NODES[0]}", or code = "{code.ANY}"'
+                f'node = "{self.node}" with code = "{self.code}": Flower\'s own SuperNode cannot'
+                f' check what it executes; write node = "{NODES[0]}", or code = "{code.ANY}"'
             )
-        paths = self.paths
-        for name, path in paths.items():
-            if path and not Path(path).is_absolute():
-                raise ConfigError(f'{file}: {name} = "{path}": must be an absolute path, or ""')
+        for name, path in self.paths.items():
+            if not isinstance(path, str) or (path and not Path(path).is_absolute()):
+                raise ConfigError(f'{name} = "{path}": must be an absolute path, or ""')
             if path and not self.data:
-                raise ConfigError(f'{file}: {name} = "{path}" with data = "": name `data`, too')
-        if '"' in "".join([self.site, *paths.values()]):  # Flower has no way to write it there
-            raise ConfigError(
-                f"{file}: a quotation mark can be neither in `site` nor in a path of the data"
-            )
+                raise ConfigError(f'{name} = "{path}" with data = "": name `data`, too')
+        if '"' in "".join([self.site, *self.paths.values()]):  # Flower has no way to write it there
+            raise ConfigError("a quotation mark can be neither in `site` nor in a path of the data")
 
     @property
     def paths(self) -> dict[str, str]:
@@ -181,20 +187,27 @@ class SiteFolder:
         ]
 
 
+def flower_environment(home: Path) -> dict[str, str]:
+    """The variables for Flower's commands and processes, whose own files are in `home`."""
+    return {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home.absolute()),
+        # Flower starts its helpers by name.
+        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
+    }
+
+
 def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
     """The variables for the Flower process of a server or a site."""
     queue = {QUEUE: str(place.state / "queue")} if isinstance(place, ServerFolder) else {}
     return {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
         "FEDHET_CACHE": str(place.state / "cache"),  # the user of a service may have no home
         **queue,
         **os.environ,
-        "FLWR_HOME": str(place.state / "flwr"),
-        # Flower starts its helpers by name.
-        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
+        **flower_environment(place.state / "flwr"),
     }
 
 
@@ -206,33 +219,29 @@ def read(folder: Path) -> ServerFolder | SiteFolder:
         ConfigError: a setting is missing, unknown or not allowed.
     """
     folder = folder.absolute()
-    cls: type[ServerFolder | SiteFolder] = (
-        SiteFolder if (folder / "site.toml").exists() else ServerFolder
-    )
-    file = folder / ("site.toml" if cls is SiteFolder else "server.toml")
-    if not file.exists():
+    site = (folder / SiteFolder.FILE).exists()
+    cls: type[ServerFolder | SiteFolder] = SiteFolder if site else ServerFolder
+    file = folder / cls.FILE
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
         what = "has neither site.toml nor server.toml" if folder.is_dir() else "does not exist"
         raise DataError(
             f"{folder} {what}; name a folder that `python -m fedhet"
             " deploy init` has written for a site or for the server"
-        )
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    keys = {one.name.replace("_", "-"): one for one in fields(cls) if one.name != "folder"}
+    keys = {one.metadata.get("name") or one.name: one for one in fields(cls)[1:]}
     for name in content:
         check.one_of(f"{file}", name, keys)
-    for name, key in keys.items():
-        if name not in content and key.default is not MISSING:
-            continue
-        wanted, described = _KINDS.get(str(key.type), (str, "a text in quotation marks"))
-        if type(content.get(name)) is not wanted:
-            raise ConfigError(f"{file}: {name} = {content.get(name)!r}: must be {described}")
-    content["state"] = Path(content["state"])
-    if not content["state"].is_absolute():
-        raise ConfigError(f'{file}: state = "{content["state"]}": must be an absolute path')
-    return cls(folder, **{name.replace("-", "_"): value for name, value in content.items()})
+    required = {one.name: None for one in keys.values() if one.default is MISSING}
+    given: dict[str, Any] = required | {keys[name].name: content[name] for name in content}
+    try:
+        given["state"] = Path(check.text("state", given["state"]))
+        return cls(folder=folder, **given)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def change(file: Path, key: str, value: str | int) -> None:
@@ -278,23 +287,5 @@ def split_address(name: str, address: str) -> tuple[str, int]:
 
 def versions() -> dict[str, Any]:
     """The versions of Python and of what must be equal on all machines; None: not installed."""
-    found: dict[str, Any] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def read_versions(folder: Path) -> dict[str, Any]:
-    """The operator's versions.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    path = folder / "versions.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+    found = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
+    return {"python": platform.python_version(), **found}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +16,18 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
 from fedhet.record.files import unwritable, write_json, write_text
+from fedhet.record.schema import read_object
 from fedhet.templates import filled
 
 TEMPLATES = Path(__file__).with_name("templates.yaml")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
+# What a run merges by: the filter takes its bound from the norms of three updates or more.
+_FEW_SITES = {"merge": "# From three sites on, add merge=norm_filter.", "filter": ""}
+_SITES = {
+    "merge": "# Updates far longer than the others are refused; on the sites' own data, that needs"
+    "\n# dataset.max_samples=<the most samples that you expect of a site>.",
+    "filter": " merge=norm_filter",
+}
 
 
 class Deployment(NamedTuple):
@@ -35,16 +42,24 @@ class Deployment(NamedTuple):
 
     host: str
     port: int
-    sites: tuple[str, ...]
-    code: str
+    sites: Sequence[str]
+    code: str = ""
 
     @property
     def address(self) -> str:
         """host:port, as Flower expects it."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def write(self, out: Path) -> None:
+        """Write it below the folder of the deployment.
 
-def check_sites(option: str, names: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+        Raises:
+            WriteError: it cannot be written.
+        """
+        write_json(out / "operator" / "deployment.json", self._asdict())
+
+
+def check_sites(option: str, names: Sequence[str], taken: Sequence[str] = ()) -> Sequence[str]:
     """Return names of sites.
 
     Raises:
@@ -59,7 +74,7 @@ def check_sites(option: str, names: Sequence[str], taken: Sequence[str] = ()) ->
         # Folders whose names differ in case alone are one on some file systems.
         if name.lower() in [other.lower() for other in (*taken, *names[:number])]:
             raise ConfigError(f"{option}: there are two sites {name!r}; each needs its own name")
-    return tuple(names)
+    return names
 
 
 def create(out: Path, deployment: Deployment) -> None:
@@ -77,17 +92,24 @@ def create(out: Path, deployment: Deployment) -> None:
     with _whole(out) as new:
         write_text(new / ".gitignore", "*\n")  # keys, perhaps inside of a repository
         operator = new / "operator"
-        (operator / "keys").mkdir(parents=True)
-        operator.chmod(0o700)
+        operator.mkdir(mode=0o700)
         authority = certificates.new_authority()
         certificates.write_private(operator / "ca.key", certificates.pem_key(authority.key))
         (operator / "ca.crt").write_bytes(certificates.pem(authority.certificate))
-        _write_record(operator, deployment)
+        deployment.write(new)
         root = out.absolute() / "operator" / "ca.crt"
         write_text(operator / "config.toml", connection(deployment.address, root))
-        write_text(operator / "run.toml", filled(TEMPLATES, "run.toml", _run_words(deployment)))
-        expires = _write_server_certificate(new / "server", authority, deployment.host)
-        _write_server(new, deployment, expires)
+        merge = _SITES if len(deployment.sites) >= 3 else _FEW_SITES
+        _fill(operator / "run.toml", "run.toml", deployment, merge)
+        words = {
+            "title": f"the server, {deployment.address}",
+            "memory": "# A reply is in memory several times before its size is known.\n"
+            "MemoryMax=80%\n",
+            "dotenv": "",
+            "more": f'    ports:\n      - "{deployment.port}:{deployment.port}"\n',
+        }
+        _write(new / "server", deployment, "server", words)
+        _certify(new, deployment, authority)
         for name in deployment.sites:
             _write_site(new, deployment, name)
 
@@ -101,15 +123,13 @@ def add(out: Path, names: Sequence[str]) -> Deployment:
         WriteError: a file cannot be written.
     """
     before = read_record(out)
-    names = check_sites("--add", names, before.sites)
-    now = before._replace(sites=(*before.sites, *names))
+    now = before._replace(sites=[*before.sites, *check_sites("--add", names, before.sites)])
     for name in names:
         if (out / "sites" / name).exists():
             raise ConfigError(f"--add: {out / 'sites' / name} exists already; choose another name")
     for name in names:
         _write_site(out, now, name)
     _renumber(out, now)
-    _write_record(out / "operator", now)  # last: without it, the same command can be repeated
     return now
 
 
@@ -121,36 +141,20 @@ def remove(out: Path, site: str) -> Deployment:
         DataError: the folder is no deployment, or damaged.
         WriteError: a file cannot be written.
     """
-    before = read_site(out, site)
-    now = before._replace(sites=tuple(name for name in before.sites if name != site))
+    before = read_record(out, site)
+    now = before._replace(sites=[name for name in before.sites if name != site])
     (out / "operator" / "keys" / f"{site}.pub").unlink(missing_ok=True)
     _renumber(out, now)
-    _write_record(out / "operator", now)
     return now
 
 
 def _renumber(out: Path, now: Deployment) -> None:
-    """Tell the sites that are not handed over yet their numbers, and how many there are."""
+    """Write a deployment, and into the folders not handed over yet their numbers, and how many."""
     for number, name in enumerate(now.sites):
         if (settings := out / "sites" / name / "site.toml").exists():
             change(settings, "number", number)
             change(settings, "sites", len(now.sites))
-
-
-def renew_key(out: Path, site: str) -> Path:
-    """Write a new key for a site, and return the file with the private one.
-
-    Raises:
-        ConfigError: there is no such site.
-        DataError: the folder is no deployment, or damaged.
-        WriteError: a file cannot be written.
-    """
-    read_site(out, site)
-    folder = out / "sites" / site
-    folder.mkdir(parents=True, exist_ok=True)  # what was handed over may have been deleted
-    (folder / "node.key").unlink(missing_ok=True)
-    _write_key(out, folder, site)
-    return folder / "node.key"
+    now.write(out)  # last: without it, the same command can be repeated
 
 
 def renew(out: Path) -> str:
@@ -160,15 +164,7 @@ def renew(out: Path) -> str:
         DataError: the folder is no deployment, or damaged.
         WriteError: a file cannot be written.
     """
-    deployment = read_record(out)
-    authority = certificates.read_authority(out / "operator")
-    with _whole(out / "server" / "new") as new:
-        expires = _write_server_certificate(new, authority, deployment.host)
-    for path in (out / "server" / "new").iterdir():
-        path.replace(out / "server" / path.name)
-    (out / "server" / "new").rmdir()
-    _write_pages(out, deployment, expires)
-    return expires
+    return _certify(out, read_record(out), certificates.read_authority(out / "operator"))
 
 
 def renew_code(folder: Path, digest: str) -> list[Path]:
@@ -183,60 +179,51 @@ def renew_code(folder: Path, digest: str) -> list[Path]:
         DataError: the folder is neither, or damaged.
         WriteError: a file cannot be written.
     """
-    if (folder / "site.toml").exists():
-        files = [folder / "site.toml"]
-    else:
-        _write_record(folder / "operator", read_record(folder)._replace(code=digest))
+    files = [folder / "site.toml"]
+    if not files[0].exists():
+        read_record(folder)._replace(code=digest).write(folder)
         files = sorted(folder.glob("sites/*/site.toml"))
-        for file in (folder / "server" / "server.toml", *files):
-            if file.exists():  # else it was handed over
-                write_json(file.with_name("versions.json"), versions())
+        for file in (*folder.glob("server/server.toml"), *files):  # else it was handed over
+            write_json(file.with_name("versions.json"), versions())
     for file in files:
         change(file, "code", digest)
     return files
 
 
-def read_record(out: Path) -> Deployment:
-    """Read what a deployment consists of.
+def read_record(out: Path, site: str | None = None) -> Deployment:
+    """Read what a deployment consists of, among it a site.
 
     Raises:
+        ConfigError: there is no such site.
         DataError: the folder is none, or damaged.
     """
     path = out / "operator" / "deployment.json"
+    form = {"host": str, "port": int, "sites": [str], "code": str}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        host, sites = content["host"], tuple(content["sites"])
-        return Deployment(host, int(content["port"]), sites, str(content.get("code", "")))
-    except FileNotFoundError as error:
+        found = Deployment(**read_object(path, form, ("host", "port", "sites")))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(
             f"{out} is no deployment: {path} is missing; make one with `python -m fedhet deploy"
             " init --sites a,b --server HOST --out DIR`"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def read_site(out: Path, site: str) -> Deployment:
-    """Read the deployment that a site is of.
-
-    Raises:
-        ConfigError: there is no such site.
-        DataError: the folder is no deployment, or damaged.
-    """
-    found = read_record(out)
-    check.one_of(f"{out}: site", site, found.sites)
+    if site is not None:
+        check.one_of(f"{out}: site", site, found.sites)
     return found
 
 
-def _write_key(out: Path, folder: Path, site: str) -> None:
-    """Write a new key of a site into its folder, and the public one for the operator."""
+def write_key(out: Path, folder: Path, site: str) -> Path:
+    """Write a new key of a site into its folder, and the public one for the operator.
+
+    Returns:
+        The file with the private key.
+
+    Raises:
+        WriteError: a file cannot be written.
+    """
     private, public = certificates.new_node_key(site)
     certificates.write_private(folder / "node.key", private)
     write_text(out / "operator" / "keys" / f"{site}.pub", public.decode())
-
-
-def _write_record(operator: Path, deployment: Deployment) -> None:
-    write_json(operator / "deployment.json", deployment._asdict())
+    return folder / "node.key"
 
 
 @contextmanager
@@ -244,93 +231,63 @@ def _whole(out: Path) -> Iterator[Path]:
     """Give the block a new folder, which becomes `out` once the block has filled it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as hidden:
+            new = Path(hidden, "new")
+            new.mkdir()
+            yield new
+            new.replace(out)
     except OSError as error:
         raise unwritable(out, error) from error
-    try:
-        yield new
-        new.chmod(0o755)
-        new.replace(out)
-    except OSError as error:
-        raise unwritable(out, error) from error
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(new)
 
 
-def _words(deployment: Deployment) -> dict[str, str]:
-    return {
-        "address": deployment.address,
-        "python": ".".join(map(str, sys.version_info[:2])),
-        "placeholder": PLACEHOLDER,
-    }
-
-
-def _run_words(deployment: Deployment) -> dict[str, str]:
-    """What a run merges by: the filter takes its bound from the norms of three updates or more."""
-    if len(deployment.sites) < 3:
-        return {"merge": "# From three sites on, add merge=norm_filter.", "filter": ""}
-    text = (
-        "# Updates far longer than the others are refused; on the sites' own data, that needs\n"
-        "# dataset.max_samples=<the most samples that you expect of a site>."
-    )
-    return {"merge": text, "filter": " merge=norm_filter"}
-
-
-def _write_server_certificate(folder: Path, authority: certificates.Authority, host: str) -> str:
-    """Write the server's certificate, its key and that of the authority; return the expiry."""
-    certificate, key = certificates.new_server_certificate(authority, host)
-    folder.mkdir(exist_ok=True)
+def _certify(out: Path, deployment: Deployment, authority: certificates.Authority) -> str:
+    """Write the server's certificate and key, and when it expires into the pages; return that."""
+    certificate, key = certificates.new_server_certificate(authority, deployment.host)
+    expires = certificate.not_valid_after_utc.date().isoformat()
+    folder = out / "server"
     certificates.write_private(folder / "server.key", certificates.pem_key(key))
-    (folder / "server.pem").write_bytes(certificates.pem(certificate))
-    (folder / "ca.crt").write_bytes(certificates.pem(authority.certificate))
-    return certificate.not_valid_after_utc.date().isoformat()
-
-
-def _write_server(out: Path, deployment: Deployment, expires: str) -> None:
-    words = _words(deployment) | {
-        "role": "server",
-        "title": f"the server, {deployment.address}",
-        "memory": "# A reply is in memory several times before its size is known.\nMemoryMax=80%\n",
-        "dotenv": "",
-        "more": f'    ports:\n      - "{deployment.port}:{deployment.port}"\n',
-    }
-    _write_common(out / "server", words)
-    write_text(out / "server" / "server.toml", filled(TEMPLATES, "server.toml", words))
-    _write_pages(out, deployment, expires)
-
-
-def _write_pages(out: Path, deployment: Deployment, expires: str) -> None:
-    words = _words(deployment) | {"expires": expires, "port": str(deployment.port)}
-    write_text(out / "server" / "README.md", filled(TEMPLATES, "README.server", words))
-    write_text(out / "README.md", filled(TEMPLATES, "README.operator", words))
+    for name, content in (("server.pem", certificate), ("ca.crt", authority.certificate)):
+        write_text(folder / name, certificates.pem(content).decode())
+    _fill(folder / "README.md", "README.server", deployment, {"expires": expires})
+    _fill(out / "README.md", "README.operator", deployment, {"expires": expires})
+    return expires
 
 
 def _write_site(out: Path, deployment: Deployment, name: str) -> None:
     """Write the folder of one site, and its public key for the operator."""
-    number = deployment.sites.index(name)
-    words = _words(deployment) | {
-        "site": name,
-        "number": str(number),
+    with _whole(out / "sites" / name) as folder:
+        write_key(out, folder, name)
+        shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
+        words = {
+            "title": f"site {name}",
+            "site": name,
+            "number": str(deployment.sites.index(name)),
+            "memory": "",
+            "dotenv": ", and FEDHET_DATA,\n"
+            "# the path that site.toml names as `data`; without data, delete its line below, and"
+            " with\n# `val`, `test` or `tokenizer` add one for each",
+            "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
+        }
+        _write(folder, deployment, "site", words)
+        _fill(folder / "README.md", "README.site", deployment, words)
+
+
+def _write(folder: Path, deployment: Deployment, role: str, words: Mapping[str, str]) -> None:
+    """Write what the folders of the server and of a site have in common."""
+    _fill(folder / "fedhet.service", "unit", deployment, {"role": role, **words})
+    _fill(folder / "compose.yaml", "compose.yaml", deployment, {"role": role, **words})
+    _fill(folder / f"{role}.toml", f"{role}.toml", deployment, words)
+    write_json(folder / "versions.json", versions())
+
+
+def _fill(path: Path, name: str, deployment: Deployment, words: Mapping[str, str]) -> None:
+    """Write the text of this name in templates.yaml."""
+    common = {
+        "address": deployment.address,
+        "port": str(deployment.port),
         "sites": str(len(deployment.sites)),
         "code": deployment.code,
-        "role": "site",
-        "title": f"site {name}",
-        "memory": "",
-        "dotenv": ", and FEDHET_DATA,\n"
-        "# the path that site.toml names as `data`; without data, delete its line below, and with\n"
-        "# `val`, `test` or `tokenizer` add one for each",
-        "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "placeholder": PLACEHOLDER,
     }
-    with _whole(out / "sites" / name) as folder:
-        _write_key(out, folder, name)
-        shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
-        _write_common(folder, words)
-        write_text(folder / "site.toml", filled(TEMPLATES, "site.toml", words))
-        write_text(folder / "README.md", filled(TEMPLATES, "README.site", words))
-
-
-def _write_common(folder: Path, words: Mapping[str, str]) -> None:
-    write_text(folder / "fedhet.service", filled(TEMPLATES, "unit", words))
-    write_text(folder / "compose.yaml", filled(TEMPLATES, "compose.yaml", words))
-    write_json(folder / "versions.json", versions())
+    write_text(path, filled(TEMPLATES, name, common | dict(words)))

@@ -9,7 +9,6 @@ whose app is not the one that the site executes, nothing is unpacked.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -33,7 +32,7 @@ from flwr.supercore import log
 from flwr.supercore.address import resolve_bind_address
 from flwr.supercore.tls import get_client_tls_args
 
-from fedhet.core.errors import ConfigError
+from fedhet.cli.errors import Parser
 from fedhet.deploy.flower import flower_module, without_docs
 from fedhet.flower import code
 from fedhet.process import end_with_parent
@@ -164,16 +163,18 @@ def main(options: Sequence[str]) -> None:
         options: those of flower-supernode, and `--code`.
 
     Raises:
+        ConfigError: it is not said which code is executed.
         RunFailed: this version of Flower has another SuperNode.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "python -m fedhet deploy node",
         description="Run a SuperNode with short rounds; all other options are flower-supernode's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--code", type=_code, required=True, help=f"executed: {code.ALLOWED}")
+    parser.add_argument("--code", required=True, help=f"executed: {code.ALLOWED}")
     parser.add_argument("--isolation", choices=[ISOLATION_MODE_SUBPROCESS], help="of Flower")
     args, others = parser.parse_known_args(options)
+    code.checked("--code", args.code)
     loop = flower_module(
         "flwr.supernode.start_client_internal",
         _pull_and_store_message="state object_store node_config receive get_run get_fab pull_object"
@@ -191,10 +192,3 @@ def main(options: Sequence[str]) -> None:
     vars(command)["start_client_internal"] = ServingNode(loop, args.code).start_client_internal
     sys.argv = [parser.prog, *others]
     command.flower_supernode()
-
-
-def _code(text: str) -> str:
-    try:
-        return code.checked("--code", text)
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

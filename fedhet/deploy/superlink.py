@@ -6,20 +6,20 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
-from fedhet.core.errors import DataError, RunFailed, clean
-from fedhet.deploy.folders import BIN, CONNECTION
+from fedhet.core.errors import RunFailed, clean
+from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
 from fedhet.deploy.kit import read_record
 from fedhet.flower.turns import WAITS
 from fedhet.record.files import write_json
+from fedhet.record.schema import read_object
 
 SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
+_IDS: dict[Any, Any] = {str: str}  # the form of nodes.json
 _STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} (?:run \d+|another run))", re.MULTILINE)
 
 
@@ -47,17 +47,11 @@ def flwr(home: Path, *arguments: str) -> str:
     Raises:
         RunFailed: it fails, or takes too long.
     """
-    variables = {
-        "FLWR_HOME": str(home.absolute()),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
-    }
     command = " ".join(["flwr", *arguments])
     try:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
-            env={**os.environ, **variables},
+            env={**os.environ, **flower_environment(home)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -65,21 +59,16 @@ def flwr(home: Path, *arguments: str) -> str:
             timeout=SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"`{command}` did not end within {SECONDS} s") from error
-    except OSError as error:
-        raise RunFailed(f"`{command}` cannot be started: {error.strerror}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunFailed(f"`{command}` was not completed: {clean(str(error))}") from error
     if done.returncode:
-        raise RunFailed(f"`{command}` failed: {clean(_reason(done.stdout + done.stderr))}")
+        output = done.stdout + done.stderr
+        try:
+            reason = str(json.loads(output)["error-message"])
+        except (ValueError, KeyError, TypeError):
+            reason = " ".join(output.split())
+        raise RunFailed(f"`{command}` failed: {clean(reason)}")
     return done.stdout
-
-
-def _reason(output: str) -> str:
-    """What went wrong, of what a command of Flower has printed."""
-    try:
-        return str(json.loads(output)["error-message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(output.split())
 
 
 def _answer(home: Path, key: str, *arguments: str) -> list[dict[str, Any]]:
@@ -117,14 +106,10 @@ def register(out: Path) -> dict[str, str]:
         DataError: the folder is no deployment, or damaged.
         RunFailed: the SuperLink cannot be reached, or refuses one.
     """
-    home = out / "operator"
-    sites = read_record(out).sites
-    ids = dict(read_ids(out))
+    home, sites, ids = out / "operator", read_record(out).sites, read_ids(out)
     known = {node.id for node in nodes(home)}
-    new = {}
-    for site in sites:
-        if ids.get(site) in known:
-            continue
+    new = [site for site in sites if ids.get(site) not in known]
+    for site in new:
         key = str((home / "keys" / f"{site}.pub").absolute())
         printed = flwr(
             home, "supernode", "register", key, CONNECTION, "--name", site, "--format", "json"
@@ -132,40 +117,37 @@ def register(out: Path) -> dict[str, str]:
         found = re.search(r'"node-id": *"?(\d+)', printed)
         if found is None:
             raise RunFailed(f"site {site}: Flower has printed no node id: {clean(printed)}")
-        ids[site] = new[site] = found[1]
+        ids[site] = found[1]
         write_json(home / "nodes.json", ids)  # after each one: the next may be refused
-    return new
+    return {site: ids[site] for site in new}
 
 
 def revoke(out: Path, site: str) -> None:
     """Let the SuperLink refuse a site's key from now on, also in the runs in progress.
 
     Raises:
+        ConfigError: there is no such site.
         DataError: the folder is no deployment, or damaged.
         RunFailed: the SuperLink cannot be reached.
     """
-    home = out / "operator"
-    ids = dict(read_ids(out))
+    read_record(out, site)
+    home, ids = out / "operator", read_ids(out)
     number = ids.pop(site, None)
     if number in {node.id for node in nodes(home)}:
         flwr(home, "supernode", "unregister", str(number), CONNECTION)
     write_json(home / "nodes.json", ids)
 
 
-def read_ids(out: Path) -> Mapping[str, str]:
+def read_ids(out: Path) -> dict[str, str]:
     """The node ids of the registered sites.
 
     Raises:
         DataError: the file with them is damaged.
     """
-    path = out / "operator" / "nodes.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {str(site): str(number) for site, number in content.items()}
+        return read_object(out / "operator" / "nodes.json", _IDS)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
 
 
 # ---- status
@@ -180,11 +162,6 @@ class Status(NamedTuple):
     sites: Sequence[tuple[str, str, str, str]]
     runs: Sequence[tuple[str, str, str, str]]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every site is online."""
-        return all(status == "online" for _, status, *_ in self.sites)
-
 
 def status(out: Path) -> Status:
     """Ask the SuperLink for its nodes and runs.
@@ -193,44 +170,22 @@ def status(out: Path) -> Status:
         DataError: the folder is no deployment, or damaged.
         RunFailed: the SuperLink cannot be reached.
     """
-    home = out / "operator"
-    record, ids = read_record(out), read_ids(out)
+    home, record, ids = out / "operator", read_record(out), read_ids(out)
     found = {node.id: node for node in nodes(home)}
-    sites = []
-    for site in record.sites:
-        node = found.pop(ids.get(site, ""), Node("", "not registered", ""))
-        sites.append((site, node.status, node.since, node.id))
-    sites += [("(unknown)", node.status, node.since, node.id) for node in found.values()]
+    known = [
+        (site, found.pop(ids.get(site, ""), Node("", "not registered", "")))
+        for site in record.sites
+    ]
+    everyone = [*known, *(("(unknown)", node) for node in found.values())]
     runs = []
     for row in _answer(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
-        state = row.get("status", "")
+        state, number = row.get("status", ""), row.get("run-id", "")
         times = ("finished-at", "running-at", "starting-at", "pending-at")
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
-        number = row.get("run-id", "")
-        step = _step(home, number) if state == "running" and number.isdecimal() else ""
         details = row.get("status-details", "N/A").replace("N/A", "")
+        step = ""
+        if state == "running" and number.isdecimal():  # or for which run it waits
+            logged = flwr(home, "log", number, CONNECTION, "--show")
+            step = ["no step yet", *_STEP.findall(logged)][-1]
         runs.append((number, f"{state} {details}".strip(), step, since))
-    return Status(sites, runs)
-
-
-def _step(home: Path, run: str) -> str:
-    """The last step that the run has logged, such as "train 3", or for which run it waits."""
-    steps = _STEP.findall(flwr(home, "log", run, CONNECTION, "--show"))
-    return steps[-1] if steps else "no step yet"
-
-
-def tables(found: Status) -> list[Table]:
-    """The status as tables for a terminal."""
-    columns = {
-        "sites": ("site", "status", "since (UTC)", "node id"),
-        "runs": ("run", "status", "last step", "since (UTC)"),
-    }
-    result = []
-    for title, rows in (("sites", found.sites), ("runs", found.runs)):
-        table = Table(title=title, title_justify="left")
-        for column in columns[title]:
-            table.add_column(column, overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        result.append(table)
-    return result
+    return Status([(site, node.status, node.since, node.id) for site, node in everyone], runs)

@@ -17,16 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NoReturn
 
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import checks, folders, superlink
 from fedhet.deploy.folders import BIN, ServerFolder, SiteFolder
 from fedhet.process import end_with_parent
-from fedhet.record.files import unwritable, write_text
+from fedhet.record.files import write_text
 
 log = logging.getLogger("fedhet.deploy")
 EVERY = 60.0  # seconds between two looks
@@ -35,8 +33,9 @@ END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
 # Two heartbeats and a little more: so long the SuperLink takes a killed SuperNode for connected.
 REFUSED_SECONDS = 75.0
 PAUSE_SECONDS = 5.0  # before a SuperNode that was refused is started again
-_ID = re.compile(r"SuperNode ID: (\d+)")
-_REFUSED = "Exit Code: 305"  # Flower's, of a SuperNode that cannot connect
+# What matters of what a SuperNode prints: its number when it has connected, and Flower's exit code
+# of one that cannot connect.
+_TOLD = re.compile(r"SuperNode ID: (\d+)|Exit Code: 305")
 
 
 def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
@@ -51,36 +50,21 @@ def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
         RunFailed: its port is held, or the program cannot be started.
     """
     if process := checks.holder(place.port):
-        key = (
-            "`server` in server.toml" if isinstance(place, ServerFolder) else "`port` in site.toml"
-        )
         raise RunFailed(
-            f"{place.folder}: port {place.port} is held by {process}: end it, or name another as"
-            f" {key}"
+            f"{place.folder}: port {place.port} is held by {process}: end it, or name another in"
+            f" {place.FILE}"
         )
     variables = folders.environment(place)
     home = place.state / "flwr"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(home, error) from error
-    log.info("starting: %s", " ".join(place.command))
-    if isinstance(place, ServerFolder):
-        _become(place.command, variables)
     write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
+    log.info("starting: %s", " ".join(place.command))
+    if isinstance(place, ServerFolder):  # the SuperLink takes the place of this process
+        os.execve(place.command[0], place.command, variables)
 
     def online() -> Mapping[str, str]:
         return {node.id: node.status for node in superlink.nodes(home)}
 
     return supervise(place.command, variables, online, every)
-
-
-def _become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
-    """Let the SuperLink take the place of this process."""
-    try:
-        os.execve(BIN / command[0], list(command), variables)
-    except OSError as error:
-        raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
 
 
 def supervise(
@@ -140,8 +124,8 @@ def _supervise_once(
         )
     except OSError as error:
         raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
-    said = _Said()
-    reader = threading.Thread(target=_pass_on, args=(process, said), daemon=True)
+    told: list[str] = []  # its numbers, and "" where it could not connect
+    reader = threading.Thread(target=_pass_on, args=(process, told), daemon=True)
     reader.start()
     missed = 0
     try:
@@ -149,9 +133,9 @@ def _supervise_once(
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(every)
                 reader.join(1)  # for its last lines
-                return code, said.refused
+                return code, told[:1] == [""]
             try:
-                status = ask().get(said.id, "unknown")
+                status = ask().get(told[-1] if told else "", "unknown")
             except RunFailed as error:
                 log.warning("the server cannot be asked whether this site is online: %s", error)
                 missed = 0
@@ -169,26 +153,11 @@ def _supervise_once(
         _end(process)
 
 
-@dataclass
-class _Said:
-    """What a SuperNode has printed.
-
-    Attributes:
-        id: Flower's number of it, which it logs when it has connected.
-        refused: whether it could not connect.
-    """
-
-    id: str = ""
-    refused: bool = False
-
-
-def _pass_on(process: subprocess.Popen[str], said: _Said) -> None:
-    """Print what the SuperNode prints, and note what matters."""
+def _pass_on(process: subprocess.Popen[str], told: list[str]) -> None:
+    """Print what the SuperNode prints, and note what it has told."""
     assert process.stdout is not None
     for line in process.stdout:
-        if found := _ID.search(line):
-            said.id = found[1]
-        said.refused |= _REFUSED in line and not said.id
+        told.extend(found[1] or "" for found in _TOLD.finditer(line))
         with suppress(OSError):
             sys.stdout.write(line)
             sys.stdout.flush()

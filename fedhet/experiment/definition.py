@@ -223,7 +223,7 @@ def _refuse_sweep_of_experiments(override: Override | None) -> None:
     """A sweep over experiments has one run of each, so that none of them may have axes."""
     if override is None or not override.is_sweep_override():
         return
-    for line in overrides.sweep_values(override):
+    for line in overrides.each_value(override):
         (choice,) = overrides.parse([line])
         if _declared({"experiment": choice})["axes"]:
             raise ConfigError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from report.made_runs import make_experiment
 
-from fedhet.cli import experiments
+from fedhet.cli import launch
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.experiment import definition
 from fedhet.experiment.cells import Cell
@@ -40,7 +40,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
         )
         return 3, made
 
-    monkeypatch.setattr(experiments, "run", run)
+    monkeypatch.setattr(launch, "run_experiment", run)
     assert main(["fedgmm/figure6", "scale=smoke", "client.lr=0.05"]) == 3
     lines = table.read_csv(Path("made/report/reproduction.csv"))
     rounds = {line["method"]: line for line in lines if line["measure"] == "rounds@.75"}

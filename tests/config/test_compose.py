@@ -14,7 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf.errors import ReadonlyConfigError
 
 from fedhet import config
-from fedhet.config import CONF, cached, compose
+from fedhet.config import cached, compose
+from fedhet.config.catalogue import CONF
 from fedhet.core.errors import ConfigError
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import check_overrides
 
 import fedhet
 from fedhet.cli import main
-from fedhet.config import composition
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.experiment.progress import Progress
@@ -34,10 +34,10 @@ def test_overrides_are_a_list_of_texts(given: Any) -> None:
     ],
 )
 def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
-    for check in (composition.check_overrides, fedhet.run):
+    for check in (check_overrides, fedhet.run):
         with pytest.raises(ConfigError, match=told):
             check(["method=fedprox", line])
-    composition.check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
+    check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
 
 
 def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from composing import check_overrides
 from hydra.core.override_parser.types import Override
 
-from fedhet.config import catalogue, check_overrides, compose, composition, targets
+from fedhet.config import catalogue, compose, composition, targets
 from fedhet.config.bases import Bases
 from fedhet.config.targets import find
 from fedhet.core.errors import ConfigError

@@ -15,9 +15,10 @@ from composing import composed
 from omegaconf import OmegaConf
 
 from fedhet.cli import main
-from fedhet.config import Config, catalogue, validate
+from fedhet.config import Config, catalogue
 from fedhet.config.catalogue import YamlSetting
 from fedhet.config.targets import instantiate
+from fedhet.config.validation import validate
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

@@ -71,7 +71,7 @@ def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -
         check=True,
     )
     assert "_target_: fedhet.methods.scaffold.Scaffold" in process.stdout
-    code = "from fedhet.config import CONF; print(CONF)"
+    code = "from fedhet.config.catalogue import CONF; print(CONF)"
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -107,11 +107,11 @@ def test_correct_overrides_are_not_blamed_for_a_wrong_one() -> None:
 def test_no_refusal_imports_torch() -> None:
     program = """
 import json, sys
-from fedhet.config import check_overrides
+from fedhet.config import composition
 from fedhet.core.errors import ConfigError
 for override in json.loads(sys.argv[1]):
     try:
-        check_overrides([override], sweep=True)
+        composition.sweep_runs([override], composition.of_sweep())
     except ConfigError:
         pass
 print(sorted({"torch", "flwr", "numpy", "sklearn"} & set(sys.modules)))

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import check_overrides
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import check_overrides, compose
+from fedhet.config import compose
 from fedhet.config.targets import check_targets, find_target, instantiate
 from fedhet.core.errors import ConfigError, DataError
 

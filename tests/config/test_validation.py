@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedhet
 from fedhet.cli.main import main
-from fedhet.config import compose, validate
+from fedhet.config import compose
+from fedhet.config.validation import validate
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation, Noise, ReplyLimits
 from fedhet.methods.fedavg import FedAvg

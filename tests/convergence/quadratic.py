@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedhet import config
+from fedhet.config.validation import validate
 from fedhet.core.messages import Broadcast
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
@@ -128,7 +129,7 @@ def final_weight(
     settings |= {_option(cfg, key): value for key, value in (method_args or {}).items()}
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    config.validate(cfg)
+    validate(cfg)
     further: list[Plugin] = [] if isinstance(steps, int) else [LocalSteps(steps)]
     with (
         tempfile.TemporaryDirectory() as home,

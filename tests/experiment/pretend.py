@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedhet import report
-from fedhet.cli import experiments, main
+from fedhet.cli import launch, main
 from fedhet.config.composition import Launching
 from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.findable import Source
@@ -58,8 +58,8 @@ class Pretend(Executor):
         self.launched, self.sought = [], []
         with pytest.MonkeyPatch.context() as patch:
             launching = Launching("basic", {}, self.folder)
-            patch.setattr(experiments.composition, "launching", lambda lines: launching)
-            patch.setattr(experiments, "executor", lambda launching: self)
+            patch.setattr(launch.composition, "launching", lambda lines: launching)
+            patch.setattr(launch, "executor", lambda launching: self)
             patch.setattr(Progress, "_launch", self._cells(Progress._launch))
             patch.setattr(report, "write", self.report)
             return main.main(["experiment=mine", *lines])

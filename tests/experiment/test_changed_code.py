@@ -104,13 +104,13 @@ def test_it_starts_again_and_runs_all_with_the_new_code(
 
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
-        from fedhet.cli import experiments
+        from fedhet.cli import launch
         from fedhet.experiment import definition
 
         lines = ["experiment=mine", "hydra/launcher=basic", "on_other_code=rerun"]
         experiment = definition.read(lines)
         assert experiment is not None
-        experiments.run(experiment)
+        launch.run_experiment(experiment)
     assert len(begun) == 1
     assert {cell["code"]["digest"] for cell in cells()} == {changed_on_the_way[1]}
 

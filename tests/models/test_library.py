@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from composing import check_overrides
 from maths.cases import named_case
 from models.configured import layer, size
 from models.small_nets import cut, net
 from torch import nn
 
-from fedhet.config import check_overrides, compose
+from fedhet.config import compose
 from fedhet.core.errors import ConfigError
 from fedhet.models import Timm, Torchvision
 
@@ -142,7 +143,7 @@ def test_both_spellings_give_the_same_settings() -> None:
         "weights": "/a.pth",
     }
     sweep = ["model=torchvision/resnet18,mlp,timm/resnet18", "seed=0,1"]
-    assert check_overrides(sweep, sweep=True) == sweep
+    assert len(check_overrides(sweep, sweep=True)) == 6
 
 
 def test_wrong_spellings() -> None:

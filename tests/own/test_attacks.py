@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from composing import check_overrides
 from own.conftest import forget
 
-from fedhet.config import check_overrides, compose
+from fedhet.config import compose
 from fedhet.core.errors import ConfigError
 
 EVIL = "_target_: os.system\ncommand: touch owned\n"

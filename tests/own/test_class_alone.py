@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from composing import check_overrides
 from config.fake_jobs import install_jobs
 from own.conftest import Command
 
 import fedhet
 from fedhet.cli import main
-from fedhet.config import Config, check_overrides, compose
+from fedhet.config import Config, compose
 from fedhet.testing import sha256, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -49,10 +50,11 @@ def test_without_the_class_there_is_no_such_option() -> None:
 
 @pytest.mark.usefixtures("read_once")
 def test_a_sweep_may_vary_option_and_class() -> None:
-    lines = [*ALONE, "method.alpha=.1,.2"]
-    assert check_overrides(lines, sweep=True) == [*ALONE, "++method.alpha=.1,.2"]
+    lines = [*ALONE, "method.alpha=0.1,0.2"]
+    runs = [(*ALONE, f"++method.alpha={alpha}") for alpha in (0.1, 0.2)]
+    assert check_overrides(lines, sweep=True) == runs
     classes = ALONE[1] + ",fedhet.methods.fedavg.FedAvg"
-    assert check_overrides([ALONE[0], classes], sweep=True) == [ALONE[0], classes]
+    assert len(check_overrides([ALONE[0], classes], sweep=True)) == 2
 
 
 def test_what_it_names_itself_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
