@@ -16,7 +16,8 @@ COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:f
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
-.PHONY: help run test test-slow test-all test-lowest coverage check docs bench figures bundle clean
+.PHONY: help run test test-slow test-all test-lowest test-installed coverage check docs bench \
+  figures bundle clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +47,9 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 	sed -nE '/^dep/,/^\]/s/ *"([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml \
 	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
+
+test-installed: $(READY)  ## the wheel and the app bundle, each in an empty environment (12 GB)
+	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py $(ARGS)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase

@@ -54,6 +54,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "report":
         return import_module("fedhet.report")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("fedhet")
     if name not in _MODULES:
         raise AttributeError(f"module 'fedhet' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

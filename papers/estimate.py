@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import tempfile
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,6 +20,7 @@ from fedhet.experiment import cells
 from fedhet.experiment.axes import SEED
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.definition import Experiment
+from fedhet.record.results import Run
 from papers.tables import replace
 
 ROUNDS = 3
@@ -123,18 +122,16 @@ def measure(cell: Cell) -> Cost:
         said = io.StringIO()  # the rounds, which are not the answer here
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             run_job(settings)
-        text = (run_dir / "rounds.jsonl").read_text(encoding="utf-8")
-        total = json.loads((run_dir / "summary.json").read_text())["seconds"]["total"]
-    steps = [json.loads(line) for line in text.splitlines()]
-    spent = [sum(step["seconds"].values()) for step in steps]
-    training = [s for s in steps if s["phase"] == TRAIN]
-    later = training[1:] or training  # the first round warms up
-    evaluation = mean(step["seconds"]["evaluate"] for step in later)
-    own = mean(sum(s["seconds"].values()) - s["seconds"]["evaluate"] for s in later)
+        run = Run.read(run_dir)
+        steps = run.rounds
+    spent = steps.filter(like="seconds.").sum(axis=1)
+    train = steps["phase"] == TRAIN
+    later = train & (train.cumsum() > 1) if train.sum() > 1 else train  # the first one warms up
+    evaluation = steps.loc[later, "seconds.evaluate"].mean()
     return Cost(
-        start=max(0.0, total - sum(spent)),
-        phases=sum(s for s, step in zip(spent, steps, strict=True) if step["phase"] != TRAIN),
-        step=own,
+        start=max(0.0, run.summary["seconds"]["total"] - spent.sum()),
+        phases=spent[~train].sum(),
+        step=spent[later].mean() - evaluation,
         evaluation=evaluation,
         rounds=int(whole.rounds),
         evaluations=-(-int(whole.rounds) // int(whole.eval.every)),

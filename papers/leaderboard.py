@@ -14,9 +14,10 @@ from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
 from fedhet.record.summary import own_models, own_score, validation_score
 from fedhet.report import statistics
+from fedhet.report.document import joined
 from fedhet.report.results import FoundRun, Results
 from fedhet.report.tables import against_best
-from papers.tables import joined, markdown
+from papers.tables import markdown
 
 HOST = "FedAvg"
 REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting

@@ -14,12 +14,11 @@ from fedhet.report.document import FigureFile
 from fedhet.report.figures import (
     COLORS,
     add_legend,
+    draw_curves,
     legend_height,
-    looks,
     methods_at,
     pages,
     panels,
-    shortened,
     store,
     widen,
 )
@@ -134,19 +133,7 @@ def curves(points: pd.DataFrame, name: str, folder: Path) -> list[FigureFile]:
     for part, settings in pages(list(dict.fromkeys(points["setting"])), name):
         picture, grid = panels(settings, legend=legend_height(methods))
         for axes, setting in zip(grid, settings, strict=True):
-            here = points[points["setting"] == setting]
-            for method, look in looks(methods).items():
-                own = here[here["method"] == method]
-                axes.plot(
-                    *(own["round"], own["mean"]),
-                    color=look.color,
-                    linestyle=look.line,
-                    label=shortened(method, 40),
-                )
-                low, high = own["mean"] - own["std"], own["mean"] + own["std"]
-                axes.fill_between(own["round"], low, high, color=look.color, alpha=0.14, lw=0)
-            axes.set_xlabel("round", fontsize=8)
-            axes.grid(alpha=0.3)
+            draw_curves(axes, points[points["setting"] == setting], methods, "round")
         add_legend(picture, grid, methods)
         files.append(store(picture, folder, part, "Accuracy by round.", "Accuracy by round"))
     return files

@@ -26,11 +26,6 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def joined(names: Sequence[str]) -> str:
-    """The names as a sentence lists them."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of a csv file with these columns, whose types are given; none if there is no file.
 

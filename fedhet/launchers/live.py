@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fedhet.core.errors import clean
 from fedhet.process import signals_deferred
+from fedhet.record.bars import bar_on
 from fedhet.record.schema import last_step, read_or_empty
-from fedhet.record.terminal import bar_on
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from fedhet.core.callbacks import Callback, Row
@@ -28,6 +21,7 @@ from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
+from fedhet.record.bars import bar_on
 from fedhet.record.summary import method_name, privacy_spent
 
 if TYPE_CHECKING:
@@ -153,30 +147,6 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     finally:
         with signals_deferred():
             bar.stop()
-
-
-def bar_on(console: Console, *, lasting: bool = True) -> Progress:
-    """Bars with the fields `title` and `count`, and what is told of them last.
-
-    Args:
-        console: where to show them.
-        lasting: whether they stay when they have ended. Else they are drawn when `refresh` is
-            called, and what is printed meanwhile goes to where it would go.
-    """
-    label = Column(overflow="ellipsis", no_wrap=True)
-    return Progress(
-        TextColumn("{task.fields[title]}", markup=False, table_column=label),
-        BarColumn(),
-        TextColumn("{task.fields[count]}", markup=False),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=console,
-        transient=not lasting,
-        auto_refresh=lasting,
-        redirect_stdout=lasting,
-        speed_estimate_period=3600,  # a round may take minutes
-    )
 
 
 def in_notebook() -> bool:

@@ -202,26 +202,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             picture, grid = panels(conditions, legend=legend)
             for axes, condition in zip(grid, conditions, strict=True):
                 here = points[points["setting"] == condition]
-                for method, look in looks(study.methods).items():
-                    own = here[here["method"] == method]
-                    if own.empty:
-                        continue
-                    axes.plot(
-                        own[x],
-                        own["mean"],
-                        color=look.color,
-                        linestyle=look.line,
-                        marker=look.marker,
-                        markersize=3.5,
-                        markevery=max(1, len(own) // MOST_MARKERS),
-                        linewidth=1.4,
-                        label=shortened(method, 40),
-                    )
-                    if own["std"].notna().any():
-                        low, high = own["mean"] - own["std"], own["mean"] + own["std"]
-                        axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
-                axes.set_xlabel(label, fontsize=8)
-                axes.grid(alpha=0.3)
+                draw_curves(axes, here, study.methods, x, label)
                 axes.set_ylim(*ranges[condition])
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -240,6 +221,40 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             )
             files.append(store(picture, folder, name, caption, alt))
     return files
+
+
+def draw_curves(
+    axes: Axes, points: pd.DataFrame, methods: Sequence[str], x: str, label: str | None = None
+) -> None:
+    """Draw the methods' means, with a band of one standard deviation.
+
+    Args:
+        axes: the panel.
+        points: rows of `curve_points` in one setting.
+        methods: all methods of the figure, whose colours are the same in every panel.
+        x: the column on the horizontal axis.
+        label: what stands below it; the name of the column if None.
+    """
+    for method, look in looks(methods).items():
+        own = points[points["method"] == method]
+        if own.empty:
+            continue
+        axes.plot(
+            own[x],
+            own["mean"],
+            color=look.color,
+            linestyle=look.line,
+            marker=look.marker,
+            markersize=3.5,
+            markevery=max(1, len(own) // MOST_MARKERS),
+            linewidth=1.4,
+            label=shortened(method, 40),
+        )
+        if own["std"].notna().any():
+            low, high = own["mean"] - own["std"], own["mean"] + own["std"]
+            axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
+    axes.set_xlabel(label or x, fontsize=8)
+    axes.grid(alpha=0.3)
 
 
 def curve_points(study: Study) -> pd.DataFrame:

@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 from cells import CELLS
-from harness import show, to_json
 
 
 def main() -> int:
@@ -31,15 +30,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all figures here, after each cell")
     args = parser.parse_args()
     results = {}
-    missed: list[str] = []
     for name in args.only:
-        print(f"== {name}: {CELLS[name].__doc__}")
-        result = CELLS[name](args.reps)
-        show(result)
-        missed += [f"{name}: {goal.what}" for goal in result.goals if goal.verdict == "MISSED"]
-        results[name] = to_json(result)
+        print(f"== {name}: {CELLS[name].about}")
+        results[name] = CELLS[name].run(args.reps)
         if args.json:
             args.json.write_text(json.dumps(results, indent=1) + "\n")
+    missed = [
+        f"{name}: {goal['what']}"
+        for name, result in results.items()
+        for goal in result["goals"]
+        if goal["verdict"] == "MISSED"
+    ]
     if missed:
         print("missed:", *missed, sep="\n  ")
     return int(args.check and bool(missed))

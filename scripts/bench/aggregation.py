@@ -1,34 +1,29 @@
-"""What the server's aggregation costs, relative to fedhet's float64 weighted mean.
+"""What the server's aggregation costs, relative to fedhet's float64 weighted mean. Prints JSON.
 
-    python scripts/bench/aggregation.py [--clients 20] [--reps 5]
+    python scripts/bench/aggregation.py ratios [CLIENTS [REPS]]
+        {"seconds": of the mean, "of_copy": the mean / a plain copy of the same trees into one tree,
+        which is the cost of the memory traffic itself, "fedsa": FedSA / the mean, "fednorm": what
+        the plug-in adds to a mean, "fedadam": what the server optimiser adds to any method,
+        "frac_high": the share of entries of high dispersion, "bytes": of the trees}
+    python scripts/bench/aggregation.py peak mean|fedsa|fednorm [CLIENTS]
+        {"peak": the most memory that one aggregation takes: the clients' trees and everything
+        computed from them, without the imports and the model, as a multiple of the clients' trees}
 
-The trees have ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of
-standard deviation 0.01 per client. One thread; the pieces alternate. Times are noisy, so read the
-ratios to the mean, each of which is the median over the repetitions.
-
-"copy" copies the same trees, one after another, into one tree of their size: the cost of the memory
-traffic itself. "fednorm" is what the plug-in adds to a mean, "fedadam" what the server optimiser
-adds to any method.
-
-The script also prints the most memory that one aggregation takes, measured in a separate process:
-the clients' trees and everything computed from them, without the imports and the model, as a
-multiple of the clients' trees. The last line is JSON.
+The trees of 20 CLIENTS have ResNet-18's 11.2 million trained parameters: one initialisation, plus
+noise of standard deviation 0.01 per client. One thread; the pieces alternate. Times are noisy; each
+ratio is the median over the repetitions.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import resource
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-from harness import timed
+from harness import answer, timed
 
 from fedhet.core import trees
 from fedhet.core.messages import LocalSettings, Update
@@ -95,64 +90,39 @@ def aggregations(strategy: FedSA, updates: list[Update]) -> dict[str, Callable[[
     }
 
 
-def peak_memory(piece: str, clients: int) -> float:
-    """The most memory of one aggregation, relative to the clients' trees; in a new process."""
-    code = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-import aggregation, psutil, torch
-from fedhet.core import trees
-torch.set_num_threads(1)
-clients = int(sys.argv[3])
-strategy = aggregation.server(clients)
-before = psutil.Process().memory_info().rss
-updates = aggregation.received(strategy, clients)
-result = aggregation.aggregations(strategy, updates)[sys.argv[2]]()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print((peak - before) / sum(trees.nbytes(update.weights) for update in updates))
-"""
-    command = [sys.executable, "-c", code, str(Path(__file__).parent), piece, str(clients)]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(process.stdout.split()[-1])
+def peak(piece: str, clients: int = 20) -> dict[str, float]:
+    """The most memory of one aggregation, relative to the clients' trees; in this process."""
+    strategy = server(clients)
+    before = psutil.Process().memory_info().rss
+    updates = received(strategy, clients)
+    aggregations(strategy, updates)[piece]()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak": (most - before) / sum(trees.nbytes(update.weights) for update in updates)}
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--reps", type=int, default=5)
-    args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    # First, because a child's peak starts from what its parent held when it was forked.
-    peaks = {piece: peak_memory(piece, args.clients) for piece in ("mean", "fedsa")}
-    strategy = server(args.clients)
-    updates = received(strategy, args.clients)
-    moved = sum(trees.nbytes(update.weights) for update in updates)
+def ratios(clients: int = 20, reps: int = 5) -> dict[str, float]:
+    """What the pieces take, relative to the mean, and the mean relative to a plain copy."""
+    strategy = server(clients)
+    updates = received(strategy, clients)
     pieces = {"copy": copying(updates), **aggregations(strategy, updates)}
     adam = FedOpt(kind="adam")
     proposed = pieces["mean"]()
     pieces["fedadam"] = lambda: adam.step(trees.zeros(proposed), proposed)
-    times = timed(pieces, args.reps)
+    times = timed(pieces, reps)
 
     def ratio(name: str, base: str) -> float:
         pairs = zip(times[name], times[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
-    of_copy = ratio("mean", "copy")
-    entries = sum(strategy.workspace.initial[name].numel() for name in strategy.workspace.trained)
-    high = strategy.recorded["frac_high"]
-    print(f"{args.clients} clients, {entries:,} entries, {high:.2%} of them of high dispersion")
-    for name in pieces:
-        peak = f"   peak memory {peaks[name]:.2f} x the clients' trees" if name in peaks else ""
-        seconds = statistics.median(times[name])
-        print(f"{name:8} {seconds:.4f} s   {ratio(name, 'mean'):.2f} x the mean{peak}")
-    print(f"the mean takes {of_copy:.2f} x the plain copy of the same {moved:,} bytes")
-    fedsa = ratio("fedsa", "mean")
-    print(json.dumps({"of_copy": of_copy, "fedsa": fedsa, "bytes": moved, "peak": peaks}))
+    return {
+        "seconds": statistics.median(times["mean"]),
+        "of_copy": ratio("mean", "copy"),
+        **{name: ratio(name, "mean") for name in ("fedsa", "fednorm", "fedadam")},
+        "frac_high": strategy.recorded["frac_high"],
+        "bytes": sum(trees.nbytes(update.weights) for update in updates),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    answer(ratios, peak)

@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness import answer
+
 COMMAND = [sys.executable, "-m", "fedhet"]
 DEPLOYMENT = Path(__file__).parents[1] / "local_deployment.sh"
 DEPLOYED = ["method=fedavg", "rounds=8", "partition.clients=3", "eval.clients=false"]
@@ -74,11 +76,11 @@ def deployment(nodes: str) -> dict[str, Any]:
     return {"rounds": [sum(row["seconds"].values()) - row["seconds"]["train"] for row in rows[1:]]}
 
 
-def sweep(runs: str, workers: str, figures: str = "figures=false") -> dict[str, Any]:
+def sweep(runs: int, workers: int, figures: str = "figures=false") -> dict[str, Any]:
     """Many short runs."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(int(runs))]
-        if int(workers):
+        commands = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(runs)]
+        if workers:
             launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={workers}"]
             seeds = f"seed=range(0,{runs})"
             commands = [["-m", *launcher, seeds, f"hydra.sweep.dir={folder}"]]
@@ -87,12 +89,11 @@ def sweep(runs: str, workers: str, figures: str = "figures=false") -> dict[str, 
             subprocess.run([*COMMAND, *command, figures], check=True, capture_output=True)
         wall = time.perf_counter() - began
         ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
-    if [end["status"] for end in ends] != ["ok"] * int(runs):
+    if [end["status"] for end in ends] != ["ok"] * runs:
         raise SystemExit("not all runs have ended well")
     own = sum(end["seconds"]["total"] for end in ends)
-    return {"wall": wall, "own": own, "runs": int(runs)}
+    return {"wall": wall, "own": own, "runs": runs}
 
 
 if __name__ == "__main__":
-    question, *words = sys.argv[1:]
-    print(json.dumps({"start": start, "deployment": deployment, "sweep": sweep}[question](*words)))
+    answer(start, deployment, sweep)

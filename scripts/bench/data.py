@@ -18,18 +18,35 @@ dataset of images, as in Flower's quickstarts.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
+import flwr_datasets.partitioner  # noqa: F401 -- what is imported later would count as the scheme's
 import numpy as np
-from harness import timed
+import torch
+import workloads
+from harness import answer, timed
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import Compose, Normalize, ToTensor
+
+from fedhet import config
+from fedhet.config.targets import instantiate
+from fedhet.core.messages import Update
+from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.workspace import Workspace
+from fedhet.data import images  # noqa: F401 -- imports must not count as memory of the data
+from fedhet.data.dataset import Dataset
+from fedhet.data.federation import FederatedData, transform
+from fedhet.data.partition import Partition
+from fedhet.methods.fednorm import FedNorm, FedNormPlugin
+from fedhet.stores import MemoryStore
 
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)
@@ -41,12 +58,6 @@ Figures = dict[str, float]
 
 def partition(name: str) -> Figures:
     """The time that a partition scheme takes."""
-    import datasets  # noqa: F401 -- importing takes the same time for every scheme
-    import flwr_datasets.partitioner  # noqa: F401
-
-    from fedhet import config
-    from fedhet.config.targets import instantiate
-
     samples = 60_000
     clients = 10_000
     draw = np.random.default_rng(0)
@@ -61,15 +72,6 @@ def partition(name: str) -> Figures:
 
 def client() -> Figures:
     """The time that a client's images take on their way to the model."""
-    import torch
-
-    from fedhet.core.task import Samples, Task
-    from fedhet.core.workspace import Workspace
-    from fedhet.data.dataset import Dataset
-    from fedhet.data.federation import FederatedData, transform
-    from fedhet.data.partition import Partition
-
-    torch.set_num_threads(1)
     x = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
     y = torch.arange(10_000) % 10
     dataset = Dataset("random", x, y, Samples(x[:10], y[:10]), CLASSES, MEAN, STD)
@@ -94,11 +96,6 @@ def client() -> Figures:
 
 def _usual_pipelines(x: np.ndarray, y: list[int]) -> Figures:
     """The same 500 images once through the usual pipelines; x (n, H, W, C) uint8."""
-    import datasets
-    from PIL import Image
-    from torch.utils.data import DataLoader
-    from torchvision.transforms import Compose, Normalize, ToTensor
-
     apply = Compose([ToTensor(), Normalize(MEAN, STD)])
     pairs = [(Image.fromarray(image), label) for image, label in zip(x, y, strict=True)]
     features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
@@ -121,21 +118,12 @@ def _ms(work: Callable[[], object], reps: int) -> float:
 
 def latents() -> Figures:
     """FedNorm's time relative to that of a plain pass, the median over ten clients."""
-    import torch
-    from workloads import CLASSES, COHORT, WORKLOADS, criterion
-    from workloads import data as workload_data
-
-    from fedhet.core.messages import Update
-    from fedhet.core.task import ClientData, Samples, Task
-    from fedhet.core.workspace import Workspace
-    from fedhet.methods.fednorm import FedNorm, FedNormPlugin
-    from fedhet.stores import MemoryStore
-
-    torch.set_num_threads(1)
-    w1 = WORKLOADS["W1"]
-    samples = workload_data(w1)[:COHORT]
+    w1 = workloads.WORKLOADS["W1"]
+    samples = workloads.data(w1)[: workloads.COHORT]
     clients = [ClientData(Samples(*pair)) for pair in samples]
-    task = Task(model=w1.model, criterion=criterion, clients=clients, test=None, classes=CLASSES)
+    task = Task(
+        model=w1.model, criterion=workloads.criterion, clients=clients, test=None, classes=10
+    )
     workspace = Workspace(task, device=torch.device("cpu"), seed=0)
     plugin = FedNormPlugin()
     client = FedNorm.client_cls(workspace, [plugin], MemoryStore())
@@ -153,14 +141,6 @@ def latents() -> Figures:
 
 def mnist() -> Figures:
     """The time and the memory that loading a full-size MNIST takes."""
-    import torch
-    import torchvision.datasets  # noqa: F401 -- imports must not count as memory of the data
-
-    from fedhet import config
-    from fedhet.config.targets import instantiate
-    from fedhet.data import images  # noqa: F401
-
-    torch.set_num_threads(1)
     cfg = config.compose(["dataset=mnist"]).cfg.dataset
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder, "MNIST", "raw")
@@ -179,14 +159,6 @@ def mnist() -> Figures:
         return {"seconds": seconds, "memory": (_peak_bytes() - before) / size}
 
 
-QUESTIONS: dict[str, Callable[..., Figures]] = {
-    "partition": partition,
-    "client": client,
-    "mnist": mnist,
-    "latents": latents,
-}
-
-
 def _write_idx(path: Path, shape: tuple[int, ...], high: int) -> None:
     draw = np.random.default_rng(0)
     sizes = b"".join(size.to_bytes(4, "big") for size in shape)
@@ -202,7 +174,7 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    question, *words = sys.argv[1:]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["FEDHET_CACHE"] = cache
-        print(json.dumps(QUESTIONS[question](*words)))
+        torch.set_num_threads(1)
+        answer(partition, client, mnist, latents)

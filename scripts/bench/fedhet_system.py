@@ -16,7 +16,6 @@ measures the seconds of the whole command.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,9 +23,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from harness import ABSENT, ENVIRONMENT
+from harness import ENVIRONMENT
 from workloads import (
     CLASSES,
     CLIENTS,
@@ -36,19 +35,18 @@ from workloads import (
     WORKLOADS,
     Data,
     Workload,
+    arguments,
     criterion,
     data,
 )
 
 import fedhet
-from fedhet.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+os.environ.update(ENVIRONMENT)  # for a script that runs alone
 MODELS = {"W1": "mlp", "W2": "cnn"}
-
-
-def prepare() -> None:
-    """Set the environment that the harness gives its systems, for a script that runs alone."""
-    os.environ.update(ENVIRONMENT)
 
 
 def settings(workload: Workload, folder: str, clients: int, overrides: list[str]) -> list[str]:
@@ -83,9 +81,7 @@ def configured(name: str) -> list[str]:
     ]
 
 
-def timed_rows(
-    workload: Workload, overrides: list[str], samples: Data | None
-) -> list[dict[str, Any]]:
+def rounds(workload: Workload, overrides: list[str], samples: Data | None) -> DataFrame:
     """The timed rounds of a run, as in rounds.jsonl.
 
     Without samples, the overrides configure the task.
@@ -98,9 +94,13 @@ def timed_rows(
         )
     number = len(samples) if samples else CLIENTS
     with tempfile.TemporaryDirectory() as folder:
-        run = fedhet.run(settings(workload, folder, number, overrides), task=task)
-        rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["phase"] == "train"][1:]
+        every = fedhet.run(settings(workload, folder, number, overrides), task=task).rounds
+    return every[every["phase"] == "train"][1:]
+
+
+def seconds(rows: DataFrame) -> DataFrame:
+    """The seconds of each round, by what they were spent on."""
+    return rows.filter(regex="^seconds").rename(columns=lambda name: name.partition(".")[2])
 
 
 def to_pixels(samples: Data) -> Data:
@@ -127,36 +127,18 @@ def job(name: str, overrides: list[str]) -> float:
 
 def main() -> None:
     """Run the workload and print its seconds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--pixels", action="store_true")
-    parser.add_argument("--same", action="store_true")
-    parser.add_argument("--job", action="store_true")
-    args = parser.parse_intermixed_args()
-    prepare()
-    workload = WORKLOADS[args.workload]
+    args = arguments(__doc__, WORKLOADS, "--pixels", "--same", "--job")
+    workload, name = WORKLOADS[args.workload], args.workload
     if args.job:
-        print(json.dumps({"total": job(args.workload, args.overrides)}))
+        print(json.dumps({"total": job(name, args.overrides)}))
         return
-    try:
-        if "engine=ray" in args.overrides:
-            rows = timed_rows(workload, configured(args.workload) + args.overrides, None)
-        else:
-            samples = data(workload)[: COHORT if args.same else CLIENTS]
-            if args.pixels:
-                samples = to_pixels(samples)
-            rows = timed_rows(workload, args.overrides, samples)
-    except ConfigError as error:
-        # A version of fedhet that does not have the setting yet is left out of a comparison.
-        if not str(error).startswith("unknown setting"):
-            raise
-        print(error, file=sys.stderr)
-        raise SystemExit(ABSENT) from None
-    seconds = [row["seconds"] for row in rows]
-    print(json.dumps({"rounds": [sum(parts.values()) for parts in seconds], "split": seconds}))
+    if "engine=ray" in args.overrides:
+        spent = seconds(rounds(workload, configured(name) + args.overrides, None))
+    else:
+        samples = data(workload)[: COHORT if args.same else CLIENTS]
+        samples = to_pixels(samples) if args.pixels else samples
+        spent = seconds(rounds(workload, args.overrides, samples))
+    print(json.dumps({"rounds": spent.sum(axis=1).tolist(), "split": spent.to_dict("records")}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The floor: a plain loop that does the local steps and the weighted sum only. Prints JSON.
 
-    python scripts/bench/floor.py W1 [--workers 2] [--rounds N]
+    python scripts/bench/floor.py W1 [--workers 2]
 
 Resident tensors, one model per worker, one gather per epoch, `autograd.grad`, an in-place step, a
 running weighted sum. Two workers are two processes with shared memory between them, each with half
@@ -9,7 +9,6 @@ of the cohort.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor
 from torch.nn import functional
-from workloads import COHORT, LR, WORKLOADS, Data, Workload, cohort, data
+from workloads import COHORT, LR, WORKLOADS, Data, Workload, arguments, cohort, data
 
 # (received weights, clients, sum of their models, weight of each model)
 Train = Callable[[list[Tensor], list[int], list[Tensor], float], None]
@@ -67,7 +66,7 @@ def work(
         pipe.send(None)
 
 
-def run(workload: Workload, workers: int, rounds: int) -> list[float]:
+def run(workload: Workload, workers: int) -> list[float]:
     """Seconds of each timed round."""
     torch.manual_seed(0)
     samples = data(workload)
@@ -86,7 +85,7 @@ def run(workload: Workload, workers: int, rounds: int) -> list[float]:
         totals = [[torch.zeros_like(t) for t in x]]
         train = trainer(workload, samples)
     seconds = []
-    for number in range(1, rounds + 2):
+    for number in range(1, workload.rounds + 2):
         began = time.perf_counter()
         clients = cohort(number)
         if pipes:
@@ -107,13 +106,6 @@ def run(workload: Workload, workers: int, rounds: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="timed rounds; by default the workload's")
-    args = parser.parse_args()
+    args = arguments(__doc__, WORKLOADS)
     torch.set_num_threads(1)
-    workload = WORKLOADS[args.workload]
-    print(json.dumps({"rounds": run(workload, args.workers, args.rounds or workload.rounds)}))
+    print(json.dumps({"rounds": run(WORKLOADS[args.workload], args.workers)}))

@@ -3,7 +3,8 @@
     python scripts/bench/flower_system.py W1 [--workers 2] [--no-accuracy]
 
 {"rounds": [seconds of each timed round], "total": seconds from the start of the process until Ray
-is down, "accuracy": of the final model on all samples, computed after that}. The run consists of
+is down, "accuracy": of the final model on all samples, computed after that; --no-accuracy skips
+it, which for W2 saves several rounds' time}. The run consists of
 `NumPyClient`, `FedAvg` and `run_simulation` on Ray. A round lasts from the end of one
 `aggregate_fit` to the end of the next, so it includes the strategy, the engine and the transport in
 both directions. The first round, in which the actors load the data, is not in "rounds". The exit
@@ -25,7 +26,6 @@ How the run differs from fedhet's:
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import logging
@@ -68,8 +68,8 @@ from workloads import (  # noqa: E402
     LR,
     WORKLOADS,
     Data,
-    Workload,
     accuracy,
+    arguments,
     cohort,
     data,
 )
@@ -163,7 +163,7 @@ class Cohorts(FedAvg):
 def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
     """Seconds of each timed round, and the final model."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    workload: Workload = WORKLOADS[name]
+    workload = WORKLOADS[name]
     torch.manual_seed(0)
     net = workload.model()
     strategy = Cohorts(ndarrays_to_parameters(get_weights(net)))
@@ -193,15 +193,7 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
 
 def main() -> None:
     """Run the workload and print its seconds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument(
-        "--no-accuracy", action="store_true", help="skip it: for W2 it takes several rounds' time"
-    )
-    args = parser.parse_args()
+    args = arguments(__doc__, ("W1", "W2"), "--no-accuracy")
     torch.set_num_threads(1)
     rounds, net = run(args.workload, args.workers)
     figures = {"rounds": rounds, "total": time.time() - psutil.Process().create_time()}

@@ -1,13 +1,14 @@
 """Runs systems in alternation, each time in a new process, and compares the results with goals.
 
 A system is a script of this folder that prints one line of JSON. If it cannot run here, it exits
-with code ABSENT and gives the reason on stderr; it is then skipped. OMP_NUM_THREADS is 1
-everywhere. This module imports nothing heavy.
+with code ABSENT and gives the reason on stderr; it is then skipped, and what it would have measured
+is NaN. OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -47,62 +48,88 @@ class System:
     reps: list[dict[str, Any]] = field(default_factory=list)
     absent: str | None = None
 
-    def value(self, key: str) -> float | None:
-        """The median over the repetitions; None if there are none."""
-        return statistics.median(rep[key] for rep in self.reps) if self.reps else None
+    def value(self, key: str) -> float:
+        """The median over the repetitions."""
+        return statistics.median([rep[key] for rep in self.reps] or [math.nan])
 
     @property
-    def timed(self) -> bool:
-        """Whether the repetitions have timed rounds."""
-        return bool(self.reps) and "rounds" in self.reps[0]
-
-    @property
-    def median(self) -> float | None:
+    def median(self) -> float:
         """Seconds per round: the median of the repetitions' medians."""
-        if not self.reps:
-            return None
-        return statistics.median(statistics.median(rep["rounds"]) for rep in self.reps)
+        rounds = [statistics.median(rep["rounds"]) for rep in self.reps if "rounds" in rep]
+        return statistics.median(rounds or [math.nan])
 
     @property
-    def best(self) -> float | None:
+    def best(self) -> float:
         """Seconds of the best single round."""
-        return min(min(rep["rounds"]) for rep in self.reps) if self.reps else None
+        return min(
+            (second for rep in self.reps for second in rep.get("rounds", ())), default=math.nan
+        )
+
+    @property
+    def times(self) -> dict[str, float]:
+        """The median and the best round, of a system that has timed rounds."""
+        return {} if math.isnan(self.median) else {"median": self.median, "best": self.best}
+
+
+Systems = Mapping[str, System]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound on a measured value.
+    """A measured value, and its bound.
 
     Attributes:
         what: the value in words.
-        measured: the value; None if it could not be measured.
-        bound: the largest value that meets the goal, or the smallest if `least`.
+        measured: takes the value from the systems.
+        bound: the largest value that meets the goal, or the smallest if `least`; None if the value
+            is only shown.
         unit: the unit of both; "x" for a ratio.
         least: whether `bound` is a lower bound.
     """
 
     what: str
-    measured: float | None
-    bound: float
+    measured: Callable[[Systems], float]
+    bound: float | None = None
     unit: str = "x"
     least: bool = False
 
-    @property
-    def verdict(self) -> str:
-        """ "met", "MISSED" or "skipped"."""
-        if self.measured is None:
-            return "skipped"
-        met = self.measured >= self.bound if self.least else self.measured <= self.bound
-        return "met" if met else "MISSED"
+    def verdict(self, value: float) -> str:
+        """ "met", "MISSED", "skipped" if there is no value, or "" if there is no bound."""
+        if self.bound is None or math.isnan(value):
+            return "" if self.bound is None else "skipped"
+        return "met" if (value >= self.bound if self.least else value <= self.bound) else "MISSED"
 
 
-@dataclass
-class Result:
-    """What a cell has measured."""
+@dataclass(frozen=True)
+class Cell:
+    """A part of the benchmark.
 
-    goals: list[Goal]
-    systems: dict[str, System] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    Attributes:
+        about: what it measures.
+        systems: the names of the systems, and each one's script and arguments.
+        goals: what is taken from them.
+    """
+
+    about: str
+    systems: Mapping[str, Sequence[str]]
+    goals: Sequence[Goal]
+
+    def run(self, reps: int) -> dict[str, Any]:
+        """Run it, print its rounds and goals, and return all as values that JSON can hold."""
+        systems = alternate(self.systems, reps)
+        _show(systems)
+        goals = []
+        for goal in self.goals:
+            value = goal.measured(systems)
+            verdict = goal.verdict(value)
+            sign = ">=" if goal.least else "<="
+            bound = "" if goal.bound is None else f"(goal {sign} {goal.bound:.3g} {goal.unit})  "
+            print(f"  {verdict:8} {value:8.3g} {goal.unit:4} {bound}{goal.what}")
+            known = {key: one for key, one in vars(goal).items() if key != "measured"}
+            measured = None if math.isnan(value) else value
+            goals.append({**known, "measured": measured, "verdict": verdict})
+        printed = {name: {**vars(one), **one.times} for name, one in systems.items()}
+        return {"goals": goals, "systems": printed}
 
 
 def timed(
@@ -123,73 +150,50 @@ def timed(
     return {name: times[1:] for name, times in seconds.items()}
 
 
-def ratio(a: float | None, b: float | None) -> float | None:
-    """a / b; None if either was not measured."""
-    return None if a is None or b is None else a / b
-
-
 def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, System]:
     """Run every system once, then every system again, so that slow minutes affect all of them."""
     systems = {name: System() for name in commands}
     for rep in range(reps):
         for name, (script, *arguments) in commands.items():
             if systems[name].absent is None:
-                _show_progress(f"{rep + 1}/{reps} {name}")
-                _run_once(systems[name], [str(HERE / script), *arguments])
-    _show_progress("")
+                print(f"{rep + 1}/{reps} {name}", file=sys.stderr, flush=True)
+                process = subprocess.run(
+                    [sys.executable, str(HERE / script), *arguments],
+                    env=ENVIRONMENT,
+                    capture_output=True,
+                    text=True,
+                )
+                if process.returncode == ABSENT:
+                    systems[name].absent = process.stderr.strip().rpartition("\n")[2]
+                elif process.returncode:
+                    raise RuntimeError(
+                        f"{script} {' '.join(arguments)} failed with exit code"
+                        f" {process.returncode}:\n{process.stderr[-2000:]}"
+                    )
+                else:
+                    last = process.stdout.strip().rpartition("\n")[2]
+                    systems[name].reps.append(json.loads(last))
     return systems
 
 
-def _show_progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+def answer(*questions: Callable[..., dict[str, Any]]) -> None:
+    """Print what the function that the command line names returns; its words are the arguments."""
+    name, *words = sys.argv[1:]
+    chosen = {question.__name__: question for question in questions}[name]
+    print(json.dumps(chosen(*(int(word) if word.isdigit() else word for word in words))))
 
 
-def _run_once(system: System, command: list[str]) -> None:
-    process = subprocess.run(
-        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True
-    )
-    if process.returncode == ABSENT:
-        system.absent = process.stderr.strip().rpartition("\n")[2]
-    elif process.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)} failed with exit code {process.returncode}:\n"
-            f"{process.stderr[-2000:]}"
-        )
-    else:
-        system.reps.append(json.loads(process.stdout.strip().rpartition("\n")[2]))
-
-
-def show(result: Result, floor: str = "floor") -> None:
-    """Print the systems' rounds, with ratios to the floor if there is one, and the goals."""
-    systems = result.systems.items()
-    timed = {name: system for name, system in systems if system.absent or system.timed}
-    base = timed.get(floor)
-    if timed:
-        against = f"   / {floor}: median, best" if base else ""
-        print(f"  {'seconds per round':24} {'median':>9} {'best':>9}{against}")
-    for name, system in timed.items():
+def _show(systems: Systems, floor: str = "floor") -> None:
+    """Print the systems' rounds, with ratios to the floor."""
+    for name, system in systems.items():
         if system.absent:
             print(f"  {name:24} skipped: {system.absent}")
-            continue
-        line = f"  {name:24} {system.median:9.4f} {system.best:9.4f}"
-        if base:
-            line += f"{ratio(system.median, base.median):15.2f}"
-            line += f" {ratio(system.best, base.best):7.2f}"
-        print(line)
-    for note in result.notes:
-        print(f"  {note}")
-    for goal in result.goals:
-        measured = "-" if goal.measured is None else f"{goal.measured:.3g} {goal.unit}"
-        bound = f"{'>=' if goal.least else '<='} {goal.bound:.3g} {goal.unit}"
-        print(f"  {goal.verdict:8} {measured:>12}  (goal {bound})  {goal.what}")
-
-
-def to_json(result: Result) -> dict[str, Any]:
-    """The result as values that JSON can hold."""
-    systems = {}
-    for name, system in result.systems.items():
-        times = {"median": system.median, "best": system.best} if system.timed else {}
-        systems[name] = {**vars(system), **times}
-    goals = [{**vars(goal), "verdict": goal.verdict} for goal in result.goals]
-    return {"goals": goals, "systems": systems, "notes": result.notes}
+        elif system.times:
+            line = (
+                f"  {name:24} seconds per round: median {system.median:.4f}, best {system.best:.4f}"
+            )
+            if floor in systems:
+                base = systems[floor]
+                ratios = system.median / base.median, system.best / base.best
+                line += "; against the floor {:.2f}, {:.2f}".format(*ratios)
+            print(line)

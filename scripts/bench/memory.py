@@ -18,15 +18,13 @@ included.
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import fedhet_system
 import torch
+from harness import answer
 from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
 
 import fedhet
@@ -48,8 +46,8 @@ def clients(number: int, samples: int, cohort: int) -> dict[str, Any]:
     """Seconds and memory of a run with many clients."""
     before = _peak_gib()
     federation = data(W1, SAMPLES // samples)[:number]
-    rows = fedhet_system.timed_rows(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
-    seconds = [sum(row["seconds"].values()) for row in rows]
+    rows = fedhet_system.rounds(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
+    seconds = fedhet_system.seconds(rows).sum(axis=1).tolist()
     return {"rounds": seconds, "gib": _peak_gib() - before}
 
 
@@ -62,16 +60,14 @@ def growth() -> dict[str, Any]:
             "rounds=200",
             f"hydra.run.dir={folder}/run",
         ]
-        run = fedhet.run(overrides, task=toy_task())
-        rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-    return {"growth": rows[199]["fedavg.rss"] / rows[9]["fedavg.rss"]}
+        rss = fedhet.run(overrides, task=toy_task()).rounds["fedavg.rss"]
+    return {"growth": float(rss[199] / rss[9])}
 
 
 def trees(workers: int) -> dict[str, Any]:
     """How many updates the server holds at once."""
     overrides = ["method._target_=pieces.Streaming", f"engine.workers={workers}", "rounds=4"]
-    rows = fedhet_system.timed_rows(W1, overrides, data(W1))
-    return {"trees": max(row["fedavg.trees"] for row in rows)}
+    return {"trees": float(fedhet_system.rounds(W1, overrides, data(W1))["fedavg.trees"].max())}
 
 
 def states(method: str) -> dict[str, Any]:
@@ -98,16 +94,6 @@ def states(method: str) -> dict[str, Any]:
     return {"gib": _peak_gib(), "state": client_state["bytes"] / 2**30}
 
 
-QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "clients": clients,
-    "growth": growth,
-    "trees": trees,
-    "states": states,
-}
-
 if __name__ == "__main__":
-    fedhet_system.prepare()  # so that fedhet imports pieces.py by name
     torch.set_num_threads(1)
-    question, *words = sys.argv[1:]
-    arguments = [int(word) if word.isdigit() else word for word in words]
-    print(json.dumps(QUESTIONS[question](*arguments)))
+    answer(clients, growth, trees, states)

@@ -3,7 +3,8 @@
     python scripts/bench/pfl_system.py W1 [--workers 2] [--no-accuracy]
 
 {"rounds": [seconds of each timed round], "total": seconds from the start of the process to the end
-of training, "accuracy": of the final model on all samples, computed after that}. The run consists
+of training, "accuracy": of the final model on all samples, computed after that; --no-accuracy skips
+it, which for W2 saves several rounds' time}. The run consists
 of `SimulatedBackend`, `FederatedAveraging` and `PyTorchModel` on resident tensors. A round lasts
 from one call of the callback after a central iteration to the next; the first round is not in
 "rounds". Two workers are two replicas under `torchrun` with gloo on the CPU, as pfl documents it:
@@ -30,7 +31,6 @@ How the run differs from fedhet's:
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import logging
@@ -47,23 +47,10 @@ if importlib.util.find_spec("pfl") is None:
     raise SystemExit(ABSENT)
 
 
-def arguments() -> argparse.Namespace:
-    """The arguments of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workload", choices=("W1", "W2"))
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument(
-        "--no-accuracy", action="store_true", help="skip it: for W2 it takes several rounds' time"
-    )
-    return parser.parse_args()
-
-
 REPLICA = "TORCHELASTIC_RUN_ID" in os.environ
 if __name__ == "__main__" and not REPLICA:  # before the imports, which take seconds
-    workers = arguments().workers
-    if workers > 1:
+    workers = sys.argv[sys.argv.index("--workers") + 1] if "--workers" in sys.argv else "1"
+    if workers != "1":
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
@@ -88,6 +75,7 @@ from workloads import (  # noqa: E402
     Data,
     Workload,
     accuracy,
+    arguments,
     cohort,
     data,
 )
@@ -172,7 +160,7 @@ def run(workload: Workload, samples: Data) -> tuple[list[float], nn.Module]:
 
 def main() -> None:
     """Run the workload and print its seconds."""
-    args = arguments()
+    args = arguments(__doc__, ("W1", "W2"), "--no-accuracy")
     if COHORT % pytorch_ops.distributed.world_size:
         raise SystemExit(f"--workers must divide the cohort of {COHORT}")
     logging.disable(logging.WARNING)

@@ -15,7 +15,8 @@ a timed round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,50 +33,42 @@ CLASSES = 10
 Data = list[tuple[Tensor, Tensor]]
 
 
-class TwoNN(nn.Module):
+class Net(nn.Module):
+    """Layers and a head, with the features between them."""
+
+    def __init__(self, head: nn.Linear, *layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+        self.head = head
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def two_nn(*norms: nn.Module) -> Net:
     """The 2NN; `norms` are the layers before its two ReLUs."""
-
-    def __init__(self, *norms: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Linear(784, 200), *norms[:1], nn.ReLU(), nn.Linear(200, 200), *norms[1:], nn.ReLU()
-        )
-        self.head = nn.Linear(200, CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
+    first, second = nn.Linear(784, 200), nn.Linear(200, 200)
+    layers = first, *norms[:1], nn.ReLU(), second, *norms[1:], nn.ReLU()
+    return Net(nn.Linear(200, CLASSES), *layers)
 
 
-class CNN(nn.Module):
+def cnn() -> Net:
     """The CNN of McMahan et al. for MNIST."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding="same"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(3136, 512),
-            nn.ReLU(),
-        )
-        self.head = nn.Linear(512, CLASSES)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def _normed_two_nn() -> TwoNN:
-    return TwoNN(nn.BatchNorm1d(200), nn.BatchNorm1d(200))
+    layers = (
+        nn.Conv2d(1, 32, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, 512),
+        nn.ReLU(),
+    )
+    return Net(nn.Linear(512, CLASSES), *layers)
 
 
 @dataclass(frozen=True)
@@ -96,9 +89,11 @@ class Workload:
 
 
 WORKLOADS = {
-    "W1": Workload(TwoNN, (784,), batch=10, rounds=10),
-    "W2": Workload(CNN, (1, 28, 28), batch=50, rounds=3),
-    "W1-norm": Workload(_normed_two_nn, (784,), batch=10, rounds=10),
+    "W1": Workload(two_nn, (784,), batch=10, rounds=10),
+    "W2": Workload(cnn, (1, 28, 28), batch=50, rounds=3),
+    "W1-norm": Workload(
+        lambda: two_nn(nn.BatchNorm1d(200), nn.BatchNorm1d(200)), (784,), batch=10, rounds=10
+    ),
 }
 
 
@@ -134,6 +129,27 @@ def cohort(number: int) -> list[int]:
 def criterion(output: Tensor, y: Tensor) -> Tensor:
     """Per-sample losses, as a `fedhet.Task` expects them."""
     return functional.cross_entropy(output, y, reduction="none")
+
+
+def arguments(about: str | None, workloads: Iterable[str], *switches: str) -> argparse.Namespace:
+    """The arguments of a system: workload, switches, and --workers, or overrides of fedhet.
+
+    Args:
+        about: the help text.
+        workloads: the names of those that the system can run.
+        switches: such as "--no-accuracy".
+    """
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workload", choices=[*workloads])
+    for switch in switches:
+        parser.add_argument(switch, action="store_true")
+    if "--job" in switches:
+        parser.add_argument("overrides", nargs="*")
+    else:
+        parser.add_argument("--workers", type=int, default=1)
+    return parser.parse_intermixed_args()
 
 
 @torch.no_grad()

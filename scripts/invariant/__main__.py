@@ -22,9 +22,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +38,6 @@ from values import digest
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("child.py")
 HASHES = ROOT / "tests" / "invariant" / "hashes.json"
-PROGRESS = 20  # seconds between two lines
 
 Cases = dict[str, list[str]]
 Result = dict[str, Any]
@@ -50,28 +48,18 @@ class Side:
     """One of the two trees that are compared.
 
     Attributes:
-        name: what messages call it.
         tree: the folder with its fedhet/ and conf/.
         folder: where its results are.
     """
 
-    name: str
     tree: Path
     folder: Path
 
     def results(self, chosen: Cases) -> dict[str, Result]:
         """Return the results that there are, by the names of their configurations."""
-        found = {name: self._result(name) for name in chosen}
-        return {name: one for name, one in found.items() if one.get("overrides") == chosen[name]}
-
-    def pending(self, chosen: Cases) -> Cases:
-        """Return the configurations that have no result."""
-        found = self.results(chosen)
-        return {name: overrides for name, overrides in chosen.items() if name not in found}
-
-    def _result(self, name: str) -> Result:
-        path = self.folder / f"{slug(name)}.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        paths = {name: self.folder / f"{slug(name)}.json" for name in chosen}
+        found = {k: json.loads(path.read_text()) for k, path in paths.items() if path.exists()}
+        return {name: one for name, one in found.items() if one["overrides"] == chosen[name]}
 
 
 def git(*words: str) -> str:
@@ -86,16 +74,6 @@ def names(tree: str, group: str) -> list[str]:
     return [Path(path).stem for path in paths if path.endswith(".yaml")]
 
 
-@contextmanager
-def worktree(commit: str, place: Path) -> Iterator[None]:
-    """Check the commit out at `place`, until the block ends."""
-    git("worktree", "add", "--detach", str(place), commit)
-    try:
-        yield
-    finally:
-        git("worktree", "remove", "--force", str(place))
-
-
 def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> None:
     """Run what has no result yet, many configurations in each process.
 
@@ -108,55 +86,57 @@ def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> No
     Raises:
         RuntimeError: a process has ended before it had run all of its configurations.
     """
-    jobs: list[dict[str, Any]] = []
-    for part in range(workers):
-        for side in sides:
-            own = [*side.pending(chosen).items()][part::workers]
-            job = {"name": side.name, "tree": str(side.tree), "folder": str(side.folder)}
-            todo = {slug(name): overrides for name, overrides in own}
-            jobs.append({**job, "data": f"{scratch}/data", "cases": todo})
-    jobs = [job for job in jobs if job["cases"]]
-    total = sum(len(job["cases"]) for job in jobs)
+    jobs = []
+    for side in sides:
+        side.folder.mkdir(parents=True, exist_ok=True)
+        done = side.results(chosen)
+        todo = [(slug(name), overrides) for name, overrides in chosen.items() if name not in done]
+        jobs += [(side, dict(todo[part::workers])) for part in range(workers) if todo[part:]]
+    places = [scratch / f"job-{number}" for number in range(len(jobs))]
     with ThreadPoolExecutor(workers) as pool:
-        futures = [
-            pool.submit(_child, job, scratch / f"job-{number}") for number, job in enumerate(jobs)
-        ]
-        while wait(futures, timeout=PROGRESS).not_done:
-            done = sum((Path(j["folder"]) / f"{k}.json").exists() for j in jobs for k in j["cases"])
-            print(f"{done} of {total} runs", file=sys.stderr, flush=True)
-    for future in futures:
-        future.result()
+        list(pool.map(_child, *zip(*jobs, strict=True), places))
 
 
-def _child(job: dict[str, Any], place: Path) -> None:
+def _child(side: Side, todo: Cases, place: Path) -> None:
     """Run a job in a process that sees nothing of fedhet but its tree."""
     place.mkdir()
-    for name in job["cases"]:  # what an interrupted call has left, or one with other overrides
-        shutil.rmtree(Path(job["folder"]) / name, ignore_errors=True)
-        (Path(job["folder"]) / f"{name}.json").unlink(missing_ok=True)
-    (place / "job.json").write_text(json.dumps(job))
+    for name in todo:  # what an interrupted call has left, or one with other overrides
+        shutil.rmtree(side.folder / name, ignore_errors=True)
+        (side.folder / f"{name}.json").unlink(missing_ok=True)
+    job = {"folder": str(side.folder), "data": f"{place.parent}/data", "cases": todo}
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "FEDHET_"}
     # Of its own: else one tree would read the arrays that the other has decoded.
-    own = {"FEDHET_CACHE": str(place / "cache"), "PYTHONPATH": job["tree"], "OMP_NUM_THREADS": "1"}
-    with (place / "log").open("w") as log:
-        process = subprocess.run(
-            [sys.executable, "-P", str(CHILD), str(place / "job.json")],
-            cwd=place,
-            env={**inherited, **own},
-            stdout=log,
-            stderr=log,
-            check=False,
-        )
+    own = {"FEDHET_CACHE": f"{place}/cache", "PYTHONPATH": str(side.tree), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-P", str(CHILD)],
+        input=json.dumps(job),
+        cwd=place,
+        env={**inherited, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    print(f"{len(todo)} runs of {side.tree.name} have ended", file=sys.stderr, flush=True)
     if process.returncode:
-        tail = (place / "log").read_text()[-2000:]
         raise RuntimeError(
-            f"a process of {job['name']} ended with exit code {process.returncode}:\n{tail}"
+            f"a process of {side.tree} ended with exit code {process.returncode}:\n"
+            f"{process.stdout[-2000:]}"
         )
 
 
-def compared(chosen: Cases, old: dict[str, Result], new: dict[str, Result]) -> int:
-    """Print how the configurations ended and where they differ; return how many do."""
-    endings = Counter(result["ended"].partition(":")[0] for result in old.values())
+def against(base: str, chosen: Cases, keep: Path, scratch: Path, workers: int) -> int:
+    """Run the configurations from both trees; print where they differ, return how many do."""
+    # What the results of a commit depend on besides its overrides, so that none is mistaken.
+    sources = [kind().encode(), CHILD.read_bytes(), Path(files.__file__).read_bytes()]
+    known = hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+    sides = Side(scratch / "base", keep / f"{base}-{known}"), Side(ROOT, keep / "tree")
+    shutil.rmtree(sides[1].folder, ignore_errors=True)
+    git("worktree", "add", "--detach", str(sides[0].tree), base)
+    try:
+        run(sides, chosen, scratch, workers)
+    finally:
+        git("worktree", "remove", "--force", str(sides[0].tree))
+    old, new = (side.results(chosen) for side in sides)
     differing = 0
     for name in chosen:
         if found := difference(old[name], new[name]):
@@ -164,33 +144,15 @@ def compared(chosen: Cases, old: dict[str, Result], new: dict[str, Result]) -> i
             print(f"DIFFERS  {name}: {found}")
         elif old[name]["ended"] != "ran":
             print(f"{old[name]['ended']}  {name}")
+    endings = Counter(result["ended"].partition(":")[0] for result in old.values())
     print(f"{len(chosen)} configurations, {differing} differ; at the base: {dict(endings)}")
     return differing
-
-
-def against(base: str, chosen: Cases, keep: Path, scratch: Path, workers: int) -> int:
-    """Run the configurations from both trees, as far as needed; return how many differ."""
-    old = Side("the base", scratch / "base", keep / f"{base}-{_digest()}")
-    new = Side("the working tree", ROOT, keep / "tree")
-    shutil.rmtree(new.folder, ignore_errors=True)
-    for side in (old, new):
-        side.folder.mkdir(parents=True, exist_ok=True)
-    with worktree(base, old.tree) if old.pending(chosen) else nullcontext():
-        run([old, new], chosen, scratch, workers)
-    return compared(chosen, old.results(chosen), new.results(chosen))
-
-
-def _digest() -> str:
-    """What the results of a commit depend on besides its overrides, so that none is mistaken."""
-    sources = [path.read_bytes() for path in (CHILD, Path(files.__file__))]
-    return hashlib.sha256(b"".join([kind().encode(), *sources])).hexdigest()[:12]
 
 
 def keep_hashes(scratch: Path, workers: int) -> None:
     """Write this machine's hashes of the configurations that tests/invariant runs."""
     chosen = fast(*names_in(ROOT / "conf"))
-    side = Side("the working tree", ROOT, scratch / "tree")
-    side.folder.mkdir()
+    side = Side(ROOT, scratch / "tree")
     run([side], chosen, scratch, workers)
     results = side.results(chosen)
     if wrong := [

@@ -1,8 +1,8 @@
 """Runs configurations in one process, with the fedhet of one tree, and reads their results.
 
-    python -P child.py JOB
+    python -P child.py
 
-PYTHONPATH is the tree. JOB is a JSON file: `data`, `folder`, and `cases`, a folder's name and
+PYTHONPATH is the tree. Read is a job as JSON: `data`, `folder`, and `cases`, a folder's name and
 overrides for each.
 What fedhet.results reads of a run becomes <folder>/<name>.json, and the run folder beside it stays.
 """
@@ -32,16 +32,15 @@ def main(job: dict[str, Any]) -> None:
     origin = Path(fedhet.__file__ or "").resolve()
     if not origin.is_relative_to(Path(TREE).resolve()):
         raise RuntimeError(f"fedhet was imported from {origin} in place of {TREE}")
-    folder = Path(job["folder"])
     for name, overrides in job["cases"].items():
-        place = folder / name
+        place = Path(job["folder"], name)
         values = outcome(place, prepared(overrides, job["data"], place))
         # A later call has its data elsewhere, and may compare with this result.
         content = json.dumps({"overrides": overrides, **values}).replace(job["data"], "{data}")
         # The name appears once the content is whole.
-        part = folder / f"{name}.part"
+        part = place.with_name(f"{name}.part")
         part.write_text(content)
-        part.rename(folder / f"{name}.json")
+        part.rename(place.with_name(f"{name}.json"))
 
 
 def prepared(overrides: Sequence[str], data: str, place: Path) -> list[str]:
@@ -70,4 +69,4 @@ def outcome(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    main(json.load(sys.stdin))

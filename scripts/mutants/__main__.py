@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
 import os
 import re
@@ -24,13 +23,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
+from tempfile import TemporaryDirectory
 
 from draw import Mutant, draw, mutants
 
@@ -54,47 +53,46 @@ def main() -> int:
         for number, mutant in drawn.items():
             print(f"{number:3} {mutant}")
         return 0
-    asked = [*map(str, drawn.values()), args.marks, args.tests_of, _digest()]
-    folder = args.folder.resolve() / hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
+    tree = _tree(args.tests_of)
+    asked = "\n".join([*map(str, drawn.values()), args.marks, tree])
+    folder = args.folder.resolve() / hashlib.sha256(asked.encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
-    tests = _tests(folder, drawn, args.marks, args.tests_of)
+    tests = _tests(folder, drawn, args.marks, tree)
     only = [int(one) for one in args.only.split(",") if one] or [*drawn]
-    survivors = _tried(folder, {k: drawn[k] for k in only}, tests, args.tests_of)
+    survivors = _tried(folder, {k: drawn[k] for k in only}, tests, tree)
     print(f"{len(only) - len(survivors)} of {len(only)} mutants are killed; these survive:")
     for number in survivors:
         print(f"{number:3} {drawn[number]}  ({len(tests[number])} tests reach it)")
     return 0
 
 
-def _names() -> list[str]:
-    """The files of the working tree that git knows or would take."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
-    return [name for name in names.decode().split("\0") if name and (ROOT / name).is_file()]
+def _git(*words: str, index: str | None = None, text: bytes = b"") -> bytes:
+    """Run git with a text to read, perhaps with another index than the repository's."""
+    own = {"GIT_INDEX_FILE": index} if index else {}
+    command = ["git", "-C", str(ROOT), *words]
+    environment = {**os.environ, **own}
+    return subprocess.run(
+        command, env=environment, input=text, stdout=subprocess.PIPE, check=True
+    ).stdout
 
 
-def _digest() -> str:
-    """A hash of the code and its tests."""
-    whole = hashlib.sha256()
-    for name in sorted(_names()):
-        if name.endswith((".py", ".yaml", ".toml")):
-            whole.update(name.encode() + (ROOT / name).read_bytes())
-    return whole.hexdigest()
+def _tree(tests_of: str) -> str:
+    """The git tree of the working tree, with the tests of another commit if one is named."""
+    with TemporaryDirectory() as folder:
+        index = f"{folder}/index"
+        _git("add", "--all", index=index)
+        if tests_of:
+            _git("rm", "-r", "--cached", "--quiet", "tests", index=index)
+            theirs = _git("ls-tree", "-r", tests_of, "tests", "pyproject.toml")
+            _git("update-index", "--add", "--index-info", index=index, text=theirs)
+        return _git("write-tree", index=index).decode().strip()
 
 
-def _copied(place: Path, tests_of: str) -> None:
-    """A copy of the working tree, with the tests of another commit if one is named."""
+def _copied(place: Path, tree: str) -> None:
+    """Write the tree's files to a place, as a repository of their own."""
     shutil.rmtree(place, ignore_errors=True)
-    for name in _names():
-        if not (tests_of and name.startswith("tests/")):
-            target = place / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target)
-    if tests_of:
-        command = ["git", "archive", tests_of, "tests", "pyproject.toml"]
-        packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(place, filter="data")
+    place.mkdir(parents=True)
+    subprocess.run(["tar", "-x", "-C", place], input=_git("archive", tree), check=True)
     if (shared := ROOT.parent / "shared").exists() and not (place.parent / "shared").exists():
         (place.parent / "shared").symlink_to(shared)  # where the tests look for data sets
     subprocess.run(["git", "init", "--quiet", place], check=True)  # some tests list its files
@@ -122,27 +120,23 @@ def _pytest(place: Path, *options: str, limit: float | None = None) -> tuple[int
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # what its tests left behind, too
         child.wait()
-    return code, printed.read_text(errors="replace")
+    text = printed.read_text(errors="replace")
+    if code not in (0, 1, 2, 124):  # neither a failed test, an interruption nor the limit
+        raise RuntimeError(f"pytest ended with {code}:\n{text[-2000:]}")
+    return code, text
 
 
-def _tests(
-    folder: Path, drawn: dict[int, Mutant], marks: str, tests_of: str
-) -> dict[int, list[str]]:
+def _tests(folder: Path, drawn: dict[int, Mutant], marks: str, tree: str) -> dict[int, list[str]]:
     """For each mutant the tests that reach it, the cheapest first."""
     kept = folder / "tests.json"
     if not kept.exists():
         place = folder / "probed" / "repository"
-        _copied(place, tests_of)
+        _copied(place, tree)
         shutil.copy(Path(__file__).with_name("reached.py"), place)
         for path in {mutant.path for mutant in drawn.values()}:
             _probe(place / path, path, drawn)
-        code, printed = _pytest(
-            place,
-            *("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", marks),
-            *("-p", "reached"),
-        )
-        if code not in (0, 1):
-            raise RuntimeError(f"pytest ended with {code}:\n{printed[-2000:]}")
+        spread = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+        _pytest(place, *spread, "-m", marks, "-p", "reached")
         reached, seconds = _reached(place / "reached.tsv")
         found = {k: sorted(reached[k] & {*seconds}, key=seconds.__getitem__) for k in drawn}
         kept.write_text(json.dumps(found, indent=1))
@@ -186,7 +180,7 @@ def _reached(file: Path) -> tuple[dict[int, set[str]], dict[str, float]]:
 
 
 def _tried(
-    folder: Path, drawn: dict[int, Mutant], tests: dict[int, list[str]], tests_of: str
+    folder: Path, drawn: dict[int, Mutant], tests: dict[int, list[str]], tree: str
 ) -> list[int]:
     """Try the mutants, two at a time; return the numbers of those that survive."""
     kept = folder / "outcomes.json"
@@ -196,43 +190,34 @@ def _tried(
         places.put(folder / f"worker-{worker}" / "repository")
 
     def judge(number: int) -> None:
-        if str(number) in outcomes:
-            return
         place = places.get()
         try:
-            outcomes[str(number)] = _outcome(place, drawn[number], tests[number], tests_of)
+            outcomes[str(number)] = _outcome(place, drawn[number], tests[number], tree)
         finally:
             places.put(place)
         kept.write_text(json.dumps(outcomes, indent=1))
         print(f"{number:3} {drawn[number]}\n      {outcomes[str(number)]}", flush=True)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(judge, drawn))
+        list(pool.map(judge, [number for number in drawn if str(number) not in outcomes]))
     return [number for number in drawn if outcomes[str(number)].startswith("survives")]
 
 
-def _outcome(place: Path, mutant: Mutant, tests: Sequence[str], tests_of: str) -> str:
+def _outcome(place: Path, mutant: Mutant, tests: Sequence[str], tree: str) -> str:
+    """Whether the tests notice the mutant, and which one does."""
     if not tests:
         return "survives: no test reaches it"
-    _copied(place, tests_of)
+    _copied(place, tree)
     mutant.apply(place)
-    for some in _portions(tests):
+    # The cheapest tests first, in a process of their own: most mutants die there.
+    for some in filter(None, (tests[:40], tests[40:])):
         listed = place / "tests.txt"
         listed.write_text("\n".join(some))
         code, printed = _pytest(place, "-x", "--timeout", "120", f"@{listed}", limit=LIMIT)
-        if code not in (0, 1, 2, 124):  # neither a failed test, an interruption nor the limit
-            raise RuntimeError(f"pytest ended with {code}:\n{printed[-2000:]}")
         if code:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
             return f"killed by {failed[1] if failed else printed[-200:].strip()}"
     return "survives"
-
-
-def _portions(tests: Sequence[str]) -> Iterable[Sequence[str]]:
-    """The cheapest tests first in a process of their own: most mutants die there."""
-    yield tests[:40]
-    if tests[40:]:
-        yield tests[40:]
 
 
 if __name__ == "__main__":

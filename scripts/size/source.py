@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import networkx as nx
+
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -92,12 +94,5 @@ def modules(package: Path) -> dict[str, ast.Module]:
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that reach each other, the largest first."""
-    reached: dict[str, set[str]] = {}
-    for name in graph:
-        found, pending = reached.setdefault(name, set()), [name]
-        while pending:
-            new = graph[pending.pop()] - found
-            found |= new
-            pending += new
-    groups = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph} - {()}
-    return sorted(map(list, groups), key=lambda group: (-len(group), group))
+    groups = map(sorted, nx.strongly_connected_components(nx.DiGraph(graph)))
+    return sorted((one for one in groups if one[1:]), key=lambda group: (-len(group), group))

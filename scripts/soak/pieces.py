@@ -33,58 +33,11 @@ SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time 
 SLOW_SECONDS = 1.0
 
 Parts = list[bytes]
+Change = Callable[[Update], object]
 
 
 def _raise() -> None:
     raise OSError("the disk is full")
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _first(update: Update, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    name = next(iter(update.weights))
-    update.weights[name] = change(update.weights[name])
-
-
-def _outlier(update: Update) -> None:
-    update.weights = {
-        name: 1e6 * t if t.is_floating_point() else t for name, t in update.weights.items()
-    }
-
-
-def _count(update: Update) -> None:
-    update.num_examples = -15
-
-
-def _broadcastable(update: Update) -> None:
-    _first(update, lambda t: t.flatten()[:1].reshape([1] * t.dim()))
-
-
-def _huge(update: Update) -> None:
-    update.num_examples = 10**18
-
-
-def _many(update: Update) -> None:
-    update.extras |= {f"{Z}.{number}": torch.ones(1) for number in range(EXTRAS)}
-
-
-def _rename(update: Update) -> None:
-    name = next(iter(update.weights))
-    update.weights[f"{name}!"] = update.weights.pop(name)
-
-
-def _extra(update: Update) -> None:
-    update.extras[Z] = torch.full((3,), float("inf"))
-
-
-def _remove(state: Path) -> None:
-    state.unlink()
-
-
-def _flip(state: Path) -> None:
-    state.write_bytes(flipped(state.read_bytes(), np.random.default_rng(0)))
 
 
 def flipped(data: bytes, random: np.random.Generator) -> bytes:
@@ -98,39 +51,55 @@ def _damage(parts: Parts, random: np.random.Generator) -> Parts:
     return [*parts[:index], flipped(parts[index], random), *parts[index + 1 :]]
 
 
-def _enlarge(parts: Parts, random: np.random.Generator) -> Parts:
-    return [*parts, bytes(OVERSIZED_BYTES)]
+def _changed(change: Callable[[torch.Tensor], torch.Tensor], every: bool = False) -> Change:
+    """Change the reply's first tensor, or every one of floats."""
+
+    def fault(update: Update) -> None:
+        for name, t in update.weights.items() if every else [*update.weights.items()][:1]:
+            if t.is_floating_point() or not every:
+                update.weights[name] = change(t)
+
+    return fault
+
+
+def _rename(update: Update) -> None:
+    name = next(iter(update.weights))
+    update.weights[f"{name}!"] = update.weights.pop(name)
 
 
 # What happens before a client works; the first of these that strikes is the only one that can.
 BEFORE: dict[str, Callable[[], None]] = {
     "its process exits": lambda: os._exit(7),
-    "its process is killed": _kill,
+    "its process is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "it hangs": lambda: time.sleep(100_000),
     "it raises an exception": _raise,
 }
 # What is done to the files of what it remembers, if it remembers something.
-STATE: dict[str, Callable[[Path], None]] = {
-    "a lost state": _remove,
-    "a damaged state": _flip,
+STATE: dict[str, Callable[[Path], object]] = {
+    "a lost state": Path.unlink,
+    "a damaged state": lambda state: state.write_bytes(
+        flipped(state.read_bytes(), np.random.default_rng(0))
+    ),
 }
 # What is done to its reply.
-AFTER: dict[str, Callable[[Update], None]] = {
-    "NaN": lambda update: _first(update, lambda t: t * float("nan")),
-    "an outlier": _outlier,
-    "a negative count": _count,
-    "a huge count": _huge,
-    "another shape": lambda update: _first(update, lambda t: t[:-1]),
-    "a shape that could be broadcast": _broadcastable,
-    "another type": lambda update: _first(update, lambda t: t.double()),
+AFTER: dict[str, Change] = {
+    "NaN": _changed(lambda t: t * float("nan")),
+    "an outlier": _changed(lambda t: 1e6 * t, every=True),
+    "a negative count": lambda update: setattr(update, "num_examples", -15),
+    "a huge count": lambda update: setattr(update, "num_examples", 10**18),
+    "another shape": _changed(lambda t: t[:-1]),
+    "a shape that could be broadcast": _changed(lambda t: t.flatten()[:1].reshape([1] * t.dim())),
+    "another type": _changed(lambda t: t.double()),
     "another name": _rename,
-    "a bad extra": _extra,
-    "a thousand extras": _many,
+    "a bad extra": lambda update: update.extras.update({Z: torch.full((3,), float("inf"))}),
+    "a thousand extras": lambda update: update.extras.update(
+        {f"{Z}.{number}": torch.ones(1) for number in range(EXTRAS)}
+    ),
 }
 # What is done to the bytes of its reply.
 ON_THE_WAY: dict[str, Callable[[Parts, np.random.Generator], Parts]] = {
     "damaged bytes": _damage,
-    "too many bytes": _enlarge,
+    "too many bytes": lambda parts, random: [*parts, bytes(OVERSIZED_BYTES)],
 }
 # What comes in place of its reply.
 INSTEAD = ("its reply to an earlier message", "the reply of another client")

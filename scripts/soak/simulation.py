@@ -112,11 +112,10 @@ def _temporary(process: psutil.Process) -> str | None:
         return None
 
 
-def quarter_means(mib: dict[int, float], rounds: int) -> tuple[float, float]:
-    """The means over the second and the last quarter of the steps."""
-    second = [mib[n] for n in mib if rounds / 4 <= n < rounds / 2]
-    last = [mib[n] for n in mib if n >= rounds * 3 / 4]
-    return sum(second) / max(1, len(second)), sum(last) / max(1, len(last))
+def mean_between(mib: dict[int, float], first: float, end: float) -> float:
+    """The mean over the steps in this range."""
+    found = [value for step, value in mib.items() if first <= step < end]
+    return sum(found) / max(1, len(found))
 
 
 def first_difference(faulty: list[dict[str, Any]], clean: list[dict[str, Any]]) -> Any:
@@ -159,7 +158,8 @@ def soak(
         summaries = [
             json.loads((folder / "summary.json").read_text()) for folder in (faulty, clean)
         ]
-    second, last = quarter_means(watched["mib"], rounds)
+    second = mean_between(watched["mib"], rounds / 4, rounds / 2)
+    last = mean_between(watched["mib"], rounds * 3 / 4, float("inf"))
     return {
         "steps": len(rows),
         "messages": sum(len(row["cohort"]) for row in rows),

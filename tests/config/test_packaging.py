@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 pytest.importorskip("setuptools", minversion="77")
 
@@ -91,3 +96,35 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
         unpacked = (folder / tree).rglob("*.yaml")
         assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, "*.yaml")
     assert (folder / "setup.py").exists()
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["wheel", "bundle"])
+def test_an_empty_environment_is_enough(kind: str, source: Path, tmp_path: Path) -> None:
+    """pip brings all that a run and its report need; `make test-installed` runs this alone."""
+    if kind == "wheel":
+        installed = build(source, "wheel")
+    else:
+        installed = tmp_path / "fedhet"
+        zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(installed)
+    venv.create(tmp_path / "env", with_pip=True)
+    programs = tmp_path / "env" / "bin"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+    def printed(program: str, *arguments: str) -> str:
+        command = [str(programs / program), *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    printed("pip", "install", "--quiet", str(installed))
+    printed("pip", "check")
+    where = printed("python", "-c", "import fedhet; print(fedhet.__file__)")
+    assert Path(where.strip()).is_relative_to(tmp_path / "env")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed("fedhet", "--version").split()[1] == project["version"]
+    printed("fedhet", "method=scaffold", "plugin=[fednorm]", "rounds=2", "hydra.run.dir=run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"
+    printed("fedhet", "report", "run")
+    assert list((tmp_path / "run").rglob("*.html"))

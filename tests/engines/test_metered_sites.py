@@ -12,7 +12,7 @@ import pytest
 from own_sites import Sites, as_sent
 
 from fedhet.core.messages import Failure, payload
-from fedhet.flower import wire
+from fedhet.flower import apps, wire
 
 TRAIN = 'fedhet_node_messages_total{phase="train"}'
 
@@ -108,6 +108,7 @@ def test_a_message_that_a_site_cannot_serve_is_a_failure(
     msg = next(msg for msg in sites.job.strategy.plan(1) if msg.pid == 1)
     node: Any = sites.deployment.nodes.proxies([1], sites.deployment.manager)[1]
     (tmp_path / "b.npz").unlink()
+    apps._cached_site.cache_clear()  # whichever site was asked last
     reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, sites.deployment.nodes.agreed)))
     assert isinstance(reply, Failure) and "no such file" in reply.cause
     assert counts(tmp_path / "prom", 1)['fedhet_node_failures_total{reason="failed"}'] == 1
