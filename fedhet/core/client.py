@@ -316,7 +316,7 @@ class FedClient(LocalTraining, NumPyClient):
         for view, build in views.items():
             model = build()
             for part, samples in parts.items():
-                scores, tally = assess(model, samples, workspace.task)
+                scores, tally = assess(model, samples, workspace.task, workspace.performer)
                 if least:
                     scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count

@@ -109,6 +109,10 @@ class Performer(Protocol):
         """Take the steps of these epochs; the result is that of `Descent.steps` of the last."""
         ...
 
+    def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
+        """What a method of the module, which is in eval mode, makes of x (n, ...)."""
+        ...
+
 
 def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | None) -> Tensor:
     """Take the steps of epochs with these orders of the samples.

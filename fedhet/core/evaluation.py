@@ -44,7 +44,8 @@ def global_scores(
     if "global" not in strategy.views or (data := workspace.test_data) is None:
         return {}
     some = data if most is None else Samples(data.x[:most], data.y[:most])
-    return score(workspace.load(weights or strategy.weights["model"]), some, workspace.task)
+    model = workspace.load(weights or strategy.weights["model"])
+    return score(model, some, workspace.task, workspace.performer)
 
 
 def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from fedhet.core.descent import Performer
 from fedhet.core.targets import Scores, Tally
 from fedhet.core.task import Samples, Task
 
 FORWARD_BATCH = 1024  # samples per forward pass outside training
 
 
+def outputs(
+    model: nn.Module, x: Tensor, performer: Performer | None, part: str = "forward"
+) -> Iterator[Tensor]:
+    """What a model makes of x (n, ...), `FORWARD_BATCH` inputs at a time.
+
+    Args:
+        model: the model, in eval mode.
+        x: its inputs.
+        performer: carries out the passes together with those of other clients; or None.
+        part: the method of the model, such as "features".
+    """
+    if performer is None:
+        yield from map(getattr(model, part), chunks(x))
+    else:
+        yield from chunks(performer.forward(model, x, part))
+
+
 @torch.no_grad()
-def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
+def assess(
+    model: nn.Module, data: Samples, task: Task, performer: Performer | None = None
+) -> tuple[Scores, Tally]:
     """Evaluate the model.
 
     Args:
         model: it is put into eval mode.
         data: samples that are prepared for the model, at least one.
         task: its criterion and its target.
+        performer: as in `outputs`.
 
     Returns:
         `loss`, `n` and the scores of the target, all of them plain numbers; and the tally of which
@@ -43,9 +65,11 @@ def assess(model: nn.Module, data: Samples, task: Task) -> tuple[Scores, Tally]:
     return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
 
 
-def score(model: nn.Module, data: Samples, task: Task) -> Scores:
+def score(
+    model: nn.Module, data: Samples, task: Task, performer: Performer | None = None
+) -> Scores:
     """The scores that `assess` returns."""
-    return assess(model, data, task)[0]
+    return assess(model, data, task, performer)[0]
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:

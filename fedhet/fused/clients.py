@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -14,10 +15,12 @@ from fedhet.core.client import FedClient
 from fedhet.core.descent import Descent
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.metrics import chunks
 from fedhet.core.state import Store
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.fused.meeting import Meeting
+from fedhet.fused.passes import Pass
 from fedhet.fused.steps import Training
 
 log = logging.getLogger("fedhet")
@@ -51,6 +54,11 @@ class Fused:
             self._said.add(reason)
             log.info("engine.fused: one client after another, because %s", reason)
         return [descent.steps(order) for order in orders][-1]
+
+    def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
+        if any(isinstance(one, nn.RNNBase) for one in module.modules()):
+            return torch.cat([getattr(module, part)(some) for some in chunks(x)])
+        return self._meeting.ask(Pass(module, x, part))  # type: ignore[no-any-return]
 
 
 class FusedCourier(LocalCourier):

@@ -64,6 +64,11 @@ class Training:
         return torch.cat([order.view(-1, size) for order in padded])
 
 
+def padded(t: Tensor, n: int) -> Tensor:
+    """The tensor with n rows; those that it lacks are zeros."""
+    return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
+
+
 class Batches:
     """The batches of several trainings, the longest first.
 

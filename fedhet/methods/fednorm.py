@@ -48,7 +48,7 @@ from torch import Tensor
 from fedhet.core import check
 from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.metrics import outputs
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.methods.fedavg import FedAvg
@@ -159,8 +159,7 @@ class FedNormPlugin(Plugin):
         It is empty, (0,), where these are fewer than `workspace.min_count`.
         """
         workspace = self.client.workspace
-        features = getattr(workspace.model, "features", None)
-        if features is None:
+        if not hasattr(workspace.model, "features"):
             raise ValueError(
                 "fednorm needs a model with features(x) and head(f);"
                 f" {type(workspace.model).__name__} has no features"
@@ -170,8 +169,8 @@ class FedNormPlugin(Plugin):
         if len(data) < workspace.min_count:
             return torch.empty(0, device=workspace.device)
         total = torch.zeros((), dtype=torch.float64, device=workspace.device)
-        for x in data.x.split(FORWARD_BATCH):
-            total = total + features(x).flatten(1).sum(0, dtype=torch.float64)
+        for z in outputs(workspace.model, data.x, workspace.performer, "features"):
+            total = total + z.flatten(1).sum(0, dtype=torch.float64)
         return (total / len(data)).float()
 
     # ---- server

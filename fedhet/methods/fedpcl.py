@@ -58,7 +58,7 @@ from torch.nn.functional import normalize
 from fedhet.core import check
 from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.metrics import outputs
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
@@ -150,7 +150,9 @@ class FedPCLClient(FedClient):
         """The class means of z over the client's real training samples, in eval mode."""
         model.eval()
         data = self.workspace.train_data(self.pid)
-        z = torch.cat([normalize(model.features(x)) for x in data.x.split(FORWARD_BATCH)])  # type: ignore[operator]
+        z = torch.cat(
+            [normalize(z) for z in outputs(model, data.x, self.workspace.performer, "features")]
+        )
         mean, has = maths.prototypes(z, data.y, self.workspace.task.classes)
         if renormalise:
             mean = normalize(mean)
