@@ -27,9 +27,9 @@ def outputs(
         part: the method of the model, such as "features".
     """
     if performer is None:
-        yield from map(getattr(model, part), chunks(x))
+        yield from map(getattr(model, part), x.split(FORWARD_BATCH))
     else:
-        yield from chunks(performer.forward(model, x, part))
+        yield from performer.forward(model, x, part).split(FORWARD_BATCH)
 
 
 @torch.no_grad()

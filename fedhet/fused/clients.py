@@ -15,7 +15,7 @@ from fedhet.core.client import FedClient
 from fedhet.core.descent import Descent
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.metrics import chunks
+from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.state import Store
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
@@ -57,7 +57,7 @@ class Fused:
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-            return torch.cat([getattr(module, part)(some) for some in chunks(x)])
+            return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
         return self._meeting.ask(Pass(module, x, part))  # type: ignore[no-any-return]
 
 
