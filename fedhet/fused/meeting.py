@@ -87,11 +87,12 @@ class Meeting:
         return result
 
     def _until_all_have_ended(self, tasks: list[greenlet]) -> None:
-        state = torch.default_generator.get_state()
+        state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
         try:
             while self._ready or self._asking:
                 while self._ready:
                     task, value = self._ready.popleft()
+                    torch.set_grad_enabled(True)  # another one may wait where it is disabled
                     task.switch(value)
                 asking, self._asking = self._asking, []
                 self._ready.extend(_carried_out(asking))
@@ -105,6 +106,7 @@ class Meeting:
                         task.throw(KeyboardInterrupt)
             self._hub = None
             torch.default_generator.set_state(state)
+            torch.set_grad_enabled(grad)
 
 
 def _carried_out(asking: list[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
