@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet import config
 from fedhet.core.check import one_of
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError
+from fedhet.record.schema import read_config
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -150,31 +151,6 @@ def _built(folder: Path) -> Module:
             " fedhet.load, as model=..."
         )
     return model_of(read_config(folder).model, partition)
-
-
-def read_config(folder: Path) -> Any:
-    """The settings of a run.
-
-    Raises:
-        ConfigError: the folder is not that of a run.
-        DataError: config.yaml is damaged.
-    """
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
-
-    from fedhet.config.aliases import unfolded
-
-    file = folder / "config.yaml"
-    try:
-        unfolded(file.read_text(encoding="utf-8"))
-        config = OmegaConf.load(file)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
-    except (YAMLError, OSError, ValueError) as error:
-        raise DataError(f"{file} is damaged: {error}") from error
-    if "method" not in config:
-        raise DataError(f"{file} is damaged: it names no method")
-    return config
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
 def _recorded(folder: Path) -> list[str]:
     """The overrides of the run in the folder."""
     path = folder / "overrides.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"resume={folder}: there is no such folder")
     try:
         lines = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

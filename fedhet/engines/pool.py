@@ -55,6 +55,7 @@ class PoolExchange:
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
         held: the replies whose turn has not come.
+        held_bytes: their size.
     """
 
     waiting: list[int]
@@ -64,6 +65,7 @@ class PoolExchange:
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
+    held_bytes: int = 0  # counted, because it is asked for at each message
     arrived: int = 0
 
     @property
@@ -73,14 +75,14 @@ class PoolExchange:
         soonest = min(soonest, self.closing)
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
-    @property
-    def held_bytes(self) -> int:
-        """The size of the replies that are held."""
-        return sum(
-            sum(payload("weights", reply.weights, reply.extras).values())
-            for reply in self.held.values()
-            if isinstance(reply, Update)
-        )
+    def hold(self, position: int, reply: Reply) -> None:
+        self.held[position] = reply
+        self.held_bytes += _size(reply)
+
+    def release(self, position: int) -> Reply:
+        reply = self.held.pop(position)
+        self.held_bytes -= _size(reply)
+        return reply
 
 
 class Pool(ABC):
@@ -111,7 +113,7 @@ class Pool(ABC):
                 for worker in ready:
                     self._take_reply(worker, exchange, plan, clock)
                 self._hand_out(exchange, plan, clock)
-            yield exchange.held.pop(position)
+            yield exchange.release(position)
 
     def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
@@ -148,7 +150,7 @@ class Pool(ABC):
             else:
                 cause = f"no reply within {msg.deadline:g} s; its worker was killed"
                 reason = "late"
-            exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
+            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, reason))
 
     def _take_reply(
         self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
@@ -166,7 +168,7 @@ class Pool(ABC):
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.held[position] = reply
+        exchange.hold(position, reply)
         exchange.arrived += 1
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
@@ -361,3 +363,10 @@ def work(
             connection.send(reply)
         except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
             return
+
+
+def _size(reply: Reply) -> int:
+    """The bytes of a reply."""
+    if isinstance(reply, Failure):
+        return 0
+    return sum(payload("weights", reply.weights, reply.extras).values())

@@ -300,7 +300,7 @@ def check_resources(
     for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
         if needs[name] > most:
-            raise ConfigError(f"{group}.{name}={needs[name]}{each}, but {where} {most:g}")
+            raise ConfigError(f"{group}.{name}={needs[name]:g}{each}, but {where} {most:g}")
 
 
 # ---- an existing cluster

@@ -15,6 +15,7 @@ from fedhet.core import trees
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.record.files import read_tensors
+from fedhet.record.schema import read_config
 
 _NEEDED = ("shape", "target", "classes", "numbers", "normalised", "target_scale", "vocabulary")
 
@@ -62,7 +63,7 @@ class Described:
         summary, partition = (
             api.read_json(folder, name) for name in ("summary.json", "partition.json")
         )
-        config = api.read_config(folder)
+        config = read_config(folder)
         if "task" in config:
             raise ConfigError(
                 f"{folder}: the data and the model of this run were given as objects; use"

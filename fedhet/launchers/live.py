@@ -65,7 +65,12 @@ class ShownRun:
         """How much of it is done, in [0, 1]."""
         if self.ended:
             return 1.0
-        return min(1.0, self.row.get("round", 0) / self.rounds) if self.rounds else 0.0
+        return min(1.0, self._trained / self.rounds) if self.rounds else 0.0
+
+    @property
+    def _trained(self) -> int:
+        """Its rounds of training so far, without phases before them."""
+        return self.row["step"] if self.row.get("phase") == "train" else 0
 
     def look(self) -> None:
         """Read what is new in the folder."""
@@ -82,7 +87,7 @@ class ShownRun:
         """The last step in words."""
         if self.row and self.row["phase"] != "train":
             return f"{self.row['phase']} {self.row['step']}"
-        return f"round {self.row.get('round', 0)}/{self.rounds}"
+        return f"round {self._trained}/{self.rounds}"
 
     def score(self) -> str:
         """The last score in words, of the global model if there is one; "" before the first."""

@@ -8,13 +8,14 @@ clients together, but for a site with data of its own, whose name its operator h
 
 from __future__ import annotations
 
-import fcntl
 import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+
+from filelock import FileLock
 
 from fedhet.core.noise import MAX_EPSILON, demanded, most_delta
 from fedhet.record.files import write_json
@@ -56,8 +57,7 @@ def locked(name: str) -> Iterator[Path]:
         ValueError: the folder belongs to another user, or others may write to it.
     """
     path = own_folder("fedhet-privacy") / f"{sha256(name.encode()).hexdigest()[:16]}.json"
-    with path.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+    with FileLock(path.with_suffix(".lock")):
         yield path
 
 

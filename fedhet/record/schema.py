@@ -9,6 +9,7 @@ missing or null has every form.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedhet.core.errors import ConfigError, DataError, clean
 FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
 READABLE = (1, 2)
 COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+BLOCK = 2**16  # bytes that are read from the end of a rounds.jsonl first
 LARGEST = 10**300  # whole numbers beyond it are no floats
 NUMBERS: dict[Any, Any] = {str: float}
 ANY: dict[Any, Any] = {str: object}
@@ -124,11 +126,43 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_step(path: Path) -> dict[str, Any]:
     """The last whole line of a rounds.jsonl that is being written; empty before there is one."""
+    tail = BLOCK
     try:
-        lines = path.read_bytes().rpartition(b"\n")[0]
-        return dict(json.loads(lines.rpartition(b"\n")[2] or "{}"))
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            while True:  # from the end: a display asks again and again, and the file may be large
+                file.seek(max(0, size - tail))
+                lines = file.read().rpartition(b"\n")[0]
+                if b"\n" in lines or tail >= size:
+                    return dict(json.loads(lines.rpartition(b"\n")[2] or "{}"))
+                tail *= 8
     except (OSError, ValueError):
         return {}
+
+
+def read_config(folder: Path) -> Any:
+    """The settings of a run.
+
+    Raises:
+        ConfigError: the folder is not that of a run.
+        DataError: config.yaml is damaged.
+    """
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    from fedhet.config.aliases import unfolded
+
+    file = folder / "config.yaml"
+    try:
+        unfolded(file.read_text(encoding="utf-8"))
+        config = OmegaConf.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
+    except (YAMLError, OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged: {error}") from error
+    if "method" not in config:
+        raise DataError(f"{file} is damaged: it names no method")
+    return config
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

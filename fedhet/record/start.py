@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet import api
 from fedhet.checkpoint import (
     BEST,
     ROUNDS,
@@ -36,7 +35,7 @@ from fedhet.data.given import recorded_config
 from fedhet.record.files import as_json, write_text
 from fedhet.record.lock import Lock, claim
 from fedhet.record.run_folder import Past, Recorder
-from fedhet.record.schema import read_or_empty, resumable
+from fedhet.record.schema import read_config, read_or_empty, resumable
 from fedhet.trackers.base import Tracking, tracker_of
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
 def _recorded_config(folder: Path) -> Any:
     """The configuration of the run so far."""
     try:
-        return OmegaConf.to_container(api.read_config(folder))
+        return OmegaConf.to_container(read_config(folder))
     except (ConfigError, DataError) as error:
         raise ConfigError(f"resume={folder}: config.yaml is missing or damaged") from error
 

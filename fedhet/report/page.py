@@ -9,9 +9,10 @@ from pathlib import Path
 from fedhet.core.check import counted
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
-from fedhet.report import Written, figures, tables
+from fedhet.report import figures, tables
 from fedhet.report.comparisons import RULE, sentences, statistics_section
 from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown
+from fedhet.report.folders import Written
 from fedhet.report.results import Results, results
 from fedhet.report.study import Study
 

@@ -25,7 +25,7 @@ from fedhet.record import schema
 from fedhet.record.run_folder import RUNNING
 from fedhet.record.schema import NUMBERS, READABLE, read_object
 from fedhet.record.summary import method_name
-from fedhet.report import EXPERIMENT, SUMMARY, run_folders
+from fedhet.report.folders import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
 # Overrides that the method's label already tells.

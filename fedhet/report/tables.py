@@ -81,8 +81,7 @@ def every_score(study: Study) -> Table:
         for (condition, method), size, lost in diverged.fillna(0).itertuples()
     ]
     columns: Columns = [
-        ("setting", "setting"),
-        (study.compare, "method"),
+        *_place(study),
         *(
             (SCORES[name], lambda r, name=name: entries[name, r["setting"]].get(r["method"]))
             for name in names
@@ -187,8 +186,7 @@ def thresholds(study: Study) -> Table | None:
         caption,
         records,
         [
-            ("setting", "setting"),
-            (study.compare, "method"),
+            *_place(study),
             ("threshold", "threshold"),
             ("rounds", lambda r: mean_std(r["rounds"], ".1f") if r["reached"] else NEVER),
             ("sent", lambda r: _bytes(r["bytes"].mean(), NOTHING) if r["reached"] else NEVER),
@@ -200,6 +198,11 @@ def thresholds(study: Study) -> Table | None:
         ],
         pd.DataFrame([{**r, **{cost: r[cost].mean() for cost in COSTS}} for r in records]),
     )
+
+
+def _place(study: Study) -> Columns:
+    """The columns that say which setting and which method a row is about."""
+    return [("setting", "setting"), (study.compare, "method")]
 
 
 def _bytes(count: float, absent: str = NOT_RECORDED) -> TableEntry:
@@ -219,8 +222,7 @@ def seconds(study: Study) -> Table | None:
         " not in them."
     )
     columns: Columns = [
-        ("setting", "setting"),
-        (study.compare, "method"),
+        *_place(study),
         ("phase", "phase"),
         *(
             (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], ".2f"))
@@ -249,8 +251,7 @@ def sent(study: Study) -> Table | None:
         " mean over seeds: payloads, without evaluations and the overhead of the transport."
     )
     columns: Columns = [
-        ("setting", "setting"),
-        (study.compare, "method"),
+        *_place(study),
         ("phase", "phase"),
         ("direction", "way"),
         ("kind", "kind"),
@@ -282,8 +283,7 @@ def memory(study: Study) -> Table:
         " together keep between rounds."
     )
     columns = [
-        ("setting", "setting"),
-        (study.compare, "method"),
+        *_place(study),
         ("peak of the process", lambda r: _bytes(r["memory.peak"])),
         ("peak on the GPU", lambda r: _bytes(r["memory.gpu_peak"])),
         ("stored by clients", lambda r: _bytes(r["client_state.bytes"])),

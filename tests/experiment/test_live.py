@@ -14,6 +14,7 @@ from rich.progress import TaskID
 
 from fedhet.launchers import live
 from fedhet.launchers.executors import PlannedRun
+from fedhet.record import schema
 
 
 class Folder:
@@ -28,7 +29,7 @@ class Folder:
         return self._summary(status="interrupted", reason="it is running", rounds=rounds)
 
     def step(self, round: int, **scores: Any) -> None:
-        row = {"phase": "train", "step": round, "round": round, "loss_global": 0.5, **scores}
+        row = {"phase": "train", "step": round, "round": round + 7, "loss_global": 0.5, **scores}
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -182,3 +183,17 @@ def test_the_whole_knows_what_ended_before(watch: live.Watch, tmp_path: Path) ->
     whole, a, b = watch.bar.tasks
     assert (whole.completed, whole.total) == (1.5, 3)
     assert (a.completed, a.total, a.started) == (2, 4, True) and not b.started
+
+
+def test_the_last_step_is_read_from_the_end_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "BLOCK", 16)
+    path = tmp_path / "rounds.jsonl"
+    assert schema.last_step(path) == {}
+    written = ""
+    for step, cohort in enumerate(([], [1] * 200, [2])):  # a line longer than a block, too
+        row = {"step": step, "cohort": cohort}
+        written += json.dumps(row) + "\n"
+        path.write_text(written + '{"step": 9, "coh')  # the next one is being written
+        assert schema.last_step(path) == row

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -278,6 +278,32 @@ def test_a_killed_worker_costs_its_run_alone_and_ctrl_c_ends_all(sweep: Sweep) -
     assert "[1/3] seed=0: failed: its process was ended by SIGKILL" in err
     assert err.endswith("interrupted\n")
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_first_process_imports_what_runs_need(tmp_path: Path) -> None:
+    """Before any run is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhet", *ON_PROCESSES, f"hydra.sweep.dir={tmp_path}", "seed=0,1"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + SECONDS
+    while not any("forkserver" in " ".join(each.cmdline()) for each in _children(process.pid)):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.5)  # it is importing torch
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130
+    assert err.endswith("interrupted\n") and "Traceback" not in err
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children()
+    return []
 
 
 @pytest.mark.slow

@@ -1,0 +1,43 @@
+"""Which folders have runs, and where a report of them is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fedhet.core.errors import ConfigError
+
+EXPERIMENT = "experiment.json"
+SUMMARY = "summary.json"
+
+
+class Written(NamedTuple):
+    """A report that has been written.
+
+    Attributes:
+        page: its index.html.
+        sentences: the summary at its top, one sentence each.
+    """
+
+    page: Path
+    sentences: list[str]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the run folders in a folder; none for an experiment, which names its own.
+
+    Raises:
+        ConfigError: there is no such folder, it has no runs, or it holds several experiments.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder")
+    if (folder / EXPERIMENT).exists():
+        return []
+    if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
+        raise ConfigError(f"{folder} holds the experiments {', '.join(inner)}; name one of them")
+    found = sorted(path.parent for path in folder.rglob(SUMMARY))
+    if not found:
+        raise ConfigError(
+            f"{folder} has no runs: neither {EXPERIMENT} nor a folder with a {SUMMARY}"
+        )
+    return found
