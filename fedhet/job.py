@@ -37,6 +37,7 @@ from fedhet.data.federation import RunData, augmentation, target_scale, transfor
 from fedhet.data.given import check_settings, check_task, partition_record
 from fedhet.data.local.data import LocalData, check_merge, is_local
 from fedhet.data.toy import toy_task
+from fedhet.fused.choice import suited
 from fedhet.handover import delivery
 from fedhet.models.build import build_model
 from fedhet.privacy import account
@@ -183,6 +184,16 @@ class Job:
     def workspace(self) -> Workspace:
         """What the clients of this process share."""
         return site_of(self.config, self.task, self.engine, self.limits)
+
+    @cached_property
+    def together(self) -> int:
+        """How many clients train as one; 0 for one after another."""
+        engine = self.config.run.engine
+        if not engine.may_fuse:
+            return 0
+        if engine.fused != "auto":
+            return int(engine.fused)
+        return suited(self.workspace.model, self.config.run.local.batch_size)
 
     @cached_property
     def _plugin_templates(self) -> list[Plugin]:

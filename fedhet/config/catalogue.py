@@ -34,7 +34,7 @@ ONE_METHOD = (
     " known weights, which fedsa replaces"
 )
 
-RENAMED = {"eval.targets": ["eval.thresholds"]}
+RENAMED = {"eval.targets": ["eval.thresholds"], "engine.vectorize": ["engine.fused"]}
 _GLOBAL = "# @package _global_"
 _HEAD = re.compile(r"\A(?:# @package.*\n)?#(?! @package)(?P<title>.*)\n")
 _HYDRAS_OWN = ("_target_", "defaults", "hydra")

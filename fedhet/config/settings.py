@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fedhet.core.check import Checked, integer, setting
+from fedhet.core.check import Checked, integer, one_of, setting
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Course, Evaluation, LocalSettings, Noise, Speed
 
@@ -25,7 +25,7 @@ class Engine(Checked):
         num_cpus, num_gpus: what a client asks for.
         address: the Ray cluster to use; None for one of the run's own.
         speed: how the local steps are computed.
-        vectorize: how many clients train as one; 0 for none, "auto" for as many as fit a GPU.
+        fused: how many clients train as one: "off" for none, or "auto" for what suits the model.
     """
 
     GROUP = "engine"
@@ -36,17 +36,31 @@ class Engine(Checked):
     num_gpus: float = setting(low=0)
     address: str | None
     speed: Speed
-    vectorize: int | str
+    fused: int | str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.vectorize != "auto":
-            integer("engine.vectorize", self.vectorize, low=0)
-        if self.vectorize and self.name != "local":
-            raise ConfigError(
-                f"engine.vectorize={self.vectorize} with engine={self.name}: only engine=local"
-                " trains several clients at once"
-            )
+        if isinstance(self.fused, str):
+            one_of("engine.fused", self.fused, ("off", "auto"))
+            return
+        integer("engine.fused", self.fused, low=1)
+        other = {
+            f"engine={self.name}": self.name != "local",
+            f"engine.workers={self.workers}": self.workers != 1,
+            "engine.compile=true": self.speed.compile,
+        }
+        for setting_, excludes in other.items():
+            if excludes:
+                raise ConfigError(
+                    f"engine.fused={self.fused} with {setting_}: clients train as one in one"
+                    " process of engine=local, without engine.compile"
+                )
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether clients may train as one."""
+        alone = self.name == "local" and self.workers == 1
+        return self.fused != "off" and alone and not self.speed.compile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -33,6 +32,7 @@ from fedhet.core.parts import own_tensors
 from fedhet.core.plugin import Plugin, overrides
 from fedhet.core.state import ClientState, Store
 from fedhet.core.task import Samples
+from fedhet.core.timing import now
 from fedhet.core.training import LocalTraining
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
@@ -142,9 +142,9 @@ class FedClient(LocalTraining, NumPyClient):
                 if msg.phase == EVALUATE:
                     return self.assess()
                 serve = self.begin()
-                began = time.perf_counter()
+                began = now()
                 update = serve(self.msg)
-                return self.finish(update, time.perf_counter() - began)
+                return self.finish(update, now() - began)
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
@@ -181,7 +181,7 @@ class FedClient(LocalTraining, NumPyClient):
 
     def begin(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
-        began = time.perf_counter()
+        began = now()
         msg = self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
@@ -203,12 +203,12 @@ class FedClient(LocalTraining, NumPyClient):
             self.data = self.workspace.train_data(self.pid)
         for plugin, own in zip(self.active, self._prepared, strict=True):
             own |= plugin.prepare(msg) or {}
-        self._preparing = time.perf_counter() - began
+        self._preparing = now() - began
         return work  # type: ignore[no-any-return]
 
     def finish(self, update: Update, seconds: float) -> Update:
         """Complete the reply after work that took `seconds`, and commit the state."""
-        began = time.perf_counter()
+        began = now()
         for plugin in reversed(self.active):
             plugin.finish(update)
         messages.check_extras(update.extras, update.metrics)
@@ -221,7 +221,7 @@ class FedClient(LocalTraining, NumPyClient):
             size = self.state.nbytes(hidden if self.workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
         update.metrics["seconds.train"] = seconds
-        update.metrics["seconds.extras"] = self._preparing + time.perf_counter() - began
+        update.metrics["seconds.extras"] = self._preparing + now() - began
         return update
 
     # ---- what a method overrides

@@ -7,7 +7,6 @@ fedhet/engines, and in fedhet/flower/server.py where Flower does.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -28,6 +27,7 @@ from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.core.phases import locate
 from fedhet.core.state import Store, state_sizes
 from fedhet.core.strategy import FedStrategy
+from fedhet.core.timing import now
 
 
 class Clock:
@@ -40,11 +40,11 @@ class Clock:
     def __call__(self, name: str) -> Iterator[None]:
         """Time the block; every part of a step is one, so none begins after an interruption."""
         raise_if_interrupted()
-        began = time.perf_counter()
+        began = now()
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+            self.seconds[name] = self.seconds.get(name, 0.0) + now() - began
 
 
 Request = tuple[list[Broadcast], Clock]  # messages, and what times their way

@@ -52,8 +52,8 @@ def assess(
     target = task.scoring
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
     tally: Tally | None = None
-    for x, y in zip(data.x.split(FORWARD_BATCH), data.y.split(FORWARD_BATCH), strict=True):
-        output = model(x)
+    all_outputs = outputs(model, data.x, performer)
+    for output, y in zip(all_outputs, data.y.split(FORWARD_BATCH), strict=True):
         loss += task.criterion(output, y).double().sum()
         batch = target.tally(output, y)
         tally = batch if tally is None else target.join(tally, batch)

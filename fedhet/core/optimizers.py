@@ -154,7 +154,7 @@ class Adam:
         torch._foreach_div_(scale, by_row(root, scale) if isinstance(root, Tensor) else root)
         torch._foreach_add_(scale, EPS)
         if isinstance(rate, Tensor):
-            add_multiple(self.params, torch._foreach_div(self.first, scale), -rate)
+            add_multiple(self.params, list(torch._foreach_div(self.first, scale)), -rate)
         else:
             torch._foreach_addcdiv_(self.params, self.first, scale, value=-rate)
 

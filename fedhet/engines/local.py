@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from fedhet.config.settings import Engine
 from fedhet.core.errors import ConfigError
 from fedhet.core.loop import Courier
 from fedhet.engines.couriers import LocalCourier
@@ -26,16 +25,18 @@ def run(job: Job) -> Path:
     """Run the job to its end; its record is complete when this returns or raises.
 
     Raises:
-        ConfigError: options of the engine exclude each other, or the clients cannot train as one.
+        ConfigError: there is no number of worker processes.
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
-    workers = min(_workers(job.config.run.engine), len(job.task.sizes))
+    if job.config.run.engine.workers is None:
+        raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
+    workers = min(job.config.run.engine.workers, len(job.task.sizes))
     store = MemoryStore()
     make = partial(job.client, store)
-    together = int(job.config.run.engine.vectorize)
     courier: Courier = LocalCourier(make, store)
-    if together > 1:
-        courier = FusedCourier(make, store, together)
+    if job.together:
+        courier = fused = FusedCourier(make, store, job.together)
+        job.workspace.performer = fused.performer
     loop = begin(job)  # before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:
@@ -43,19 +44,3 @@ def run(job: Job) -> Path:
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
         loop.run(courier)
     return job.run_dir
-
-
-def _workers(engine: Engine) -> int:
-    """The number of worker processes, if the engine's options do not exclude each other."""
-    if engine.workers is None:
-        raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
-    if engine.workers > 1 and engine.vectorize:
-        raise ConfigError(
-            f"engine.vectorize={engine.vectorize} with engine.workers={engine.workers}: use one of"
-            " the two"
-        )
-    if engine.speed.compile and engine.vectorize:
-        raise ConfigError(
-            f"engine.vectorize={engine.vectorize} with engine.compile=true: use one of the two"
-        )
-    return engine.workers

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.core.client import FedClient
 from fedhet.core.descent import Descent
@@ -21,9 +20,10 @@ from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.fused.meeting import Meeting
 from fedhet.fused.passes import Pass
-from fedhet.fused.steps import Training
+from fedhet.fused.steps import Training, drops
 
 log = logging.getLogger("fedhet")
+RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
 
 def obstacle(module: nn.Module | None) -> str | None:
@@ -32,11 +32,19 @@ def obstacle(module: nn.Module | None) -> str | None:
         return None
     if next(module.buffers(), None) is not None:
         return "the model has buffers, which training may change (model.norm=group has none)"
-    if any(isinstance(one, _DropoutNd) and one.p > 0 for one in module.modules()):
-        return "dropout would draw other numbers"
-    if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-        return "torch.func.vmap computes recurrent layers one model after another, or not at all"
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            return RECURRENT
+        if drops(layer) and type(layer) is not nn.Dropout:
+            return f"{type(layer).__name__} would draw other numbers"
     return None
+
+
+class OneByOne(BaseException):
+    """The client that raises it must be served anew; its training is not done with others.
+
+    It is no Exception, so that it passes by what turns those into a failed reply.
+    """
 
 
 class Fused:
@@ -44,21 +52,40 @@ class Fused:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        self._said: set[str] = set()
+        self._refused: dict[Hashable, str] = {}  # form -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
-        reason = obstacle(descent.module)
-        if reason is None and any(len(order) for order in orders):
-            return self._meeting.ask(Training(descent, list(orders)))  # type: ignore[no-any-return]
-        if reason is not None and reason not in self._said:
-            self._said.add(reason)
+        training = Training(descent, list(orders), torch.Generator())
+        form = training.form
+        if reason := obstacle(descent.module):
+            self._refuse(form, reason)
+        if form in self._refused or not any(len(order) for order in orders):
+            return [descent.steps(order) for order in orders][-1]
+        training.stream.set_state(torch.default_generator.get_state())
+        try:
+            total: Tensor = self._meeting.ask(training)
+        except Exception as error:
+            self._refuse(form, str(error).strip().partition("\n")[0])
+            raise OneByOne from error
+        torch.default_generator.set_state(training.stream.get_state())
+        return total
+
+    def _refuse(self, form: Hashable, reason: str) -> None:
+        if reason not in self._refused.values():
             log.info("engine.fused: one client after another, because %s", reason)
-        return [descent.steps(order) for order in orders][-1]
+        self._refused[form] = reason
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
-        if any(isinstance(one, nn.RNNBase) for one in module.modules()):
-            return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
-        return self._meeting.ask(Pass(module, x, part))  # type: ignore[no-any-return]
+        asked = Pass(module, x, part)
+        form = asked.form
+        if form not in self._refused and any(isinstance(m, nn.RNNBase) for m in module.modules()):
+            self._refuse(form, RECURRENT)
+        if form not in self._refused:
+            try:
+                return self._meeting.ask(asked)  # type: ignore[no-any-return]
+            except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
+                self._refuse(form, str(error).strip().partition("\n")[0])
+        return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
 
 
 class FusedCourier(LocalCourier):
@@ -68,20 +95,16 @@ class FusedCourier(LocalCourier):
         make: makes the client of one message.
         store: where the clients that it makes keep their states.
         k: how many at a time.
-        meeting: where they meet; None: one of their own.
+
+    Attributes:
+        performer: carries out what is done as one.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], FedClient],
-        store: Store,
-        k: int,
-        meeting: Meeting | None = None,
-    ) -> None:
+    def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
         super().__init__(make, store)
         self._k = k
-        self._meeting = meeting or Meeting()
-        self._fused = Fused(self._meeting)
+        self._meeting = Meeting.here()  # with those of other runs
+        self.performer = Fused(self._meeting)
         self._workspaces: list[Workspace] = []  # one for each place
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -95,6 +118,9 @@ class FusedCourier(LocalCourier):
     def _serve(self, place: int, msg: Broadcast) -> Reply:
         client = self._make()
         if place == len(self._workspaces):
-            self._workspaces.append(client.workspace.twin(self._fused))
+            self._workspaces.append(client.workspace.twin(self.performer))
         client.workspace = self._workspaces[place]
-        return client.handle(replace(msg, deadline=None))
+        try:
+            return client.handle(replace(msg, deadline=None))
+        except OneByOne:
+            return self._serve(place, msg)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -9,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
+
+from fedhet.core.timing import SHARE, Share
 
 Result = TypeVar("Result")
 
@@ -25,17 +30,25 @@ class Request(Protocol):
         ...
 
 
+_ACTIVE = threading.local()
+
+
 class Meeting:
     """Calls functions side by side in one thread, each until it asks for something.
 
     Once all of them wait, what they ask for is done. Each has a state of torch's global random
-    stream of its own.
+    stream, and of context variables, of its own.
     """
 
     def __init__(self) -> None:
         self._hub: greenlet | None = None
         self._ready: deque[tuple[greenlet, Any]] = deque()
-        self._asking: list[tuple[greenlet, Request]] = []
+        self._asking: list[tuple[greenlet, Share | None, Request]] = []
+
+    @staticmethod
+    def here() -> Meeting:
+        """The meeting in which this thread is, or a new one."""
+        return getattr(_ACTIVE, "meeting", None) or Meeting()
 
     def gather(self, works: Sequence[Callable[[], Result]]) -> list[Result]:
         """Call the functions side by side, and return what they return.
@@ -50,10 +63,14 @@ class Meeting:
 
         def call(i: int) -> None:
             nonlocal left
+            if share := SHARE.get():
+                share.resume()
             try:
                 results[i] = works[i]()
             except Exception as error:  # noqa: BLE001 -- for the caller
                 errors.append(error)
+            if share:
+                share.pause()
             left -= 1
             if not left and caller is not hub:
                 self._ready.append((caller, None))
@@ -61,6 +78,8 @@ class Meeting:
         top = self._hub is None
         hub = self._hub = caller if top else self._hub
         tasks = [greenlet(call, hub) for _ in works]
+        for task in tasks:
+            task.gr_context = contextvars.copy_context()
         self._ready.extend(zip(tasks, range(len(works)), strict=True))
         if top:
             self._until_all_have_ended(tasks)
@@ -72,7 +91,7 @@ class Meeting:
 
     def ask(self, request: Request) -> Any:
         """Have the request carried out with those of others, and return its result."""
-        self._asking.append((getcurrent(), request))
+        self._asking.append((getcurrent(), SHARE.get(), request))
         result = self._wait()
         if isinstance(result, Exception):
             raise result
@@ -81,13 +100,18 @@ class Meeting:
     def _wait(self) -> Any:
         assert self._hub is not None
         state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
+        if share := SHARE.get():
+            share.pause()
         result = self._hub.switch()
+        if share:
+            share.resume()
         torch.default_generator.set_state(state)
         torch.set_grad_enabled(grad)
         return result
 
     def _until_all_have_ended(self, tasks: list[greenlet]) -> None:
         state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
+        _ACTIVE.meeting = self
         try:
             while self._ready or self._asking:
                 while self._ready:
@@ -98,35 +122,35 @@ class Meeting:
                 self._ready.extend(_carried_out(asking))
         finally:
             # After an interruption, all others end as if it had reached them.
-            waiting = [task for task, _ in (*self._asking, *self._ready)]
+            waiting = [one[0] for one in (*self._asking, *self._ready)]
             self._asking, self._ready = [], deque()
             for task in (*waiting, *tasks):
                 if not task.dead:
                     with suppress(KeyboardInterrupt):
                         task.throw(KeyboardInterrupt)
-            self._hub = None
+            self._hub = _ACTIVE.meeting = None
             torch.default_generator.set_state(state)
             torch.set_grad_enabled(grad)
 
 
-def _carried_out(asking: list[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
+def _carried_out(
+    asking: Sequence[tuple[greenlet, Share | None, Request]],
+) -> list[tuple[greenlet, Any]]:
     """What to give each task: the result of its request, or the exception that it has raised."""
     by_form: dict[Hashable, list[int]] = {}
-    for i, (_, request) in enumerate(asking):
+    for i, (_, _, request) in enumerate(asking):
         by_form.setdefault((type(request), request.form), []).append(i)
     results: list[Any] = [None] * len(asking)
     for members in by_form.values():
-        requests = [asking[i][1] for i in members]
-        for i, result in zip(members, _results(requests), strict=True):
+        began = time.perf_counter()
+        requests = [asking[i][2] for i in members]
+        try:
+            found = type(requests[0]).perform(requests)
+        except Exception as error:  # noqa: BLE001 -- for those who have asked
+            found = [error] * len(members)
+        seconds = (time.perf_counter() - began) / len(members)
+        for i, result in zip(members, found, strict=True):
             results[i] = result
-    return [(task, result) for (task, _), result in zip(asking, results, strict=True)]
-
-
-def _results(requests: Sequence[Request]) -> Sequence[Any]:
-    try:
-        return type(requests[0]).perform(requests)
-    except Exception as error:  # noqa: BLE001 -- for those who have asked
-        if len(requests) == 1:
-            return [error]
-    # One of them may be to blame: the others go on without it.
-    return [result for request in requests for result in _results([request])]
+            if share := asking[i][1]:
+                share.seconds += seconds
+    return [(task, result) for (task, _, _), result in zip(asking, results, strict=True)]

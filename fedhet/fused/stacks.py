@@ -55,6 +55,19 @@ def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
     return _changed(first, stack([vars(one) for one in values], seen))
 
 
+def numbers(value: Any) -> tuple[float, ...]:
+    """The floats in the value that is stacked, which are the same for all."""
+    if isinstance(value, float):
+        return (value,)
+    if isinstance(value, (Tensor, *PLAIN)):
+        return ()
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif not isinstance(value, list | tuple):
+        value = [vars(value)]
+    return tuple(number for one in value for number in numbers(one))
+
+
 def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
     """The value with f(t) in the place of every tensor t."""
     seen = {} if seen is None else seen

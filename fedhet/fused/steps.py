@@ -5,29 +5,43 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.core.descent import Descent
 from fedhet.core.functional import Frozen
-from fedhet.core.optimizers import gradients
+from fedhet.core.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
-from fedhet.fused.stacks import form, mapped, put_back, stack
+from fedhet.fused import stacks
+from fedhet.fused.stacks import mapped, put_back, stack
+from fedhet.fused.traces import TRACES, Traces
 
+CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
+CHECKED: set[Hashable] = (
+    set()
+)  # forms of trainings whose hooks read what they are given, and no more
 State = tuple[Tree, Tree, list[Prepared], Any]  # parameters, other parameters, own, optimiser
 
 
 @dataclass
 class Training:
-    """What one client asks for: the steps of epochs with these orders of its samples."""
+    """What one client asks for: the steps of epochs with these orders of its samples.
+
+    Attributes:
+        descent: what is trained, and how.
+        orders: of the samples, in each epoch.
+        stream: of what dropout draws.
+    """
 
     descent: Descent
     orders: list[Tensor]
+    stream: torch.Generator
 
     @property
     def form(self) -> Hashable:
@@ -36,7 +50,7 @@ class Training:
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
         layers = None if d.module is None else (repr(d.module), d.module.training)
         flags = tuple(one is None for one in (d.change, d.draw, d.augment))
-        return d.common, d.size, d.clip, columns, layers, form(self.state), flags
+        return d.common, d.size, d.clip, columns, layers, stacks.form(self.state), flags
 
     @property
     def state(self) -> State:
@@ -74,11 +88,14 @@ class Batches:
 
     Attributes:
         lengths: of each training, the number of samples in each of its batches.
+        counts: (K, steps) of each batch of a training's last epoch the number of its samples, and 0
+            of others; float64.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.lengths = [one.lengths for one in trainings]
         self._descents = [one.descent for one in trainings]
+        self._augmented = self._descents[0].augment is not None
         offsets: dict[int, int] = {}  # the samples of several trainings may be the same
         different = []
         n = 0
@@ -90,26 +107,31 @@ class Batches:
         self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
         self.device = self._columns[0].device
         width = max(map(max, self.lengths))
-        shape = len(trainings), len(self.lengths[0]), width
-        index = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        lengths = torch.zeros(shape[:2], device=self.device)
+        shape = len(trainings), len(self.lengths[0])
+        index = torch.zeros(*shape, width, dtype=torch.int64, device=self.device)
+        lengths = torch.zeros(shape)
+        counts = torch.zeros(shape, dtype=torch.float64)
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
             index[row, : len(own)] = one.positions()[:, :width]
             index[row] += offsets[id(one.descent.columns[0])]
-            lengths[row, : len(own)] = torch.tensor(own, device=self.device)
-        self._index = index
-        inside = torch.arange(width, device=self.device) < lengths[..., None]
-        self._weights = inside / lengths[..., None].clamp(min=1)
+            lengths[row, : len(own)] = torch.tensor(own)
+            last = -(-len(one.orders[-1]) // one.descent.size)
+            counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
+        inside = torch.arange(width) < lengths[..., None]
+        weights = inside / lengths[..., None].clamp(min=1)
+        self._index, self.counts = index, counts.to(self.device)
+        self._weights = weights.to(self.device)
 
-    def at(self, t: int, rows: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    def at(self, t: int, rows: list[int], sizes: list[int]) -> tuple[list[Tensor], Tensor]:
         """The columns of the t-th batches (K, B, ...), and the weights of their losses (K, B).
 
         Args:
             t: which batches.
-            rows: of which trainings. Batches with fewer samples than another one have some that
-                they do not count.
+            rows: of which trainings.
+            sizes: of the batches. Those with fewer samples than another one have some that they do
+                not count.
         """
-        width = max(self.lengths[row][t] for row in rows)
+        width = max(sizes)
         whole = rows[-1] == len(rows) - 1
         chosen = slice(0, len(rows)) if whole else torch.tensor(rows, device=self.device)
         index = self._index[chosen, t, :width]
@@ -118,10 +140,9 @@ class Batches:
             column.index_select(0, flat).view(*index.shape, *column.shape[1:])
             for column in self._columns
         ]
-        for k, row in enumerate(rows):
-            if (augment := self._descents[row].augment) is not None:
-                n = self.lengths[row][t]
-                columns[0][k, :n] = augment(columns[0][k, :n])
+        if self._augmented:
+            for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
+                columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
         return columns, self._weights[chosen, t, :width]
 
 
@@ -135,31 +156,32 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     trainings = [asked[i] for i in order]
     batches = Batches(trainings)
     lengths = batches.lengths
-    ends = [
-        len(own) - -(-len(one.orders[-1]) // one.descent.size)
-        for one, own in zip(trainings, lengths, strict=True)
-    ]
-    step = Step(trainings[0].descent)
+    form = trainings[0].form
+    step = Step(trainings[0].descent, form)
     state: State = stack([one.state for one in trainings], {})
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
     for t in range(len(lengths[0])):
-        going = sum(len(own) > t for own in lengths)
+        going = sum(len(own) > t for own in lengths[:rows])
         if going < rows:
             _finish(state, trainings[going:rows], going)
             state, rows = mapped(lambda one: one[:going], state), going  # noqa: B023
-        for part in _parts([own[t] for own in lengths[:rows]], step.exact):
-            seen: dict[int, Tensor] = {}
+        every = [own[t] for own in lengths[:rows]]
+        for part in _parts(every, step.exact):
             chosen = torch.tensor(part, device=batches.device)
-            some = state if len(part) == rows else mapped(lambda one: one[chosen], state, seen)  # noqa: B023
-            columns, weights = batches.at(t, part)
-            descents = [trainings[row].descent for row in part]
-            sizes = [lengths[row][t] for row in part]
-            values = step(some, columns, weights, descents, sizes)
+            whole = len(part) == rows
+            seen: dict[int, Tensor] = {}
+            some = state if whole else mapped(lambda one: one[chosen], state, seen)  # noqa: B023
+            sizes = [every[row] for row in part]
+            columns, weights = batches.at(t, part, sizes)
+            those = [trainings[row] for row in part]
+            check = t == 0 and len(part) > 1 and form not in CHECKED
+            losses = step(some, columns, weights, those, sizes, check=check)
+            if check:
+                CHECKED.add(form)
             if seen:
                 mapped(lambda one: one.index_copy_(0, chosen, seen[id(one)]), (state[0], state[3]))  # noqa: B023
-            last = torch.tensor([t >= ends[row] for row in part], device=batches.device)
-            totals[chosen] += values.double() * torch.tensor(sizes, device=batches.device) * last
+            totals[chosen] += losses * batches.counts[chosen, t]
     _finish(state, trainings[:rows], 0)
     row_of = {i: row for row, i in enumerate(order)}
     return [totals[row_of[i]] for i in range(len(asked))]
@@ -180,65 +202,190 @@ def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
         put_back(optimizer, row, one.descent.optimizer)
 
 
+def drops(layer: nn.Module) -> bool:
+    """Whether a layer in training mode draws random numbers."""
+    return isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training
+
+
+class Masked(nn.Module):
+    """Dropout, by masks that were drawn before.
+
+    Args:
+        masks: those of the passes to come, in order, also for other such layers.
+    """
+
+    def __init__(self, masks: list[Tensor]) -> None:
+        super().__init__()
+        self._masks = masks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self._masks.pop(0)
+
+
 class Step:
     """A gradient step of several models, whose descents have one form.
 
     Args:
         like: one of them.
+        form: that of their trainings.
     """
 
-    def __init__(self, like: Descent) -> None:
+    def __init__(self, like: Descent, form: Hashable) -> None:
+        self._traces = TRACES.setdefault(form, Traces())
         self._terms = like.terms
         self._change = like.change
         self._clipped = like.clipped
         self.exact = like.exact
         self._module: Frozen | None = None
+        self._dropouts: list[tuple[float, tuple[int, ...]]] | None = []  # None: not known yet
+        self._masks: list[Tensor] = []
         if like.module is not None:
-            self._module = Frozen(deepcopy(like.module), training=like.module.training)
+            module = deepcopy(like.module)
+            for name, layer in [*module.named_modules()]:
+                if drops(layer):
+                    module.set_submodule(name, Masked(self._masks))
+                    self._dropouts = None
+            self._module = Frozen(module, training=like.module.training)
             names = {id(p): name for name, p in like.params.items()}
             self._names = {name: names.get(id(p), "") for name, p in like.module.named_parameters()}
+
+    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[list[Tensor]]:
+        """For each pass through dropout the masks (width, ...) of all clients, from their streams.
+
+        They are the numbers that torch.nn.Dropout would draw on the CPU.
+        """
+        by_client = []
+        for one, n in zip(trainings, sizes, strict=True):
+            masks = []
+            for p, shape in self._dropouts or []:
+                mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
+                masks.append(padded(mask.to(one.descent.columns[0].device), width))
+            by_client.append(masks)
+        return [[*masks] for masks in zip(*by_client, strict=True)]
 
     def __call__(
         self,
         state: State,
         columns: list[Tensor],
         weights: Tensor,
-        descents: list[Descent],
+        trainings: list[Training],
         sizes: list[int],
+        *,
+        check: bool,
     ) -> Tensor:
-        """Take the step, and return the batch losses (K,)."""
+        """Take the step, and return the batch losses (K,).
+
+        Args:
+            state: what is trained, and what the loss reads.
+            columns: the batches.
+            weights: those of the samples' losses.
+            trainings: those whose state it is.
+            sizes: of their batches.
+            check: whether the gradient of the last one is compared with what its own hooks say.
+        """
         params, fixed, own, optimizer = state
+        descents = [one.descent for one in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
             own = [a | b for a, b in zip(own, stack(draws, {}), strict=True)]
+        stream = trainings[-1].stream.get_state()
+        if self._dropouts is None:
+            self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
+        masks = [stack(each, {}) for each in self._drawn(trainings, sizes, weights.shape[1])]
         read: dict[int, Tensor] = {}
         mapped(lambda t: t, (fixed, own), read)
 
-        def batch_loss(
-            values: list[Tensor], inner: list[Tensor], columns: list[Tensor], weights: Tensor
-        ) -> tuple[Tensor, Tree]:
-            given = dict(zip(params, values, strict=True))
-            at = dict(zip(read, inner, strict=True))
+        def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
+            parts = iter(given)
+            values = dict(zip(params, parts, strict=False))
+            at = dict(zip(read, parts, strict=False))
             others, its_own = mapped(lambda t: at[id(t)], (fixed, own))
+            self._masks[:] = islice(parts, len(masks))
             module = None
             if self._module is not None:
                 module = self._module(
-                    {k: given[name] if name else others[k] for k, name in self._names.items()}
+                    {k: values[name] if name else others[k] for k, name in self._names.items()}
                 )
-            losses, penalty, records = self._terms(module, given, its_own, tuple(columns))
+            *batch, weights = parts
+            losses, penalty, records = self._terms(module, values, its_own, tuple(batch))
             total = (losses * weights).sum()
             return total if penalty is None else total + penalty, records
 
-        with torch.enable_grad():
-            leaves = [p.detach().requires_grad_() for p in params.values()]
-            losses, records = vmap(batch_loss)(leaves, list(read.values()), columns, weights)
-            grads = gradients([losses], [torch.ones_like(losses)], leaves)
+        def results(*given: Tensor) -> tuple[Tensor, list[Tensor], Tree]:
+            with torch.enable_grad():
+                leaves = [p.detach().requires_grad_() for p in given[: len(params)]]
+                losses, records = vmap(batch_loss)(*leaves, *given[len(params) :])
+                grads = gradients([losses], [torch.ones_like(losses)], leaves)
+            return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
+
+        given = *params.values(), *read.values(), *masks, *columns, weights
+        shape = weights.shape, stacks.numbers((fixed, own))
+        losses, grads, records = self._traces.results(results, given, shape)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
         self._clipped(grads, rows=True)
+        if check:
+            its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
+            batch = tuple(column[: sizes[-1]] for column in its_batch)
+            _check(descents[-1], its_own, batch, stream, [g[-1] for g in grads])
         optimizer.step(grads)
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):
-                kept = record[k].detach()[:n] if record.ndim > 1 else record[k].detach()
+                kept = record[k, :n] if record.ndim > 1 else record[k]
                 descent.recorded.setdefault(name, []).append(kept.reshape(-1))
-        return losses.detach()
+        return losses
+
+
+@torch.no_grad()
+def _dropouts(descent: Descent, batch: list[Tensor]) -> list[tuple[float, tuple[int, ...]]]:
+    """The rate of each pass through dropout, and the shape (...) that it is given of a sample."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+
+    def note(layer: nn.Module, given: tuple[Tensor]) -> None:
+        if len(given[0]) != len(batch[0]):
+            raise ValueError("dropout is given something that has not one row for each sample")
+        found.append((layer.p, tuple(given[0].shape[1:])))  # type: ignore[arg-type]
+
+    assert descent.module is not None
+    handles = [m.register_forward_pre_hook(note) for m in descent.module.modules() if drops(m)]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            descent.terms(descent.module, descent.params, descent.own, tuple(batch))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _check(
+    descent: Descent,
+    own: list[Prepared],
+    batch: tuple[Tensor, ...],
+    stream: Tensor,
+    found: list[Tensor],
+) -> None:
+    """Compare the first gradient of a client with what its own hooks say.
+
+    All clients of a group use the hooks of one of them.
+
+    Raises:
+        ValueError: they read a tensor of this one that they are not given.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.set_state(stream)
+    with torch.enable_grad():
+        losses, penalty, _ = descent.terms(descent.module, descent.params, own, batch)
+        grads = derivative(losses, penalty, list(descent.params.values()))
+    torch.default_generator.set_state(before)
+    if descent.change is not None:
+        descent.change(dict(zip(descent.params, grads, strict=True)), descent.params, own)
+    descent.clipped(grads)
+    exact, difference = (
+        torch.stack(torch._foreach_norm(one)).norm()
+        for one in (grads, torch._foreach_sub(grads, found))
+    )
+    if difference > CLOSE * exact:
+        raise ValueError(
+            "the hooks of a step read tensors of one client that they are not given; `prepare` must"
+            " return them"
+        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed, WriteError, reason_of
+from fedhet.core.timing import now
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
 from fedhet.record.files import (
@@ -103,7 +103,7 @@ class Recorder(Callback):
             {"round": row["round"], **failure} for row in self.rows for failure in row["failures"]
         ]
         self._complete = False
-        self._start = time.perf_counter() - (past.seconds if past else 0.0)
+        self._start = now() - (past.seconds if past else 0.0)
         self._partition = partition
         state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
         self.summary: dict[str, Any] = {**state, **about}
@@ -135,7 +135,7 @@ class Recorder(Callback):
     @property
     def seconds(self) -> float:
         """How long the run has taken so far, without the time in which it was stopped."""
-        return time.perf_counter() - self._start
+        return now() - self._start
 
     def begun(self, loop: Loop) -> None:
         loop.failures = self.failures

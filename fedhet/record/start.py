@@ -130,7 +130,7 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
         workspace.device.type == "cpu"
         and threads == 1
         and workspace.speed == Speed()
-        and not job.config.run.engine.vectorize
+        and not job.together
         and (
             workspace.simulated or not workspace.noise
         )  # real clients draw noise that no seed repeats

@@ -70,6 +70,7 @@ NOISE = "fedgen.noise"
 LAM = "fedgen.lam"
 KL = "fedgen.kl"
 COUNTS = "fedgen.counts"
+HEAD = ("head.weight", "head.bias")
 
 
 # Suffixes of names give shapes: K clients, B samples, C classes, d features, m noise coordinates.
@@ -103,6 +104,12 @@ def diversity(z_Bd: Tensor, noise_Bm: Tensor) -> Tensor:
     return (-(feature_distances * noise_distances).mean()).exp()
 
 
+def _head(params: AnyTree, own: Prepared, z: Tensor) -> Tensor:
+    """The logits of the model's head, which may be trained or have its initial values."""
+    values = {**own["initial"], **params}
+    return functional.linear(z, values["head.weight"], values.get("head.bias"))
+
+
 class FedGenClient(FedClient):
     """FedAvg, with generated features in each batch once there is a generator."""
 
@@ -124,7 +131,9 @@ class FedGenClient(FedClient):
         draws, law = self.generator("fedgen"), msg.tensor(LAW)
         self._source = NoiseSource(generator, draws, law=law, noise=msg.text(NOISE))
         self._generator = Frozen(generator)
-        return {"generator": tree}
+        values = self.workspace.initial
+        fixed = {name: values[name] for name in HEAD if name in values}
+        return {"generator": tree, "initial": fixed}
 
     def draws(self, n: int) -> Prepared:
         if self._source is None:
@@ -143,7 +152,7 @@ class FedGenClient(FedClient):
             return losses
         with torch.no_grad():
             z = self._generator(own["generator"])(own["noise of batch"], batch.y)
-            target = self._head(params, z).softmax(1)
+            target = _head(params, own, z).softmax(1)
         log_softmax = batch.logits.log_softmax(1)
         divergence = functional.kl_div(log_softmax, target, reduction="none").sum(1)
         return losses + self.msg.scalar(KL) * divergence
@@ -152,13 +161,8 @@ class FedGenClient(FedClient):
         if "labels" not in own:
             return batch.logits.new_zeros(())
         z = self._generator(own["generator"])(own["noise"], own["labels"])
-        logits = self._head(params, z)
+        logits = _head(params, own, z)
         return self.msg.scalar(LAM) * self.workspace.task.criterion(logits, own["labels"]).mean()
-
-    def _head(self, params: AnyTree, z: Tensor) -> Tensor:
-        """The logits of the model's head, which may be trained or have its initial values."""
-        values = {**self.workspace.initial, **params}
-        return functional.linear(z, values["head.weight"], values.get("head.bias"))
 
 
 class FedGen(FedStrategy):

@@ -1,0 +1,60 @@
+"""Steps that are taken often are traced: their operations are recorded once, then repeated.
+
+That saves what autograd and vmap do beside these operations, and changes no result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROXIES = "torch.fx.experimental.proxy_tensor"
+# Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
+# network, and its import as long as in 4,000.
+PAID, IMPORT_PAID = 200, 4000
+
+Function = Callable[..., Any]
+
+
+class Traces:
+    """Of steps of one form, by shape."""
+
+    def __init__(self) -> None:
+        self._uses: Counter[Hashable] = Counter()
+        self._traced: dict[Hashable, Function | None] = {}
+
+    def results(self, f: Function, given: tuple[Tensor, ...], shape: Hashable) -> Any:
+        """Return f(*given).
+
+        Args:
+            f: a pure function of tensors, the same for all steps of this form and shape.
+            given: its arguments.
+            shape: of the arguments.
+        """
+        if traced := self._traced.get(shape):
+            return traced(*given)
+        if shape not in self._traced:
+            self._uses[shape] += 1
+            if self._uses[shape] > (PAID if PROXIES in sys.modules else IMPORT_PAID):
+                self._traced[shape] = trace(f, given)
+        return f(*given)
+
+
+TRACES: dict[Hashable, Traces] = {}  # of the forms of trainings in this process
+
+
+def trace(f: Function, given: tuple[Tensor, ...]) -> Function | None:
+    """The operations of f as a function of its arguments; None where it reads other tensors."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    found = make_fx(f)(*given)
+    if any(node.op == "get_attr" for node in found.graph.nodes):
+        return None
+    found.graph.eliminate_dead_code()
+    found.recompile()
+    return torch.no_grad()(found.forward)
