@@ -124,7 +124,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data: OrderedDict[int, Samples] = OrderedDict()
+        self._data: OrderedDict[int, dict[str, Samples]] = OrderedDict()
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -275,17 +275,27 @@ class Workspace:
             return Samples(self.transformed(samples.x), samples.y)
         return Samples(self._laid_out(in_place(samples.x)), samples.y)  # `floating` made a copy
 
-    def train_data(self, pid: int) -> Samples:
-        """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
+    def parts(self, pid: int) -> dict[str, Samples]:
+        """The client's data of train, val and test, prepared, and cached as CACHE_BYTES allows."""
         if pid not in self._data:
-            self._data[pid] = self.prepared(self.task.clients[pid].train)
-            used = sum(data.x.nbytes for data in self._data.values())
+            own = self.task.clients[pid]
+            parts = {"train": own.train, "val": own.val, "test": own.test}
+            self._data[pid] = {part: self.prepared(s) for part, s in parts.items() if s is not None}
+            used = sum(map(_nbytes, self._data.values()))
             while used > CACHE_BYTES and len(self._data) > 1:
-                used -= self._data.popitem(last=False)[1].x.nbytes
+                used -= _nbytes(self._data.popitem(last=False)[1])
         self._data.move_to_end(pid)
         return self._data[pid]
+
+    def train_data(self, pid: int) -> Samples:
+        """The training set of client `pid`, prepared."""
+        return self.parts(pid)["train"]
 
     @cached_property
     def test_data(self) -> Samples | None:
         """The global test set, prepared; None where the task has none."""
         return None if self.task.test is None else self.prepared(self.task.test)
+
+
+def _nbytes(parts: dict[str, Samples]) -> int:
+    return sum(samples.x.nbytes for samples in parts.values())
