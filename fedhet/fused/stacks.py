@@ -84,26 +84,49 @@ def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | 
     return _changed(value, mapped(f, vars(value), seen))
 
 
+def at_rows(value: Any, rows: slice | Tensor) -> Any:
+    """Some of the values that were stacked, as a stack of their own; a slice is a view."""
+    return mapped(lambda t: t[rows], value)
+
+
 def put_back(value: Any, row: int, into: Any) -> Any:
     """Give one of the values that were stacked what its row of `value` has become.
 
     Returns:
         `into`, whose tensors have been changed in place, or what replaces it.
     """
+
+    def one_of_them(t: Tensor, to: Any) -> Any:
+        if isinstance(to, Tensor):
+            return to.copy_(t[row])
+        return float(t[row]) if isinstance(to, float) else t[row].clone()
+
+    return _put(value, into, one_of_them)
+
+
+def put_rows(value: Any, rows: slice | Tensor, into: Any) -> None:
+    """Give these rows of `into`, in place, what they have become in a stack of their own."""
+
+    def some_of_them(t: Tensor, to: Tensor) -> Tensor:
+        to[rows] = t
+        return to
+
+    _put(value, into, some_of_them)
+
+
+def _put(value: Any, into: Any, leaf: Callable[[Tensor, Any], Any]) -> Any:
     if isinstance(value, Tensor):
-        if isinstance(into, Tensor):
-            return into.copy_(value[row])
-        return float(value[row]) if isinstance(into, float) else value[row].clone()
+        return leaf(value, into)
     if isinstance(value, (float, *PLAIN)):
         return value
     if isinstance(value, dict):
         given = into or dict.fromkeys(value)
-        return {key: put_back(one, row, given[key]) for key, one in value.items()}
+        return {key: _put(one, given[key], leaf) for key, one in value.items()}
     if isinstance(value, list | tuple):
         given = into or [None] * len(value)
-        return type(value)(put_back(one, row, to) for one, to in zip(value, given, strict=True))
+        return type(value)(_put(one, to, leaf) for one, to in zip(value, given, strict=True))
     for key, one in vars(value).items():
-        object.__setattr__(into, key, put_back(one, row, vars(into)[key]))
+        object.__setattr__(into, key, _put(one, vars(into)[key], leaf))
     return into
 
 
