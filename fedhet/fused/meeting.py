@@ -90,7 +90,12 @@ class Meeting:
         return results
 
     def ask(self, request: Request) -> Any:
-        """Have the request carried out with those of others, and return its result."""
+        """Have the request carried out with those of others, and return its result.
+
+        Where nobody else could ask, it is carried out at once.
+        """
+        if self._hub in (None, getcurrent()):
+            return type(request).perform([request])[0]
         self._asking.append((getcurrent(), SHARE.get(), request))
         result = self._wait()
         if isinstance(result, Exception):

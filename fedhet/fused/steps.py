@@ -108,7 +108,8 @@ class Batches:
         self.device = self._columns[0].device
         width = max(map(max, self.lengths))
         shape = len(trainings), len(self.lengths[0])
-        index = torch.zeros(*shape, width, dtype=torch.int64, device=self.device)
+        orders = trainings[0].orders[0].device  # the CPU, unless the method has chosen the samples
+        index = torch.zeros(*shape, width, dtype=torch.int64, device=orders)
         lengths = torch.zeros(shape)
         counts = torch.zeros(shape, dtype=torch.float64)
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
@@ -117,29 +118,31 @@ class Batches:
             lengths[row, : len(own)] = torch.tensor(own)
             last = -(-len(one.orders[-1]) // one.descent.size)
             counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
-        inside = torch.arange(width) < lengths[..., None]
-        weights = inside / lengths[..., None].clamp(min=1)
-        self._index, self.counts = index, counts.to(self.device)
-        self._weights = weights.to(self.device)
+        # One transfer of each to an accelerator, whatever the number of steps.
+        self._index = index.to(self.device, non_blocking=True)
+        self.counts = counts.to(self.device, non_blocking=True)
+        lengths = lengths.to(self.device, non_blocking=True)[..., None]
+        self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
-    def at(self, t: int, rows: list[int], sizes: list[int]) -> tuple[list[Tensor], Tensor]:
+    def at(
+        self, t: int, rows: list[int], chosen: slice | Tensor, sizes: list[int]
+    ) -> tuple[list[Tensor], Tensor]:
         """The columns of the t-th batches (K, B, ...), and the weights of their losses (K, B).
 
         Args:
             t: which batches.
             rows: of which trainings.
+            chosen: the same rows as an index.
             sizes: of the batches. Those with fewer samples than another one have some that they do
                 not count.
         """
         width = max(sizes)
-        whole = rows[-1] == len(rows) - 1
-        chosen = slice(0, len(rows)) if whole else torch.tensor(rows, device=self.device)
         index = self._index[chosen, t, :width]
         flat = index.reshape(-1)
-        columns = [
-            column.index_select(0, flat).view(*index.shape, *column.shape[1:])
-            for column in self._columns
-        ]
+        gathered = [column.index_select(0, flat) for column in self._columns]
+        if self._descents[0].ready is not None:
+            gathered[0] = self._descents[0].ready(gathered[0])
+        columns = [column.view(*index.shape, *column.shape[1:]) for column in gathered]
         if self._augmented:
             for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
                 columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
@@ -161,19 +164,19 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     state: State = stack([one.state for one in trainings], {})
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
-    for t in range(len(lengths[0])):
+    for t, parts in enumerate(_all_parts(lengths, step.exact, batches.device)):
         going = sum(len(own) > t for own in lengths[:rows])
         if going < rows:
             _finish(state, trainings[going:rows], going)
             state, rows = mapped(lambda one: one[:going], state), going  # noqa: B023
         every = [own[t] for own in lengths[:rows]]
-        for part in _parts(every, step.exact):
-            chosen = torch.tensor(part, device=batches.device)
-            whole = len(part) == rows
+        for part, chosen in parts:
             seen: dict[int, Tensor] = {}
-            some = state if whole else mapped(lambda one: one[chosen], state, seen)  # noqa: B023
+            some = state
+            if not isinstance(chosen, slice):
+                some = mapped(lambda one: one[chosen], state, seen)  # noqa: B023
             sizes = [every[row] for row in part]
-            columns, weights = batches.at(t, part, sizes)
+            columns, weights = batches.at(t, part, chosen, sizes)
             those = [trainings[row] for row in part]
             check = t == 0 and len(part) > 1 and form not in CHECKED
             losses = step(some, columns, weights, those, sizes, check=check)
@@ -187,12 +190,26 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     return [totals[row_of[i]] for i in range(len(asked))]
 
 
-def _parts(sizes: list[int], exact: bool) -> list[list[int]]:
-    """The rows that take a step at once: all, or those whose batches are of one size."""
-    if not exact:
-        return [list(range(len(sizes)))]
-    by_size = sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
-    return [list(part) for _, part in groupby(by_size, lambda row: sizes[row])]
+Part = tuple[list[int], Any]  # rows that take a step at once, and their index: slice or tensor
+
+
+def _all_parts(lengths: list[list[int]], exact: bool, device: torch.device) -> list[list[Part]]:
+    """The parts of each step: all rows, or those whose batches are of one size.
+
+    The indices are made before the first step, so that they reach the device in one transfer.
+    """
+    every = []
+    for t in range(len(lengths[0])):
+        sizes = [own[t] if exact else 0 for own in lengths if len(own) > t]
+        by_size = sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
+        every.append([list(part) for _, part in groupby(by_size, lambda row: sizes[row])])  # noqa: B023
+    several = [part for parts in every if len(parts) > 1 for part in parts]
+    flat = torch.tensor([row for part in several for row in part], dtype=torch.int64)
+    indices = iter(flat.to(device, non_blocking=True).split([len(part) for part in several]))
+    return [
+        [(part, next(indices) if len(parts) > 1 else slice(len(part))) for part in parts]
+        for parts in every
+    ]
 
 
 def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
@@ -249,8 +266,8 @@ class Step:
             names = {id(p): name for name, p in like.params.items()}
             self._names = {name: names.get(id(p), "") for name, p in like.module.named_parameters()}
 
-    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[list[Tensor]]:
-        """For each pass through dropout the masks (width, ...) of all clients, from their streams.
+    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[Tensor]:
+        """For each pass through dropout the masks (K, width, ...), from the clients' streams.
 
         They are the numbers that torch.nn.Dropout would draw on the CPU.
         """
@@ -259,9 +276,10 @@ class Step:
             masks = []
             for p, shape in self._dropouts or []:
                 mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
-                masks.append(padded(mask.to(one.descent.columns[0].device), width))
+                masks.append(padded(mask, width))
             by_client.append(masks)
-        return [[*masks] for masks in zip(*by_client, strict=True)]
+        device = trainings[0].descent.columns[0].device
+        return [torch.stack(m).to(device, non_blocking=True) for m in zip(*by_client, strict=True)]
 
     def __call__(
         self,
@@ -291,7 +309,7 @@ class Step:
         stream = trainings[-1].stream.get_state()
         if self._dropouts is None:
             self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
-        masks = [stack(each, {}) for each in self._drawn(trainings, sizes, weights.shape[1])]
+        masks = self._drawn(trainings, sizes, weights.shape[1])
         read: dict[int, Tensor] = {}
         mapped(lambda t: t, (fixed, own), read)
 
@@ -332,7 +350,7 @@ class Step:
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):
                 kept = record[k, :n] if record.ndim > 1 else record[k]
-                descent.recorded.setdefault(name, []).append(kept.reshape(-1))
+                descent.recorded.setdefault(name, []).append(kept.flatten().clone())
         return losses
 
 

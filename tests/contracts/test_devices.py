@@ -31,7 +31,8 @@ from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.federation import CropFlip
 from fedhet.data.toy import toy_task
-from fedhet.engines import vectorized
+from fedhet.fused.passes import Pass
+from fedhet.fused.steps import Training
 from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
 from fedhet.testing import Apart
@@ -64,7 +65,8 @@ def on_the_device() -> Iterator[Copies]:
     with pretend_device() as device, pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedhet.job.choose_device", lambda name: device)
         patch.setattr(FedClient, "handle", counted(FedClient.handle))
-        patch.setattr(vectorized, "train_together", counted(vectorized.train_together))
+        for cls in (Training, Pass):
+            patch.setattr(cls, "perform", staticmethod(counted(cls.perform)))
         yield copies
 
 
@@ -134,7 +136,7 @@ def test_what_fedavg_copies(launch: Launch) -> None:
         by_function[way, line.partition(",")[0], line.rpartition(" ")[2]] += number
     assert by_function == {
         ("cpu -> pretend:0", "fedhet/core/task.py", "to"): 2 * 3,  # x and y
-        ("cpu -> pretend:0, asynchronous", "fedhet/core/training.py", "train_model"): 2 * 3 * 4,
+        ("cpu -> pretend:0, asynchronous", "fedhet/core/descent.py", "steps"): 2 * 3 * 4,
     }
 
 
@@ -216,8 +218,8 @@ def arrays() -> Task:
         *slow((arrays(), ["method=fednorm"])),
         *slow((with_dropout(), ["method=moon"])),
         *slow((images(), ["method=sgdm", "engine.channels_last=true"])),
-        (toy_task(3), ["method=fedavg", "engine.vectorize=2", "client.clip=.1"]),
-        *slow((toy_task(3), ["method=feddisk", *SHORT["feddisk"], "engine.vectorize=3"])),
+        (toy_task(3), ["method=fedavg", "engine.fused=2", "client.clip=.1"]),
+        *slow((toy_task(3), ["method=feddisk", *SHORT["feddisk"], "engine.fused=3"])),
     ],
     ids=[
         "augmentation",
@@ -225,8 +227,8 @@ def arrays() -> Task:
         "arrays",
         "dropout",
         "channels_last",
-        "vectorize",
-        "vectorize_and_weights",
+        "fused",
+        "fused_and_weights",
     ],
 )
 def test_tasks_and_engines(launch: Launch, task: Task, more: list[str]) -> None:
