@@ -186,6 +186,8 @@ def read(lines: Sequence[str]) -> Experiment | None:
     refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")
+    if "engine.fused" not in settings:
+        fixed.append("engine.fused=auto")
     name = str(experiment.value())
     flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
     return Experiment(

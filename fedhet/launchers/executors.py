@@ -19,23 +19,25 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import psutil
 
 from fedhet import process
 from fedhet.cli.errors import INTERRUPTED, drop_output, error_line, report_error, say
 from fedhet.cli.interrupts import interruptible
-from fedhet.config import composition
+from fedhet.config import catalogue, composition
 from fedhet.config.composition import Launching
+from fedhet.config.lines import key_of
 from fedhet.config.resuming import CELL
 from fedhet.config.targets import instantiate
-from fedhet.core import check, interruptions
+from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
 from fedhet.core.interruptions import raise_if_interrupted
 from fedhet.data.findable import Source, find_data
@@ -139,6 +141,15 @@ def make(settings: Config) -> Run:
     return run_job(settings)
 
 
+def clients_together(settings: Config) -> int:
+    """How many clients of such a run train as one; 0 for one after another."""
+    if not settings.run.engine.may_fuse:
+        return 0
+    from fedhet.job import Job
+
+    return Job(settings).together
+
+
 def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None:
     """Make a run for the user of this process, who is told its folder however it ends.
 
@@ -164,12 +175,13 @@ def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None
             say(f"run folder: {folder.resolve()}")
 
 
-def carry_out(run: PlannedRun, settings: Config, home: str) -> None:
-    """Make a run in a process of its own, on this machine or another; its folder has the result.
+def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
+    """Make runs in a process of their own, on this machine or another; their folders tell the rest.
+
+    Several are made side by side, so that what they train can be trained as one (fedhet/fused).
 
     Args:
-        run: the run.
-        settings: its settings.
+        runs: the runs and their settings.
         home: the working directory.
 
     Raises:
@@ -182,14 +194,45 @@ def carry_out(run: PlannedRun, settings: Config, home: str) -> None:
             f"the working directory {home} does not exist on a node: all nodes need it under the"
             " same path"
         ) from error
-    with _logged(run.folder):
-        try:
-            run.make(settings)
-        except OtherCode:
-            pass  # the folder says so
-        except Exception as error:  # noqa: BLE001 -- told by the command that has started it
-            report_error(error)
-            cells.record_failure(run.folder, error_line(error))
+    first, settings = runs[0]
+    with _logged(first.folder):
+        if len(runs) == 1:
+            _told(first, settings)
+            return
+        from fedhet.fused.meeting import Meeting
+
+        sys.stdout = sys.stderr = cast("TextIO", OwnLog())
+        with process.pinned_threads(settings.run.engine.threads):
+            Meeting().gather([partial(_beside_others, *run) for run in runs])
+
+
+def _told(run: PlannedRun, settings: Config) -> None:
+    """Make a run, and let its folder say why it has failed."""
+    try:
+        run.make(settings)
+    except OtherCode:
+        pass  # the folder says so
+    except Exception as error:  # noqa: BLE001 -- told by the command that has started it
+        report_error(error)
+        cells.record_failure(run.folder, error_line(error))
+
+
+def _beside_others(run: PlannedRun, settings: Config) -> None:
+    """Make a run in a process that makes others, too."""
+    timing.SHARE.set(timing.Share())
+    with (run.folder / LOG).open("a", encoding="utf-8") as file:
+        OWN_LOG.set(file)
+        _told(run, settings)
+
+
+OWN_LOG: ContextVar[TextIO] = ContextVar("log")
+
+
+class OwnLog:
+    """What stands for stdout in a process with several runs: each has its own log."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(OWN_LOG.get(sys.__stderr__), name)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -216,6 +259,7 @@ def _redirect(out: int, err: int) -> None:
 # ---- what makes them
 CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.launchers.preload"
+MOST_RUNS = 10  # in one process, which ends all of them if it is killed
 LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
 
@@ -302,10 +346,14 @@ class Elsewhere(Executor):
     def kill(self, handle: Any) -> None:
         """End it at once, if it can be."""
 
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        """Which runs are made by one process."""
+        return [[run] for run in runs]
+
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
         bases = composition.of_sweep()
-        waiting = deque(runs)
-        running: dict[Any, PlannedRun] = {}
+        waiting = deque(self.together(runs, bases))
+        running: dict[Any, list[PlannedRun]] = {}
         failed = {}
         try:
             while waiting or running:
@@ -313,25 +361,28 @@ class Elsewhere(Executor):
                 if free:
                     batch = [waiting.popleft() for _ in range(free)]
                     calls = []
-                    for run in batch:
-                        run.prepare()
-                        watch.begins(run)
-                        calls.append(partial(carry_out, run, run.composed(bases), str(Path.cwd())))
+                    for group in batch:
+                        for run in group:
+                            run.prepare()
+                            watch.begins(run)
+                        composed = [(run, run.composed(bases)) for run in group]
+                        calls.append(partial(carry_out, composed, str(Path.cwd())))
                     with signals_deferred():  # else a run might go on of which nobody knows
                         running |= zip(self.start(calls), batch, strict=True)
                 self.wait([*running])
-                for handle, run in [*running.items()]:
+                for handle, group in [*running.items()]:
                     problem = self.ended(handle)
                     if problem is None:
                         continue
                     del running[handle]
-                    reason = run.failure(problem)
-                    if reason is None:
-                        waiting.clear()
-                        continue
-                    watch.ends(run, reason)
-                    if reason:
-                        failed[run] = reason
+                    for run in group:
+                        reason = run.failure(problem)
+                        if reason is None:
+                            waiting.clear()
+                            continue
+                        watch.ends(run, reason)
+                        if reason:
+                            failed[run] = reason
                 watch.look()
                 raise_if_interrupted()
         except BaseException:
@@ -385,6 +436,21 @@ class Processes(Elsewhere):
         finally:
             del os.environ["PYTHONPATH"]
             os.environ.update({} if path is None else {"PYTHONPATH": path})
+
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        # Those that take the same from all groups; partitions may differ, and numbers.
+        alike: dict[object, list[PlannedRun]] = {}
+        shaping = catalogue.groups().keys() - {"partition"}
+        for run in runs:
+            lines = [line for line in run.overrides if key_of(line) in shaping]
+            lines += [line for line in run.overrides if key_of(line).startswith("engine.")]
+            alike.setdefault(tuple(lines), []).append(run)
+        groups = []
+        for some in alike.values():
+            fuses = len(some) > 1 and clients_together(some[0].composed(bases))
+            size = min(MOST_RUNS, math.ceil(len(some) / self.places)) if fuses else 1
+            groups += [some[i : i + size] for i in range(0, len(some), size)]
+        return groups
 
     def start(self, calls: Sequence[Callable[[], None]]) -> list[ForkServerProcess]:
         handles = []
