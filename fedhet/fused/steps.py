@@ -162,6 +162,7 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     form = trainings[0].form
     step = Step(trainings[0].descent, form)
     state: State = stack([one.state for one in trainings], {})
+    state = mapped(lambda one: one.to(batches.device), state)  # numbers that differ
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
     for t, parts in enumerate(_all_parts(lengths, step.exact, batches.device)):

@@ -13,12 +13,16 @@ from contracts.short import slow
 from contracts.tasks import with_dropout
 from contracts.test_devices import LINES, check, on_the_device
 from engines.fast import images
-from pretend_device import count_copies
+from pretend_device import count_copies, pretend_device
 
+from fedhet.core.descent import Descent
+from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import SGD
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import CropFlip, Normalize
 from fedhet.data.toy import toy_task
 from fedhet.fused import passes
+from fedhet.fused.steps import Training
 
 Launch = Callable[..., Any]
 
@@ -51,6 +55,33 @@ def test_the_cpus_record_and_no_step_that_copies(
     launch: Launch, task: Task, lines: list[str]
 ) -> None:
     check(launch, [*LINES, *lines, "engine.fused=3"], task)
+
+
+def test_rates_that_differ_are_sent_once() -> None:
+    """As those of two runs do that share their steps."""
+
+    def terms(module: Any, params: Any, own: Any, columns: Any) -> Any:
+        return (columns[0] @ params["w"] - columns[1]).square(), None, {}
+
+    def trained(device: torch.device, epochs: int) -> list[torch.Tensor]:
+        x = torch.arange(12.0).view(6, 2).div(12).to(device)
+        asked = []
+        for lr in (0.1, 0.2):
+            w = torch.ones(2, device=device, requires_grad=True)
+            optimizer = SGD([w], LocalSettings(lr))
+            descent = Descent({"w": w}, (x, x.sum(1)), terms, optimizer, 2)
+            asked.append(Training(descent, [torch.arange(6)] * epochs, torch.Generator()))
+        Training.perform(asked)
+        return [one.descent.params["w"].detach().cpu() for one in asked]
+
+    expected = trained(torch.device("cpu"), 3)
+    with pretend_device() as device:
+        trained(device, 1)  # a first training compares a gradient
+        with count_copies() as few:
+            trained(device, 2)
+        with count_copies() as many:
+            assert all(map(torch.equal, trained(device, 3), expected))
+    assert few == many and not torch.equal(*expected)
 
 
 def test_what_is_copied(launch: Launch) -> None:
