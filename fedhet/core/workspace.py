@@ -18,7 +18,7 @@ from fedhet.core import streams
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
-from fedhet.core.task import Samples, Task
+from fedhet.core.task import Pixels, Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
@@ -266,14 +266,26 @@ class Workspace:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 
+    @property
+    def _resident(self) -> bool:
+        """Whether all data stay on an accelerator, on which batches are made ready."""
+        return self.performer is not None and self.device.type != "cpu"
+
+    def _ready(self, pixels: Tensor) -> Tensor:
+        x = pixels.float().div_(255)
+        in_place = getattr(self.task.transform, "in_place", None)
+        return self.transformed(x) if in_place is None else self._laid_out(in_place(x))
+
     def prepared(self, samples: Samples) -> Samples:
         """The samples on the device, ready for the model."""
-        in_place = getattr(self.task.transform, "in_place", None)
-        images = samples.x.dtype == torch.uint8
-        samples = self.floating(samples)
-        if in_place is None or not images:
+        samples = samples.to(self.device)
+        if samples.x.dtype != torch.uint8:
             return Samples(self.transformed(samples.x), samples.y)
-        return Samples(self._laid_out(in_place(samples.x)), samples.y)  # `floating` made a copy
+        # Another transform may make something of several images together.
+        by_image = self.task.transform is None or hasattr(self.task.transform, "in_place")
+        if self._resident and by_image:
+            return Pixels(samples.x, samples.y, self._ready)
+        return Samples(self._ready(samples.x), samples.y)
 
     def parts(self, pid: int) -> dict[str, Samples]:
         """The client's data of train, val and test, prepared, and cached as CACHE_BYTES allows."""
@@ -298,4 +310,4 @@ class Workspace:
 
 
 def _nbytes(parts: dict[str, Samples]) -> int:
-    return sum(samples.x.nbytes for samples in parts.values())
+    return sum(samples.stored.nbytes for samples in parts.values())

@@ -111,7 +111,7 @@ def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]
         if isinstance(to, Tensor):
             moves.append((to, t[row]))
             return to
-        return float(t[row]) if isinstance(to, float) else t[row].clone()
+        return type(to)(t[row]) if isinstance(to, int | float) else t[row].clone()
 
     return _put(value, into, one_of_them)
 
