@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -201,8 +201,9 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
             return
         from fedhet.fused.meeting import Meeting
 
-        sys.stdout = sys.stderr = cast("TextIO", OwnLog())
-        with process.pinned_threads(settings.run.engine.threads):
+        printed = cast("TextIO", OwnLog())
+        threads = process.pinned_threads(settings.run.engine.threads)
+        with redirect_stdout(printed), redirect_stderr(printed), threads:
             Meeting().gather([partial(_beside_others, *run) for run in runs])
 
 

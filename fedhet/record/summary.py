@@ -19,6 +19,7 @@ from fedhet.core.check import counted
 from fedhet.core.metrics import comm_cost, effective_rounds
 from fedhet.core.state import state_sizes
 from fedhet.core.targets import TARGETS, Classes, LossOnly
+from fedhet.core.timing import SHARE
 
 if TYPE_CHECKING:
     from fedhet.core.strategy import FedStrategy
@@ -141,6 +142,8 @@ def summarise(
             "total": seconds,
             **{name: clocks.get(name, 0.0) for name in ("train", "evaluate", "aggregate")},
         },
+        # With other runs in this process they are its share of what was done for several.
+        "seconds_shared": SHARE.get() is not None,
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "memory": peak_memory(),

@@ -192,10 +192,15 @@ MOST_MARKERS = 12
 
 
 def curves(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw the deciding score over the rounds, the bytes and the seconds, a panel per condition."""
+    """Draw the deciding score over the rounds, the bytes and the seconds, a panel per condition.
+
+    Over the seconds only where they are the runs' own.
+    """
     points = curve_points(study)
     files = []
     for x, label in AXES.items():
+        if x == "seconds" and not study.comparable_seconds:
+            continue
         for name, conditions in pages(_known(study, points), f"curves-by-{x}"):
             legend = legend_height(study.methods)
             ranges, same = _ranges(points, conditions)

@@ -97,6 +97,11 @@ class Study:
         return TARGETS.get(next((name for name in names if name), Classes.name), Classes)
 
     @property
+    def comparable_seconds(self) -> bool:
+        """Whether no run has shared a process with others, so that its seconds are its own."""
+        return not any(cell.summary.get("seconds_shared") for cell in self.cells)
+
+    @property
     def title(self) -> str:
         """The score in a word, such as "accuracy"."""
         kinds = {cell.summary.get("target", Classes.name) for cell in self.cells}

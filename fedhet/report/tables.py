@@ -174,6 +174,9 @@ def thresholds(study: Study) -> Table | None:
         for place, own in runs.groupby(PLACE, sort=False)
         for name in names
     ]
+    in_seconds: Columns = [
+        ("seconds", lambda r: mean_std(r["seconds"], ".2f") if r["reached"] else NEVER)
+    ]
     caption = (
         "What it took until the first evaluation on test data that reaches the threshold, as mean"
         " ± standard deviation over the runs that reach it; the last column says how many do. Costs"
@@ -190,7 +193,7 @@ def thresholds(study: Study) -> Table | None:
             ("threshold", "threshold"),
             ("rounds", lambda r: mean_std(r["rounds"], ".1f") if r["reached"] else NEVER),
             ("sent", lambda r: _bytes(r["bytes"].mean(), NOTHING) if r["reached"] else NEVER),
-            ("seconds", lambda r: mean_std(r["seconds"], ".2f") if r["reached"] else NEVER),
+            *(in_seconds if study.comparable_seconds else []),
             (
                 "reached by",
                 lambda r: TableEntry(f"{r['reached']} of {r['runs']}", r["reached"] / r["runs"]),
@@ -221,6 +224,11 @@ def seconds(study: Study) -> Table | None:
         " machines named below; compare them only between runs of equal load. The start of a run is"
         " not in them."
     )
+    if not study.comparable_seconds:
+        caption += (
+            " Runs that shared a process have shares of its seconds, by which methods cannot be"
+            " compared (engine.fused=off)."
+        )
     columns: Columns = [
         *_place(study),
         ("phase", "phase"),

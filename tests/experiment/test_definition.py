@@ -54,6 +54,7 @@ def test_the_runs_are_all_combinations_of_the_values(write: Write) -> None:
     assert runs[-1].overrides == (
         "experiment=mine",
         "figures=false",
+        "engine.fused=auto",
         "method=scaffold",
         "plugin=[fednorm]",
         "client.weight_decay=.05",
@@ -76,14 +77,14 @@ def test_the_command_line_gives_axes_other_values(write: Write) -> None:
         "seed": [7],
         "client.epochs": [1, 2],
     }
-    assert experiment.fixed == ("experiment=mine", "rounds=1", "figures=false")
+    assert experiment.fixed == ("experiment=mine", "rounds=1", "figures=false", "engine.fused=auto")
 
 
 def test_a_scale_comes_before_the_command_line(write: Write) -> None:
     write(AXES)
     small = read("scale=small")
     assert [value.label for value in small.axes["seed"]] == [0, 1]
-    assert small.fixed == ("experiment=mine", "rounds=2", "figures=false")
+    assert small.fixed == ("experiment=mine", "rounds=2", "figures=false", "engine.fused=auto")
     given = read("scale=small", "rounds=9", "figures=true").fixed
     assert given == ("experiment=mine", "rounds=9", "figures=true")
 

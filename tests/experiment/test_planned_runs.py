@@ -60,11 +60,11 @@ def test_the_process_of_a_run_leaves_its_reason(
 
     monkeypatch.setattr(executors, "make", fails)
     monkeypatch.chdir(tmp_path)
-    carry_out(run, compose([]), str(tmp_path))
+    carry_out([(run, compose([]))], str(tmp_path))
     reason = "ZeroDivisionError: by zero (FEDHET_TRACEBACK=1 shows where)"
     assert run.failure("") == reason
     with pytest.raises(ConfigError, match="all nodes need it under the same path"):
-        carry_out(run, compose([]), str(tmp_path / "nowhere"))
+        carry_out([(run, compose([]))], str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
