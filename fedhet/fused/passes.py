@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from fedhet.core.functional import Frozen
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.fused.stacks import at_rows
+from fedhet.fused.stacks import at_rows, layers
 from fedhet.fused.steps import padded, width
 
 
@@ -35,7 +35,7 @@ class Pass:
         """What such passes must have in common to be carried out as one."""
         tensors = [(name, t.shape, t.dtype) for name, t in self.module.state_dict().items()]
         x = self.x
-        return repr(self.module), self.part, tuple(tensors), x.shape[1:], x.dtype, x.device
+        return layers(self.module), self.part, tuple(tensors), x.shape[1:], x.dtype, x.device
 
     @staticmethod
     @torch.no_grad()

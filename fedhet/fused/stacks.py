@@ -10,7 +10,7 @@ from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 PLAIN = (int, str, bool, type(None))
 
@@ -28,6 +28,17 @@ def form(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return type(value), tuple(map(form, value))
     return type(value), form(vars(value))
+
+
+def layers(module: nn.Module | None) -> Hashable:
+    """What modules must have in common to compute the same function of their tensors."""
+    if module is None:
+        return None
+    kinds = (float, tuple, *PLAIN)
+    return tuple(
+        (name, type(layer), repr([one for one in vars(layer).values() if isinstance(one, kinds)]))
+        for name, layer in module.named_modules()
+    )
 
 
 def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:

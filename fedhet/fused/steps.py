@@ -48,7 +48,7 @@ class Training:
         """What such trainings must have in common to be carried out as one."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
-        layers = None if d.module is None else (repr(d.module), d.module.training)
+        layers = stacks.layers(d.module)
         flags = tuple(one is None for one in (d.change, d.draw, d.augment))
         return d.common, d.size, d.clip, columns, layers, stacks.form(self.state), flags
 
