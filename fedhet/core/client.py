@@ -300,14 +300,14 @@ class FedClient(LocalTraining, NumPyClient):
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not workspace.simulated:
             raise ValueError("the server requests personal models, which never leave their site")
-        own, given = workspace.task.clients[self.pid], self.views(self.msg)
+        given = self.views(self.msg)
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
         if workspace.evaluation.finetune_epochs and leaves:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
-        held_out = {"val": own.val, "test": own.test}
-        parts = {part: workspace.prepared(s) for part, s in held_out.items() if s is not None}
+        parts = {**workspace.parts(self.pid)}
+        train = parts.pop("train")
         if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
-            parts["train"] = workspace.train_data(self.pid)
+            parts["train"] = train
         least = workspace.limits.min_test if leaves else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}

@@ -39,6 +39,7 @@ class Descent:
         beside: how many of `params`, the last ones, are no part of the module; their gradient is
             clipped by itself.
         draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
+        ready: makes rows of the first column ready for `terms`, each by itself; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
         common: what `terms` and `change` read beside their arguments, as far as it is no tensor.
@@ -57,6 +58,7 @@ class Descent:
     clip: float | None = None
     beside: int = 0
     draw: Callable[[int], list[Prepared]] | None = None
+    ready: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     quick: Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]] | None = None
     common: Hashable = None
@@ -66,6 +68,8 @@ class Descent:
         """The batches of an epoch that takes the samples in this order."""
         parts = [column.index_select(0, order).split(self.size) for column in self.columns]
         for first, *others in zip(*parts, strict=True):
+            if self.ready is not None:
+                first = self.ready(first)
             yield (first if self.augment is None else self.augment(first)), *others
 
     def clipped(self, grads: list[Tensor], *, rows: bool = False) -> None:
@@ -77,6 +81,7 @@ class Descent:
 
     def steps(self, order: Tensor) -> Tensor:
         """Take a step on each batch of an epoch, and return the sum of all samples' losses."""
+        order = order.to(self.columns[0].device, non_blocking=True)
         names, in_order = list(self.params), list(self.params.values())
         # On the device: reading the loss of each batch would make every step wait for it.
         total = torch.zeros((), dtype=torch.float64, device=order.device)
@@ -111,6 +116,10 @@ class Performer(Protocol):
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         """What a method of the module, which is in eval mode, makes of x (n, ...)."""
+        ...
+
+    def read(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors on the CPU."""
         ...
 
 

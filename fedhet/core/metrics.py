@@ -58,8 +58,11 @@ def assess(
         batch = target.tally(output, y)
         tally = batch if tally is None else target.join(tally, batch)
     n = len(data)
-    tally = {name: value.cpu() for name, value in (tally or {}).items()}
-    mean = float(loss) / n
+    names, values = ["", *(tally or {})], [loss, *(tally or {}).values()]
+    # An accelerator is waited for once, after the scores of all clients.
+    read = [t.cpu() for t in values] if performer is None else performer.read(values)
+    tally = dict(zip(names, read, strict=True))
+    mean = float(tally.pop("")) / n
     # The loss of a model that has diverged; without NaN losses can be compared.
     mean = math.inf if math.isnan(mean) else mean
     return {"loss": mean, "n": float(n), **target.scores(tally)}, tally

@@ -162,7 +162,7 @@ class LocalTraining:
         def orders() -> Iterator[Tensor]:
             nonlocal steps
             for length in self.local.epoch_sizes(n, epochs):
-                order = next(all_orders).to(workspace.device, non_blocking=True)[:length]
+                order = next(all_orders)[:length]
                 steps += -(-len(order) // size)
                 yield order
 
@@ -248,7 +248,7 @@ class LocalTraining:
         index = torch.arange(len(data), device=workspace.device)
         return Descent(
             params,
-            (data.x, data.y, index, *(() if weights is None else (weights,))),
+            (data.stored, data.y, index, *(() if weights is None else (weights,))),
             terms,
             optimizer,
             self.local.batch_size,
@@ -259,6 +259,7 @@ class LocalTraining:
             clip=self.local.clip,
             beside=len(params) - len(of_model),
             draw=draw if drawing else None,
+            ready=data.ready,
             augment=augment,
             quick=self._compiled(list(params.values()), hooks=hooks),
             common=self._common(hooks=hooks) if workspace.performer else None,

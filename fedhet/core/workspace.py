@@ -18,7 +18,7 @@ from fedhet.core import streams
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
-from fedhet.core.task import Samples, Task
+from fedhet.core.task import Pixels, Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data: OrderedDict[int, Samples] = OrderedDict()
+        self._data: OrderedDict[int, dict[str, Samples]] = OrderedDict()
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -266,26 +266,48 @@ class Workspace:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 
+    @property
+    def _resident(self) -> bool:
+        """Whether all data stay on an accelerator, on which batches are made ready."""
+        return self.performer is not None and self.device.type != "cpu"
+
+    def _ready(self, pixels: Tensor) -> Tensor:
+        x = pixels.float().div_(255)
+        in_place = getattr(self.task.transform, "in_place", None)
+        return self.transformed(x) if in_place is None else self._laid_out(in_place(x))
+
     def prepared(self, samples: Samples) -> Samples:
         """The samples on the device, ready for the model."""
-        in_place = getattr(self.task.transform, "in_place", None)
-        images = samples.x.dtype == torch.uint8
-        samples = self.floating(samples)
-        if in_place is None or not images:
+        samples = samples.to(self.device)
+        if samples.x.dtype != torch.uint8:
             return Samples(self.transformed(samples.x), samples.y)
-        return Samples(self._laid_out(in_place(samples.x)), samples.y)  # `floating` made a copy
+        # Another transform may make something of several images together.
+        by_image = self.task.transform is None or hasattr(self.task.transform, "in_place")
+        if self._resident and by_image:
+            return Pixels(samples.x, samples.y, self._ready)
+        return Samples(self._ready(samples.x), samples.y)
 
-    def train_data(self, pid: int) -> Samples:
-        """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
+    def parts(self, pid: int) -> dict[str, Samples]:
+        """The client's data of train, val and test, prepared, and cached as CACHE_BYTES allows."""
         if pid not in self._data:
-            self._data[pid] = self.prepared(self.task.clients[pid].train)
-            used = sum(data.x.nbytes for data in self._data.values())
+            own = self.task.clients[pid]
+            parts = {"train": own.train, "val": own.val, "test": own.test}
+            self._data[pid] = {part: self.prepared(s) for part, s in parts.items() if s is not None}
+            used = sum(map(_nbytes, self._data.values()))
             while used > CACHE_BYTES and len(self._data) > 1:
-                used -= self._data.popitem(last=False)[1].x.nbytes
+                used -= _nbytes(self._data.popitem(last=False)[1])
         self._data.move_to_end(pid)
         return self._data[pid]
+
+    def train_data(self, pid: int) -> Samples:
+        """The training set of client `pid`, prepared."""
+        return self.parts(pid)["train"]
 
     @cached_property
     def test_data(self) -> Samples | None:
         """The global test set, prepared; None where the task has none."""
         return None if self.task.test is None else self.prepared(self.task.test)
+
+
+def _nbytes(parts: dict[str, Samples]) -> int:
+    return sum(samples.stored.nbytes for samples in parts.values())

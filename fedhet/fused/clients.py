@@ -19,7 +19,7 @@ from fedhet.core.state import Store
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.fused.meeting import Meeting
-from fedhet.fused.passes import Pass
+from fedhet.fused.passes import Pass, Reading
 from fedhet.fused.steps import Training, drops
 
 log = logging.getLogger("fedhet")
@@ -86,6 +86,11 @@ class Fused:
             except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
                 self._refuse(form, str(error).strip().partition("\n")[0])
         return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
+
+    def read(self, tensors: list[Tensor]) -> list[Tensor]:
+        if tensors[0].device.type == "cpu":
+            return tensors
+        return self._meeting.ask(Reading(tensors))  # type: ignore[no-any-return]
 
 
 class FusedCourier(LocalCourier):

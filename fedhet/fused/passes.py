@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,32 @@ from torch.func import vmap
 
 from fedhet.core.functional import Frozen
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.fused.stacks import at_rows, layers
+from fedhet.fused import stacks
+from fedhet.fused.stacks import at_rows
 from fedhet.fused.steps import padded, width
+
+
+@dataclass
+class Reading:
+    """What one client asks for: copies of these tensors on the CPU."""
+
+    tensors: list[Tensor]
+
+    @property
+    def form(self) -> Hashable:
+        return self.tensors[0].device
+
+    @staticmethod
+    def perform(requests: Sequence[Reading]) -> list[list[Tensor]]:
+        """The copies, in one transfer for each type, because the CPU waits for every transfer."""
+        every = [t for one in requests for t in one.tensors]
+        found: dict[int, Tensor] = {}
+        for dtype in {t.dtype for t in every}:
+            some = [t for t in every if t.dtype == dtype]
+            parts = torch.cat([t.flatten() for t in some]).cpu().split([t.numel() for t in some])
+            for t, part in zip(some, parts, strict=True):
+                found[id(t)] = part.view(t.shape).clone()
+        return [[found[id(t)] for t in one.tensors] for one in requests]
 
 
 @dataclass
@@ -30,12 +55,11 @@ class Pass:
     x: Tensor
     part: str
 
-    @property
+    @cached_property
     def form(self) -> Hashable:
         """What such passes must have in common to be carried out as one."""
-        tensors = [(name, t.shape, t.dtype) for name, t in self.module.state_dict().items()]
         x = self.x
-        return layers(self.module), self.part, tuple(tensors), x.shape[1:], x.dtype, x.device
+        return stacks.layers(self.module), self.part, x.shape[1:], x.dtype, x.device
 
     @staticmethod
     @torch.no_grad()

@@ -8,41 +8,54 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-PLAIN = (int, str, bool, type(None))
+PLAIN = (int, float, str, bool, type(None))
+RATES = ("lr", "t", "factor")
+_LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
 def form(value: Any) -> Hashable:
-    """What values must have in common to be stacked: all but the entries of tensors, and floats."""
+    """What values must have in common to be stacked: all but the entries of tensors, and rates."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device
-    if isinstance(value, float):
-        return float
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
-        return tuple((key, form(one)) for key, one in value.items())
+        return tuple((k, None if is_rate(k, one) else form(one)) for k, one in value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(map(form, value))
     return type(value), form(vars(value))
 
 
-def layers(module: nn.Module | None) -> Hashable:
-    """What modules must have in common to compute the same function of their tensors."""
-    if module is None:
-        return None
-    kinds = (float, tuple, *PLAIN)
-    return tuple(
-        (name, type(layer), repr([one for one in vars(layer).values() if isinstance(one, kinds)]))
-        for name, layer in module.named_modules()
-    )
+def is_rate(key: object, value: object) -> bool:
+    """Whether an attribute of an optimiser is a number that may differ."""
+    return key in RATES and isinstance(value, int | float)
+
+
+def layers(module: nn.Module) -> Hashable:
+    """What modules must have in common so that one of them may compute for all."""
+    known = _LAYERS.get(module)
+    if known is None:
+        tensors = [(name, t.shape, t.dtype) for name, t in module.state_dict().items()]
+        # A class may be defined anew in this process, and a layer's text may leave out a number.
+        classes = tuple(map(type, module.modules()))
+        kinds = tuple, *PLAIN
+        attributes = [
+            [k, v]
+            for layer in module.modules()
+            for k, v in vars(layer).items()
+            if isinstance(v, kinds) and k != "training"
+        ]
+        known = _LAYERS[module] = repr(module), classes, repr(attributes), tuple(tensors)
+    return known
 
 
 def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
-    """Stack values of one form. Numbers that differ become a tensor (K,), float64.
+    """Stack values of one form. Rates become a tensor (K,), float64, also where they are equal.
 
     Args:
         values: K of them.
@@ -54,29 +67,19 @@ def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
         if key not in seen:
             seen[key] = torch.stack([one.detach() for one in values])
         return seen[key]
-    if isinstance(first, float):
-        same = all(one == first for one in values)
-        return first if same else torch.tensor(values, dtype=torch.float64)
     if isinstance(first, PLAIN):
         return first
     if isinstance(first, dict):
-        return {key: stack([one[key] for one in values], seen) for key in first}
+        each = {key: [one[key] for one in values] for key in first}
+        return {
+            key: torch.tensor(some, dtype=torch.float64)
+            if is_rate(key, first[key])
+            else stack(some, seen)
+            for key, some in each.items()
+        }
     if isinstance(first, list | tuple):
         return type(first)(stack(each, seen) for each in zip(*values, strict=True))
     return _changed(first, stack([vars(one) for one in values], seen))
-
-
-def numbers(value: Any) -> tuple[float, ...]:
-    """The floats in the value that is stacked, which are the same for all."""
-    if isinstance(value, float):
-        return (value,)
-    if isinstance(value, (Tensor, *PLAIN)):
-        return ()
-    if isinstance(value, dict):
-        value = list(value.values())
-    elif not isinstance(value, list | tuple):
-        value = [vars(value)]
-    return tuple(number for one in value for number in numbers(one))
 
 
 def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
@@ -86,7 +89,7 @@ def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | 
         if id(value) not in seen:
             seen[id(value)] = f(value)
         return seen[id(value)]
-    if isinstance(value, (float, *PLAIN)):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
         return {key: mapped(f, one, seen) for key, one in value.items()}
@@ -100,17 +103,24 @@ def at_rows(value: Any, rows: slice | Tensor) -> Any:
     return mapped(lambda t: t[rows], value)
 
 
-def put_back(value: Any, row: int, into: Any) -> Any:
+def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]) -> Any:
     """Give one of the values that were stacked what its row of `value` has become.
 
+    Args:
+        value: the stack.
+        row: which of its rows.
+        into: the value.
+        moves: gets the tensors of the value, each with what is to be copied into it.
+
     Returns:
-        `into`, whose tensors have been changed in place, or what replaces it.
+        `into`, or what replaces it.
     """
 
     def one_of_them(t: Tensor, to: Any) -> Any:
         if isinstance(to, Tensor):
-            return to.copy_(t[row])
-        return float(t[row]) if isinstance(to, float) else t[row].clone()
+            moves.append((to, t[row]))
+            return to
+        return type(to)(t[row]) if isinstance(to, int | float) else t[row].clone()
 
     return _put(value, into, one_of_them)
 
@@ -128,7 +138,7 @@ def put_rows(value: Any, rows: slice | Tensor, into: Any) -> None:
 def _put(value: Any, into: Any, leaf: Callable[[Tensor, Any], Any]) -> Any:
     if isinstance(value, Tensor):
         return leaf(value, into)
-    if isinstance(value, (float, *PLAIN)):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
         given = into or dict.fromkeys(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack
 from fedhet.fused.traces import TRACES, Traces
 
 CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
+LEAST_WIDTH = 64  # below which a padded batch takes hardly longer
 CHECKED: set[Hashable] = (
     set()
 )  # forms of trainings whose hooks read what they are given, and no more
@@ -43,16 +45,16 @@ class Training:
     orders: list[Tensor]
     stream: torch.Generator
 
-    @property
+    @cached_property
     def form(self) -> Hashable:
         """What such trainings must have in common to be carried out as one."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
-        layers = stacks.layers(d.module)
+        layers = None if d.module is None else (stacks.layers(d.module), d.module.training)
         flags = tuple(one is None for one in (d.change, d.draw, d.augment))
         return d.common, d.size, d.clip, columns, layers, stacks.form(self.state), flags
 
-    @property
+    @cached_property
     def state(self) -> State:
         """All tensors that a step reads or changes, beside the samples."""
         d = self.descent
@@ -89,7 +91,7 @@ def width(n: int, most: int) -> int:
     It depends on nothing else: with other shapes matrices are multiplied in another order, and the
     bytes of a client would depend on those beside it.
     """
-    return min(most, 1 << (n - 1).bit_length())
+    return min(most, max(LEAST_WIDTH, 1 << (n - 1).bit_length()))
 
 
 def padded(t: Tensor, n: int) -> Tensor:
@@ -122,7 +124,8 @@ class StackedBatches:
         self.device = self._columns[0].device
         width = max(one.width for one in trainings)
         shape = len(trainings), len(self.lengths[0])
-        index = torch.zeros(*shape, width, dtype=torch.int64, device=self.device)
+        orders = trainings[0].orders[0].device  # the CPU, unless the method has chosen the samples
+        index = torch.zeros(*shape, width, dtype=torch.int64, device=orders)
         lengths = torch.zeros(shape)
         counts = torch.zeros(shape, dtype=torch.float64)
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
@@ -131,35 +134,30 @@ class StackedBatches:
             lengths[row, : len(own)] = torch.tensor(own)
             last = -(-len(one.orders[-1]) // one.descent.size)
             counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
-        inside = torch.arange(width) < lengths[..., None]
-        weights = inside / lengths[..., None].clamp(min=1)
-        self._index, self.counts = index, counts.to(self.device)
-        self._weights = weights.to(self.device)
-
-    def chosen(self, rows: list[int]) -> slice | Tensor:
-        """Which rows, as an index on the device that the CPU does not wait for."""
-        if rows[-1] == len(rows) - 1:
-            return slice(0, len(rows))
-        return torch.tensor(rows).to(self.device, non_blocking=True)
+        # One transfer of each to an accelerator, whatever the number of steps.
+        self._index = index.to(self.device, non_blocking=True)
+        self.counts = counts.to(self.device, non_blocking=True)
+        lengths = lengths.to(self.device, non_blocking=True)[..., None]
+        self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
     def at(
-        self, t: int, rows: list[int], sizes: list[int], width: int
+        self, t: int, rows: list[int], chosen: slice | Tensor, sizes: list[int], width: int
     ) -> tuple[list[Tensor], Tensor]:
         """The columns of the t-th batches (K, B, ...), and the weights of their losses (K, B).
 
         Args:
             t: which batches.
             rows: of which trainings.
+            chosen: the same rows as an index.
             sizes: of the batches.
             width: what they are padded to, with samples that they do not count.
         """
-        chosen = self.chosen(rows)
         index = self._index[chosen, t, :width]
         flat = index.reshape(-1)
-        columns = [
-            column.index_select(0, flat).view(*index.shape, *column.shape[1:])
-            for column in self._columns
-        ]
+        gathered = [column.index_select(0, flat) for column in self._columns]
+        if self._descents[0].ready is not None:
+            gathered[0] = self._descents[0].ready(gathered[0])
+        columns = [column.view(*index.shape, *column.shape[1:]) for column in gathered]
         if self._augmented:
             for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
                 columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
@@ -178,24 +176,22 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     lengths = batches.lengths
     form = trainings[0].form
     step = StackedStep(trainings[0].descent, form)
-    state: State = stack([one.state for one in trainings], {})
+    stacked = stack([one.state for one in trainings], {})
+    state: State = mapped(lambda t: t.to(batches.device), stacked)  # rates are not there yet
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
-    for t in range(len(lengths[0])):
+    for t, parts in enumerate(_all_parts(trainings, step.exact, batches.device)):
         going = sum(len(own) > t for own in lengths[:rows])
         if going < rows:
             _finish(state, trainings[going:rows], going)
             state, rows = at_rows(state, slice(0, going)), going
         every = [own[t] for own in lengths[:rows]]
-        widths = every if step.exact else [one.width for one in trainings[:rows]]
-        parts = [[row for row in range(rows) if widths[row] == n] for n in sorted(set(widths))]
-        indices = [batches.chosen(part) for part in parts]
         some = [state]
         if len(parts) > 1:  # each has a stack of its own, and an optimiser that counts its steps
-            some = [at_rows(state, its_rows) for its_rows in indices]
-        for part, chosen, its_state in zip(parts, indices, some, strict=True):
+            some = [at_rows(state, chosen) for _, chosen, _ in parts]
+        for (part, chosen, width_), its_state in zip(parts, some, strict=True):
             sizes = [every[row] for row in part]
-            columns, weights = batches.at(t, part, sizes, widths[part[0]])
+            columns, weights = batches.at(t, part, chosen, sizes, width_)
             those = [trainings[row] for row in part]
             check = t == 0 and len(part) > 1 and form not in CHECKED
             losses = step(its_state, columns, weights, those, sizes, check=check)
@@ -203,7 +199,7 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
                 CHECKED.add(form)
             totals[chosen] += losses * batches.counts[chosen, t]
         if len(parts) > 1:
-            for chosen, its_state in zip(indices, some, strict=True):
+            for (_, chosen, _), its_state in zip(parts, some, strict=True):
                 for i in (0, 3):
                     put_rows(its_state[i], chosen, state[i])
     _finish(state, trainings[:rows], 0)
@@ -211,11 +207,38 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     return [totals[row_of[i]] for i in range(len(asked))]
 
 
+Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
+
+
+def _all_parts(
+    trainings: Sequence[Training], exact: bool, device: torch.device
+) -> list[list[Part]]:
+    """The parts of each step: those that have batches of one width.
+
+    The indices are made before the first step, so that they reach the device in one transfer.
+    """
+    lengths = [one.lengths for one in trainings]
+    every: list[list[tuple[list[int], int]]] = []
+    for t in range(len(lengths[0])):
+        going = [(one, own[t]) for one, own in zip(trainings, lengths, strict=True) if len(own) > t]
+        widths = [n if exact else one.width for one, n in going]
+        every.append([([r for r, w in enumerate(widths) if w == n], n) for n in sorted({*widths})])
+    several = [part for parts in every if len(parts) > 1 for part, _ in parts]
+    flat = torch.tensor([row for part in several for row in part], dtype=torch.int64)
+    indices = iter(flat.to(device, non_blocking=True).split([len(part) for part in several]))
+    return [
+        [(part, next(indices) if len(parts) > 1 else slice(len(part)), n) for part, n in parts]
+        for parts in every
+    ]
+
+
 def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
+    params, _, _, optimizer = state
+    moves: list[tuple[Tensor, Tensor]] = []
     for row, one in enumerate(trainings, first):
-        params, _, _, optimizer = state
-        put_back(params, row, one.descent.params)
-        put_back(optimizer, row, one.descent.optimizer)
+        put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
+    if moves:
+        torch._foreach_copy_(*map(list, zip(*moves, strict=True)))
 
 
 def drops(layer: nn.Module) -> bool:
@@ -265,8 +288,8 @@ class StackedStep:
             names = {id(p): name for name, p in like.params.items()}
             self._names = {name: names.get(id(p), "") for name, p in like.module.named_parameters()}
 
-    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[list[Tensor]]:
-        """For each pass through dropout the masks (width, ...) of all clients, from their streams.
+    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[Tensor]:
+        """For each pass through dropout the masks (K, width, ...), from the clients' streams.
 
         They are the numbers that torch.nn.Dropout would draw on the CPU.
         """
@@ -275,9 +298,10 @@ class StackedStep:
             masks = []
             for p, shape in self._dropouts or []:
                 mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
-                masks.append(padded(mask.to(one.descent.columns[0].device), width))
+                masks.append(padded(mask, width))
             by_client.append(masks)
-        return [[*masks] for masks in zip(*by_client, strict=True)]
+        device = trainings[0].descent.columns[0].device
+        return [torch.stack(m).to(device, non_blocking=True) for m in zip(*by_client, strict=True)]
 
     def __call__(
         self,
@@ -307,7 +331,7 @@ class StackedStep:
         stream = trainings[-1].stream.get_state()
         if self._dropouts is None:
             self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
-        masks = [stack(each, {}) for each in self._drawn(trainings, sizes, weights.shape[1])]
+        masks = self._drawn(trainings, sizes, weights.shape[1])
         read: dict[int, Tensor] = {}
         mapped(lambda t: t, (fixed, own), read)
 
@@ -335,8 +359,7 @@ class StackedStep:
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
         given = *params.values(), *read.values(), *masks, *columns, weights
-        shape = weights.shape, stacks.numbers((fixed, own))
-        losses, grads, records = self._traces.results(results, given, shape)
+        losses, grads, records = self._traces.results(results, given, weights.shape)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
         self._clipped(grads, rows=True)
@@ -348,7 +371,7 @@ class StackedStep:
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):
                 kept = record[k, :n] if record.ndim > 1 else record[k]
-                descent.recorded.setdefault(name, []).append(kept.reshape(-1))
+                descent.recorded.setdefault(name, []).append(kept.flatten().clone())
         return losses
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedhet.fused.graphs import Function, captured
+
 PROXIES = "torch.fx.experimental.proxy_tensor"
 # Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
 # network, and its import as long as in 4,000.
 PAID, IMPORT_PAID = 200, 4000
-
-Function = Callable[..., Any]
+GPU, GPU_PAID = "cuda", 20  # a guess: there a graph saves far more in each step
 
 
 class Traces:
@@ -32,7 +33,8 @@ class Traces:
         """Return f(*given).
 
         Args:
-            f: a pure function of tensors, the same for all steps of this form and shape.
+            f: a pure function of tensors, the same for all steps of this form and shape. What it
+                returns may be overwritten by the next call.
             given: its arguments.
             shape: of the arguments.
         """
@@ -40,8 +42,11 @@ class Traces:
             return traced(*given)
         if shape not in self._traced:
             self._uses[shape] += 1
-            if self._uses[shape] > (PAID if PROXIES in sys.modules else IMPORT_PAID):
-                self._traced[shape] = trace(f, given)
+            on_gpu = given[0].device.type == GPU
+            paid = GPU_PAID if on_gpu else PAID if PROXIES in sys.modules else IMPORT_PAID
+            if self._uses[shape] > paid:
+                traced = trace(f, given)
+                self._traced[shape] = captured(traced, given) if on_gpu and traced else traced
         return f(*given)
 
 

@@ -57,7 +57,7 @@ def count_copies() -> Iterator[Copies]:
     try:
         yield copies
     finally:
-        _counting.remove(copies)
+        _counting[:] = [one for one in _counting if one is not copies]  # others may be equal
 
 
 def count(

@@ -1,0 +1,308 @@
+"""What needs a GPU: all methods against the CPU, and the speed of local training.
+
+Use scripts/gpu.sh. No part begins after --seconds. Arithmetic is float32 without TF32 unless a line
+says bf16, which is torch.autocast. The data are random: only their shapes matter.
+
+    methods   each method on a GPU against the CPU, digits-like images, three rounds: the norm of
+              the difference of all weights relative to those of the CPU, for clients one after
+              another and as one; at most 1e-4
+    G1        CIFAR shapes, 1,000 clients of 50 images, 50 in each round, two convolutions, batches
+              of 10, one epoch: seconds of a round
+    G2        CIFAR shapes, 100 clients by Dirichlet(.1), ten in each round, ResNet-18 with group
+              norm, momentum .9, batches of 64, one epoch: seconds of a round
+    CNN       McMahan's CNN on CIFAR shapes, 100 clients of 500 images, all in each round, batches
+              of 50, five epochs: client steps per second, and the goal
+
+G1 and G2 compare with a plain loop that does the local steps alone ("floor").
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+CLASSES = 10
+CLOSE = 1e-4
+Line = dict[str, Any]
+
+
+def stand_in_for_flower() -> None:
+    """Empty classes for those that fedhet imports from Flower; none of them is used here."""
+    for name, classes in {
+        "flwr": [],
+        "flwr.client": ["NumPyClient"],
+        "flwr.server": [],
+        "flwr.server.strategy": ["Strategy"],
+        "flwr.common": ["Array", "ArrayRecord", "RecordDict"],
+    }.items():
+        module = ModuleType(name)
+        module.__path__ = []
+        vars(module).update({each: type(each, (), {}) for each in classes})
+        sys.modules[name] = module
+
+
+stand_in_for_flower()
+import runs  # noqa: E402 -- fedhet imports Flower
+from runs import Method, Outcome  # noqa: E402
+
+from fedhet.core.errors import RunFailed  # noqa: E402
+from fedhet.core.messages import LocalSettings  # noqa: E402
+from fedhet.core.targets import cross_entropy  # noqa: E402
+from fedhet.core.task import ClientData, Samples, Task  # noqa: E402
+from fedhet.models import CNN, MLP, ResNet18  # noqa: E402
+
+
+def images(
+    sizes: Sequence[int],
+    model: Callable[[], nn.Module],
+    *,
+    shape: tuple[int, ...] = (3, 32, 32),
+    labels: Sequence[np.ndarray] | None = None,
+    test: int = 0,
+) -> Task:
+    """Random images with a bright spot that tells the class; `labels` are those of each client."""
+    draw = np.random.default_rng(0)
+
+    def samples(y: np.ndarray) -> Samples:
+        x = draw.integers(0, 200, (len(y), *shape), dtype=np.uint8)
+        x.reshape(len(y), -1)[np.arange(len(y)), 7 * y] = 255
+        return Samples(torch.from_numpy(x), torch.from_numpy(y))
+
+    labels = labels or [draw.integers(0, CLASSES, n) for n in sizes]
+    held_out = [samples(draw.integers(0, CLASSES, test)) if test else None for _ in labels]
+    clients = [ClientData(samples(y), h, h) for y, h in zip(labels, held_out, strict=True)]
+    return Task(model, cross_entropy, clients, held_out[0], CLASSES, transform=Normalize())
+
+
+class Normalize:
+    """Pixels in [0, 1] to [-2, 2]; fedhet's own needs OmegaConf to be imported."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return (x - 0.5).div_(0.25)
+
+    def in_place(self, x: Tensor) -> Tensor:
+        return x.sub_(0.5).div_(0.25)
+
+
+def dirichlet(clients: int, samples: int, alpha: float) -> list[np.ndarray]:
+    """The labels of each client: the shares of a class are drawn from Dirichlet(alpha)."""
+    draw = np.random.default_rng(1)
+    counts = np.zeros((clients, CLASSES), dtype=int)
+    for c in range(CLASSES):
+        counts[:, c] = draw.multinomial(samples // CLASSES, draw.dirichlet([alpha] * clients))
+    counts[counts.sum(1) < 2, 0] += 2  # nobody is left without samples
+    return [np.repeat(np.arange(CLASSES), row) for row in counts]
+
+
+class Bench:
+    """The parts of the measurement.
+
+    Args:
+        device: the GPU, or the pretended accelerator.
+        tiny: whether sizes are tiny.
+        seconds: after which no part begins.
+    """
+
+    def __init__(self, device: torch.device, seconds: float, *, tiny: bool) -> None:
+        self.device = device
+        self.tiny = tiny
+        self._end = time.perf_counter() + seconds
+        self.modes = [False] if tiny else [False, True]  # the pretended device has no autocast
+
+    def size(self, full: int, tiny: int) -> int:
+        return tiny if self.tiny else full
+
+    def lines(self) -> Iterator[Line]:
+        """What was measured, line by line."""
+        parts = [
+            self.methods,
+            *(partial(part, amp) for amp in self.modes for part in (self.cnn, self.g2, self.g1)),
+        ]
+        for part in parts:
+            name = getattr(part, "func", part).__name__
+            if time.perf_counter() > self._end:
+                yield {"part": name, "skipped": "no time is left"}
+                continue
+            try:
+                yield from part()
+            except (RuntimeError, ValueError) as error:  # such as memory that does not suffice
+                yield {"part": name, "failed": str(error).partition("\n")[0]}
+
+    def methods(self) -> Iterator[Line]:
+        """Each method on the device against the CPU."""
+        sizes, local = (25, 41, 32), LocalSettings(0.1, epochs=1, batch_size=10)
+        for name, method in runs.methods():
+            norm = "batch" if name == "fedbn" else "none"
+            model = partial(MLP, shape=(1, 8, 8), classes=CLASSES, hidden=[16], norm=norm)
+            task = images(sizes, model, shape=(1, 8, 8), test=15)
+            go = partial(runs.run, task, local=local, method=method, rounds=3, evaluates=True)
+            line = {"part": "methods", "method": name}
+            try:
+                expected = go(torch.device("cpu"))
+                line["alone"] = _apart(expected, go(self.device))
+                line["fused"] = _apart(expected, go(self.device, fused=len(sizes)))
+            except RunFailed as error:  # FedGMM needs scikit-learn, for example
+                yield {**line, "failed": str(error)}
+            else:
+                yield {**line, "ok": max(line["alone"], line["fused"]) <= CLOSE}
+
+    def _compared(
+        self, part: str, task: Task, local: LocalSettings, cohort: int, *, amp: bool, rounds: int
+    ) -> Line:
+        """Seconds of a round: of the plain loop, of clients one after another, and as one."""
+        go = partial(
+            runs.run,
+            task,
+            self.device,
+            local,
+            Method(),
+            rounds=rounds + 1,
+            amp=amp,
+            fraction=cohort / len(task.clients),
+            most_seconds=self.size(15, 5),
+        )
+        floors = [runs.floor(task, self.device, local, range(cohort), amp=amp) for _ in range(3)]
+        found = {"floor": min(floors), "alone": _median(go()), "fused": _median(go(fused=cohort))}
+        return {"part": part, "precision": _name(amp), **found}
+
+    def g1(self, amp: bool) -> Iterator[Line]:
+        cohort = self.size(50, 3)
+        task = images([self.size(50, 12)] * self.size(1000, 6), _two_convolutions)
+        local = LocalSettings(0.1, epochs=1, batch_size=10)
+        yield self._compared("G1", task, local, cohort, amp=amp, rounds=self.size(100, 2))
+
+    def g2(self, amp: bool) -> Iterator[Line]:
+        shape = (3, self.size(32, 8), self.size(32, 8))
+        labels = dirichlet(self.size(100, 4), self.size(50_000, 40), 0.1)
+        model = partial(ResNet18, shape=shape, classes=CLASSES, norm="group")
+        task = images([], model, shape=shape, labels=labels)
+        local = LocalSettings(0.05, epochs=1, batch_size=self.size(64, 8), momentum=0.9)
+        cohort, rounds = self.size(10, 2), self.size(20, 1)
+        yield self._compared("G2", task, local, cohort, amp=amp, rounds=rounds)
+
+    def cnn(self, amp: bool) -> Iterator[Line]:
+        clients, n = self.size(100, 3), self.size(500, 10)
+        batch, epochs = self.size(50, 5), self.size(5, 1)
+        task = images([n] * clients, partial(CNN, shape=(3, 32, 32), classes=CLASSES))
+        local = LocalSettings(0.05, epochs=epochs, batch_size=batch)
+        steps = epochs * n // batch
+        few = self.size(5, 2)  # of whom the loop takes as long for each as of many
+        go = partial(
+            runs.run,
+            task,
+            self.device,
+            local,
+            Method(),
+            amp=amp,
+            rounds=self.size(6, 2),
+            most_seconds=self.size(40, 5),
+        )
+        fused = clients * steps / _median(go(fused=clients))
+        alone = few * steps / _median(go(fraction=few / clients))
+        peak = self._matmul_peak(torch.bfloat16 if amp else torch.float32)
+        goal = min(10_000, peak / 2 / _flops(task, batch))
+        yield {
+            "part": "CNN", "precision": _name(amp), "fused steps/s": fused, "alone steps/s": alone,
+            "times": fused / alone, "matmul flop/s": peak, "goal steps/s": goal,
+            "ok": fused >= goal and fused >= 10 * alone,
+        }  # fmt: skip
+
+    def _matmul_peak(self, dtype: torch.dtype) -> float:
+        """Operations per second of the best of several large matrix products."""
+        n = self.size(8192, 64)
+        a, b = (torch.ones(n, n, device=self.device, dtype=dtype) for _ in range(2))
+        seconds = []
+        for _ in range(10):
+            runs.wait(self.device)
+            began = time.perf_counter()
+            a @ b
+            runs.wait(self.device)
+            seconds.append(time.perf_counter() - began)
+        return 2 * n**3 / min(seconds)
+
+
+def _two_convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, CLASSES),
+    )  # fmt: skip
+
+
+def _name(amp: bool) -> str:
+    return "bf16" if amp else "fp32"
+
+
+def _median(outcome: Outcome) -> float:
+    """Seconds of a round after the first, in which data are copied and kernels are chosen."""
+    return statistics.median(outcome.seconds[1:] or outcome.seconds)
+
+
+def _apart(expected: Outcome, found: Outcome) -> float:
+    a, b = (
+        torch.cat(
+            [t.cpu().double().flatten() for tree in one.weights.values() for t in tree.values()]
+        )
+        for one in (expected, found)
+    )
+    return float((a - b).norm() / a.norm())
+
+
+def _flops(task: Task, batch: int) -> float:
+    """Operations of a local step, forwards and backwards."""
+    model, data = task.build(), task.clients[0].train
+    with FlopCounterMode(display=False) as counter:
+        output = model(data.x[:batch].float())
+        task.criterion(output, data.y[:batch]).mean().backward()
+    return float(counter.get_total_flops())
+
+
+def main() -> None:
+    """Measure, and print a line for each result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pretend", action="store_true")
+    parser.add_argument("--seconds", type=float, default=540)
+    args = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    lines: list[Line] = []
+    with ExitStack() as stack:
+        if args.pretend:
+            sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+            from pretend_device import pretend_device
+
+            device, name = stack.enter_context(pretend_device()), "pretended"
+            torch.set_num_threads(1)
+        elif torch.cuda.is_available():
+            device, name = torch.device("cuda"), torch.cuda.get_device_name()
+        else:
+            raise SystemExit("torch finds no GPU here; --pretend tries the script without one")
+        print(f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+        for line in Bench(device, args.seconds, tiny=args.pretend).lines():
+            lines.append(line)
+            shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
+            print("  ".join(f"{k} {v}" for k, v in zip(line, shown, strict=True)), flush=True)
+            if folder := os.environ.get("OUT"):  # after each line: the time may end
+                record = {"device": name, "torch": torch.__version__, "lines": lines}
+                Path(folder, "gpu.json").write_text(json.dumps(record, indent=1))
+    if any("failed" in line or line.get("ok") is False for line in lines) and not args.pretend:
+        raise SystemExit("some lines have failed, or have not reached their goals")
+
+
+if __name__ == "__main__":
+    main()
