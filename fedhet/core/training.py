@@ -21,6 +21,7 @@ from fedhet.core.descent import Descent, Values, descend
 from fedhet.core.messages import Broadcast, LocalSettings, Scalar
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.plugin import STEP_HOOKS, Plugin, Terms, check_hooks, overrides
+from fedhet.core.targets import Target
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
@@ -268,10 +269,13 @@ class LocalTraining:
     def _common(self, *, hooks: bool) -> Hashable:
         """What the hooks read beside their arguments, as far as it is no tensor."""
         extras = {k: v for k, v in self.msg.extras.items() if isinstance(v, Scalar)}
-        plugins = [(type(plugin), plugin.digest()) for plugin in self.active if hooks]
+        plugins = tuple((type(plugin), plugin.digest()) for plugin in self.active if hooks)
         local = replace(self.local, lr=0.0)
-        scoring = self.workspace.task.scoring
-        return repr((type(self), self.msg.phase, extras, plugins, local, scoring))
+        task = self.workspace.task
+        read = repr((self.msg.phase, extras, local, task.scoring))
+        of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
+        # A bound method is equal to itself alone, whether or not its object can be compared.
+        return type(self), plugins, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""

@@ -41,7 +41,16 @@ def layers(module: nn.Module) -> Hashable:
     known = _LAYERS.get(module)
     if known is None:
         tensors = [(name, t.shape, t.dtype) for name, t in module.state_dict().items()]
-        known = _LAYERS[module] = repr(module), tuple(tensors)
+        # A class may be defined anew in this process, and a layer's text may leave out a number.
+        classes = tuple(map(type, module.modules()))
+        kinds = tuple, *PLAIN
+        attributes = [
+            [k, v]
+            for layer in module.modules()
+            for k, v in vars(layer).items()
+            if isinstance(v, kinds) and k != "training"
+        ]
+        known = _LAYERS[module] = repr(module), classes, repr(attributes), tuple(tensors)
     return known
 
 

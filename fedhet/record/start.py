@@ -126,20 +126,20 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
     """Return the entries of environment.json that belong to this run."""
     threads = torch.get_num_threads()
     # Equal seeds give equal bytes in this mode only (docs/architecture.md).
-    bit_exact = (
-        workspace.device.type == "cpu"
-        and threads == 1
-        and workspace.speed == Speed()
-        and not job.together
-        and (
-            workspace.simulated or not workspace.noise
-        )  # real clients draw noise that no seed repeats
-    )
+    reasons = {
+        f"device={workspace.device.type}": workspace.device.type != "cpu",
+        f"{threads} threads": threads != 1,
+        "engine.compile, amp or channels_last": workspace.speed != Speed(),
+        f"engine.fused: {job.together} clients as one": job.together > 0,
+        "real clients draw noise that no seed repeats": workspace.noise and not workspace.simulated,
+    }
+    why_not = [reason for reason, holds in reasons.items() if holds]
     return {
         "engine": job.engine,
         "device": str(workspace.device),
         "threads": threads,
-        "bit_exact": bit_exact,
+        "bit_exact": not why_not,
+        "why_not_exact": why_not,
     }
 
 

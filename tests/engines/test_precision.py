@@ -60,4 +60,7 @@ def test_the_record_says_whether_bits_are_promised(
     launch: Launch, option: str, exact: bool
 ) -> None:
     run = launch(*COMMON, "method=fedavg", option, task=toy_task())
-    assert json.loads((run.dir / "environment.json").read_text())["bit_exact"] is exact
+    environment = json.loads((run.dir / "environment.json").read_text())
+    assert environment["bit_exact"] is exact
+    (reason,) = environment["why_not_exact"] or [option]
+    assert option.partition("=")[0].removeprefix("engine.") in reason

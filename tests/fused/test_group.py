@@ -17,8 +17,7 @@ LOCAL = ["client.momentum=0.5", "client.weight_decay=0.01", "client.clip=0.3"]
 # FedGen's generator has batch norm. The channels of all clients are one dimension under vmap, so
 # that their number must be a multiple of what the processor computes at once.
 SHORT = SHORTER | {"fedgen": [*SHORTER["fedgen"], "method.hidden=32"]}
-# What trains something beside the model, has draws or penalties, or learns on the server.
-FAST = {"fedavg", "fedala", "fedgen", "fedrod", "feddisk", "fedpcl"}
+FAST = {"fedavg", "fedpcl"}  # batches that are padded, and batches of one size
 
 
 @pytest.mark.parametrize("method", slow_unless(FAST, METHODS))

@@ -73,12 +73,13 @@ def made_epochs(
     """Train a MADE in place by maximum likelihood on x (n, D), as `epochs_of` does."""
 
     def terms(
-        module: None, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
+        module: nn.Module | None, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
     ) -> Values:
-        return nll(params, mask, *columns), None, {}
+        return nll(params, Masks(**own[0]), *columns), None, {}
 
     optimizer = optimizers.make(settings, list(made.values()))
-    descent = Descent(made, (x,), terms, optimizer, settings.batch_size, common=what)
+    own = [mask._asdict()]  # each run's masks are its own
+    descent = Descent(made, (x,), terms, optimizer, settings.batch_size, own=own, common=what)
     return epochs_of(what, descent, settings.epochs, draws, performer)
 
 
@@ -118,8 +119,9 @@ def classify(
     net = net.to(x.device)
 
     def terms(
-        module: nn.Module, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
+        module: nn.Module | None, params: Tree, own: list[Prepared], columns: tuple[Tensor, ...]
     ) -> Values:
+        assert module is not None
         z, label = columns
         return functional.cross_entropy(module(z), label, reduction="none"), None, {}
 

@@ -1,0 +1,172 @@
+"""Functions that are called side by side, each until it asks for something."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedhet.core.timing import SHARE, Share
+from fedhet.fused.meeting import Meeting
+
+
+@dataclass
+class Number:
+    """Asks for the sum of all numbers of its kind that are asked for at once."""
+
+    value: int
+    kind: str = ""
+
+    @property
+    def form(self) -> Hashable:
+        return self.kind
+
+    @staticmethod
+    def perform(requests: Sequence[Number]) -> list[int]:
+        if any(one.value < 0 for one in requests):
+            raise ValueError("a negative number")
+        return [sum(one.value for one in requests)] * len(requests)
+
+
+def test_all_wait_for_each_other() -> None:
+    """One that has ended is not waited for."""
+    meeting = Meeting()
+
+    def work(times: int) -> list[int]:
+        return [meeting.ask(Number(10**times)) for _ in range(times)]
+
+    results = meeting.gather([lambda n=n: work(n) for n in (1, 2, 3)])  # type: ignore[misc]
+    assert results == [[1110], [1110, 1100], [1110, 1100, 1000]]
+
+
+def test_only_what_has_one_form_is_done_as_one() -> None:
+    meeting = Meeting()
+    works = [lambda one=one: meeting.ask(one) for one in (Number(1, "a"), Number(2), Number(4))]
+    assert meeting.gather(works) == [1, 6, 6]
+
+
+def test_who_is_alone_is_answered_at_once() -> None:
+    meeting = Meeting()
+    assert meeting.ask(Number(3)) == 3
+    assert meeting.gather([]) == []
+    assert meeting.gather([lambda: meeting.ask(Number(4))]) == [4]
+    with pytest.raises(ValueError, match="negative"):
+        meeting.ask(Number(-1))
+
+
+def test_a_meeting_within_a_meeting() -> None:
+    """The clients of several runs meet."""
+    top = Meeting()
+
+    def run(first: int) -> list[int]:
+        meeting = Meeting.here()
+        assert meeting is top
+        inner = [lambda k=k: meeting.ask(Number(first + k)) for k in (1, 2)]
+        return [*meeting.gather(inner), meeting.ask(Number(first))]
+
+    assert top.gather([lambda: run(10), lambda: run(100)]) == [[226, 226, 110], [226, 226, 110]]
+    assert Meeting.here() is not top
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_exception_reaches_the_caller_once_all_have_ended(nested: bool) -> None:
+    meeting, ended = Meeting(), []
+
+    def fails() -> None:
+        meeting.ask(Number(1))
+        raise RuntimeError("mine")
+
+    def works() -> None:
+        meeting.ask(Number(2))
+        ended.append(meeting.ask(Number(3)))
+
+    def both() -> None:
+        with pytest.raises(RuntimeError, match="mine"):
+            meeting.gather([fails, works])
+
+    meeting.gather([both]) if nested else both()
+    assert ended == [3]
+
+
+def test_what_fails_for_several_fails_for_each() -> None:
+    meeting = Meeting()
+
+    def work(value: int) -> str | int:
+        try:
+            return int(meeting.ask(Number(value)))
+        except ValueError as error:
+            return str(error) + f" {meeting.ask(Number(value + 10))}"
+
+    found = meeting.gather([lambda n=n: work(n) for n in (-1, 2)])  # type: ignore[misc]
+    assert found == ["a negative number 21", "a negative number 21"]
+
+
+def test_each_has_its_own_random_stream_grad_mode_and_context() -> None:
+    meeting = Meeting()
+    variable = contextvars.ContextVar("variable", default=0)
+
+    def work(seed: int) -> tuple[torch.Tensor, bool, int]:
+        assert torch.is_grad_enabled()
+        variable.set(seed)
+        torch.manual_seed(seed)
+        first = torch.rand(2)
+        with torch.set_grad_enabled(seed % 2 == 0):
+            meeting.ask(Number(seed))
+            second = torch.rand(2)
+            grad = torch.is_grad_enabled()
+        return torch.cat([first, second]), grad, variable.get()
+
+    torch.manual_seed(9)
+    with torch.no_grad():
+        found = meeting.gather([lambda n=n: work(n) for n in (1, 2)])  # type: ignore[misc]
+        assert not torch.is_grad_enabled()
+    after = torch.rand(1)
+    for seed, (drawn, grad, value) in enumerate(found, 1):
+        torch.manual_seed(seed)
+        assert torch.equal(drawn, torch.cat([torch.rand(2), torch.rand(2)]))
+        assert (grad, value) == (seed % 2 == 0, seed)
+    torch.manual_seed(9)
+    assert torch.equal(after, torch.rand(1))
+    assert variable.get() == 0
+
+
+@pytest.mark.parametrize("where", ["between", "within"])
+def test_an_interruption_ends_all(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    meeting, ended = Meeting(), []
+
+    def interrupted(requests: Sequence[Number]) -> list[int]:
+        raise KeyboardInterrupt
+
+    def work(n: int) -> None:
+        try:
+            if where == "between" and n == 1:
+                raise KeyboardInterrupt
+            meeting.ask(Number(n))
+        finally:
+            ended.append(n)
+
+    monkeypatch.setattr(Number, "perform", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        meeting.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
+    assert sorted(ended) == ([0, 1] if where == "between" else [0, 1, 2])
+    monkeypatch.undo()
+    assert meeting.gather([lambda: meeting.ask(Number(5))]) == [5]
+
+
+def test_seconds_are_shared() -> None:
+    meeting = Meeting()
+    shares: list[Share] = []
+
+    def run(n: int) -> None:
+        SHARE.set(share := Share())
+        shares.append(share)
+        meeting.ask(Number(n))
+        share.pause()
+
+    works: list[Callable[[], None]] = [lambda: run(1), lambda: run(2)]
+    meeting.gather(works)
+    assert SHARE.get() is None
+    assert all(0 < share.seconds < 1 for share in shares)
