@@ -124,7 +124,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data: OrderedDict[int, dict[str, Samples]] = OrderedDict()
+        self._data: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -287,21 +287,26 @@ class Workspace:
             return Pixels(samples.x, samples.y, self._ready)
         return Samples(self._ready(samples.x), samples.y)
 
-    def parts(self, pid: int) -> dict[str, Samples]:
-        """The client's data of train, val and test, prepared, and cached as CACHE_BYTES allows."""
-        if pid not in self._data:
+    def parts(self, pid: int, *names: str) -> dict[str, Samples]:
+        """What client `pid` has of `train`, `val` or `test`, prepared.
+
+        It is cached as CACHE_BYTES allows.
+        """
+        known = self._data.setdefault(pid, {})
+        self._data.move_to_end(pid)
+        if missing := [name for name in names if name not in known]:
             own = self.task.clients[pid]
-            parts = {"train": own.train, "val": own.val, "test": own.test}
-            self._data[pid] = {part: self.prepared(s) for part, s in parts.items() if s is not None}
+            for name in missing:
+                samples = getattr(own, name)
+                known[name] = None if samples is None else self.prepared(samples)
             used = sum(map(_nbytes, self._data.values()))
             while used > CACHE_BYTES and len(self._data) > 1:
                 used -= _nbytes(self._data.popitem(last=False)[1])
-        self._data.move_to_end(pid)
-        return self._data[pid]
+        return {name: part for name in names if (part := known[name]) is not None}
 
     def train_data(self, pid: int) -> Samples:
         """The training set of client `pid`, prepared."""
-        return self.parts(pid)["train"]
+        return self.parts(pid, "train")["train"]
 
     @cached_property
     def test_data(self) -> Samples | None:
@@ -309,5 +314,5 @@ class Workspace:
         return None if self.task.test is None else self.prepared(self.task.test)
 
 
-def _nbytes(parts: dict[str, Samples]) -> int:
-    return sum(samples.stored.nbytes for samples in parts.values())
+def _nbytes(parts: dict[str, Samples | None]) -> int:
+    return sum(samples.stored.nbytes for samples in parts.values() if samples is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.fused.meeting import Meeting
 from fedhet.fused.passes import Pass, Reading
-from fedhet.fused.steps import Training, drops
+from fedhet.fused.steps import Impure, Training, drops
 
 log = logging.getLogger("fedhet")
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
@@ -40,6 +41,10 @@ def obstacle(module: nn.Module | None) -> str | None:
     return None
 
 
+# Whether what the client that is being served has asked for has failed, perhaps because of others.
+ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+
+
 class OneByOne(BaseException):
     """The client that raises it must be served anew; its training is not done with others.
 
@@ -55,8 +60,8 @@ class Fused:
         self._refused: dict[Hashable, str] = {}  # form -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
-        training = Training(descent, list(orders), torch.Generator())
-        form = training.form
+        training = Training(descent, list(orders), torch.Generator(), alone=ALONE.get())
+        form = training.kind
         if reason := obstacle(descent.module):
             self._refuse(form, reason)
         if form in self._refused or not any(len(order) for order in orders):
@@ -65,7 +70,9 @@ class Fused:
         try:
             total: Tensor = self._meeting.ask(training)
         except Exception as error:
-            self._refuse(form, str(error).strip().partition("\n")[0])
+            if ALONE.get() or isinstance(error, Impure):
+                self._refuse(form, str(error).strip().partition("\n")[0])
+            ALONE.set(True)
             raise OneByOne from error
         torch.default_generator.set_state(training.stream.get_state())
         return total

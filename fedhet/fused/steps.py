@@ -39,15 +39,22 @@ class Training:
         descent: what is trained, and how.
         orders: of the samples, in each epoch.
         stream: of what dropout draws.
+        alone: whether it is carried out without others.
     """
 
     descent: Descent
     orders: list[Tensor]
     stream: torch.Generator
+    alone: bool = False
 
-    @cached_property
+    @property
     def form(self) -> Hashable:
         """What such trainings must have in common to be carried out as one."""
+        return self.kind, id(self) if self.alone else None
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """What trainings must have in common for the hooks of one to serve for all."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
         layers = None if d.module is None else (stacks.layers(d.module), d.module.training)
@@ -174,8 +181,8 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     trainings = [asked[i] for i in order]
     batches = StackedBatches(trainings)
     lengths = batches.lengths
-    form = trainings[0].form
-    step = StackedStep(trainings[0].descent, form)
+    kind = trainings[0].kind
+    step = StackedStep(trainings[0].descent, kind)
     stacked = stack([one.state for one in trainings], {})
     state: State = mapped(lambda t: t.to(batches.device), stacked)  # rates are not there yet
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
@@ -193,10 +200,10 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
             sizes = [every[row] for row in part]
             columns, weights = batches.at(t, part, chosen, sizes, width_)
             those = [trainings[row] for row in part]
-            check = t == 0 and len(part) > 1 and form not in CHECKED
+            check = t == 0 and len(part) > 1 and kind not in CHECKED
             losses = step(its_state, columns, weights, those, sizes, check=check)
             if check:
-                CHECKED.add(form)
+                CHECKED.add(kind)
             totals[chosen] += losses * batches.counts[chosen, t]
         if len(parts) > 1:
             for (_, chosen, _), its_state in zip(parts, some, strict=True):
@@ -237,8 +244,7 @@ def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
     moves: list[tuple[Tensor, Tensor]] = []
     for row, one in enumerate(trainings, first):
         put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
-    if moves:
-        torch._foreach_copy_(*map(list, zip(*moves, strict=True)))
+    torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
 
 
 def drops(layer: nn.Module) -> bool:
@@ -266,11 +272,11 @@ class StackedStep:
 
     Args:
         like: one of them.
-        form: that of their trainings.
+        kind: that of their trainings.
     """
 
-    def __init__(self, like: Descent, form: Hashable) -> None:
-        self._traces = TRACES.setdefault(form, Traces())
+    def __init__(self, like: Descent, kind: Hashable) -> None:
+        self._traces = TRACES.setdefault(kind, Traces())
         self._terms = like.terms
         self._change = like.change
         self._clipped = like.clipped
@@ -394,6 +400,10 @@ def _dropouts(descent: Descent, batch: list[Tensor]) -> list[tuple[float, tuple[
     return found
 
 
+class Impure(ValueError):
+    """Hooks read more than they are given."""
+
+
 def _check(
     descent: Descent,
     own: list[Prepared],
@@ -406,7 +416,7 @@ def _check(
     All clients of a group use the hooks of one of them.
 
     Raises:
-        ValueError: they read a tensor of this one that they are not given.
+        Impure: they read a tensor of this one that they are not given.
     """
     before = torch.default_generator.get_state()
     torch.default_generator.set_state(stream)
@@ -422,7 +432,7 @@ def _check(
         for one in (grads, torch._foreach_sub(grads, found))
     )
     if difference > CLOSE * exact:
-        raise ValueError(
+        raise Impure(
             "the hooks of a step read tensors of one client that they are not given; `prepare` must"
             " return them"
         )

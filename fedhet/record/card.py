@@ -163,7 +163,7 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
     """
     environment = read_object(folder / "environment.json")
     text = (folder / "config.yaml").read_text(encoding="utf-8")
-    config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # which is in C
+    config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()  # in C
     chosen = {key: config[key] for key in ("task", *_DECLARED) if key in config}
     target = TARGETS[summary["target"]]
     with (folder / "model.safetensors").open("rb") as content:

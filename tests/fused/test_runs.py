@@ -79,13 +79,11 @@ def test_each_run_is_what_it_is_alone(
         log = (run.folder / "log.txt").read_text()
         assert log.count("train ") == 1 + len(steps(run.folder))  # and the table has one
     for run, status, reason in zip(
-        runs[3:], ("failed",) * 3, ("not finite", "data not found", "the disk is full"), strict=True
+        runs[3:], ("failed",) * 3, ("holds NaN", "data not found", "the disk is full"), strict=True
     ):
         state = json.loads((run.folder / "cell.json").read_text())
         assert state["status"] == status and reason in state["reason"], state
         assert reason in (run.folder / "log.txt").read_text()
-    total = sum(summary(run.folder)["seconds"]["total"] for run in runs[:3])
-    assert 0 < total
 
 
 def test_which_runs_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +105,7 @@ def test_a_process_that_is_killed_costs_its_runs(
     every = [[faulty, f"plugin.fednorm.z_when={when}"] for when in ("killed", "never")]
     every += [["method=fedavg"]]
     runs = planned(tmp_path, every)
-    failed = Processes(2).launch(runs, Watch(3))
+    failed = Processes(1).launch(runs, Watch(3))
     killed = f"its process was ended by {signal.SIGKILL.name}"
     assert [failed[run].startswith(killed) for run in runs[:2]] == [True, True]
     assert runs[2] not in failed
