@@ -304,9 +304,10 @@ class FedClient(LocalTraining, NumPyClient):
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
         if workspace.evaluation.finetune_epochs and leaves:
             views["finetuned"] = lambda: self._finetuned(given["global"]())
-        parts = workspace.held_out(self.pid)
+        parts = {**workspace.parts(self.pid)}
+        train = parts.pop("train")
         if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
-            parts = {**parts, "train": workspace.train_data(self.pid)}
+            parts["train"] = train
         least = workspace.limits.min_test if leaves else 0
         parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
         metrics: dict[str, float] = {}

@@ -261,17 +261,18 @@ class LocalTraining:
             ready=data.ready,
             augment=augment,
             quick=self._compiled(list(params.values()), hooks=hooks),
-            common=self._common(hooks=hooks) if workspace.performer else None,
+            common=self._common(data, hooks=hooks) if workspace.performer else None,
             recorded=self._records,
         )
 
-    def _common(self, *, hooks: bool) -> Hashable:
+    def _common(self, data: Samples, *, hooks: bool) -> Hashable:
         """What the hooks read beside their arguments, as far as it is no tensor."""
         extras = {k: v for k, v in self.msg.extras.items() if isinstance(v, Scalar)}
         plugins = [(type(plugin), plugin.digest()) for plugin in self.active if hooks]
         local = replace(self.local, lr=0.0)
-        scoring = self.workspace.task.scoring
-        return repr((type(self), self.msg.phase, extras, plugins, local, scoring))
+        task = self.workspace.task
+        transform = task.transform if data.ready else None
+        return repr((type(self), self.msg.phase, extras, plugins, local, task.scoring, transform))
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""

@@ -124,7 +124,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data: OrderedDict[tuple[int, str], dict[str, Samples]] = OrderedDict()
+        self._data: OrderedDict[int, dict[str, Samples]] = OrderedDict()
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -287,31 +287,21 @@ class Workspace:
             return Pixels(samples.x, samples.y, self._ready)
         return Samples(self._ready(samples.x), samples.y)
 
-    def train_data(self, pid: int) -> Samples:
-        """The training set of client `pid`, prepared, and cached as CACHE_BYTES allows."""
-        make = lambda: {"train": self.prepared(self.task.clients[pid].train)}  # noqa: E731
-        return self._cached((pid, "train"), make)["train"]
-
-    def held_out(self, pid: int) -> dict[str, Samples]:
-        """The validation and test sets that client `pid` has, prepared."""
-
-        def make() -> dict[str, Samples]:
+    def parts(self, pid: int) -> dict[str, Samples]:
+        """The client's data of train, val and test, prepared, and cached as CACHE_BYTES allows."""
+        if pid not in self._data:
             own = self.task.clients[pid]
-            parts = {"val": own.val, "test": own.test}
-            return {name: self.prepared(s) for name, s in parts.items() if s is not None}
-
-        return self._cached((pid, "held out"), make) if self._resident else make()
-
-    def _cached(
-        self, key: tuple[int, str], make: Callable[[], dict[str, Samples]]
-    ) -> dict[str, Samples]:
-        if key not in self._data:
-            self._data[key] = make()
+            parts = {"train": own.train, "val": own.val, "test": own.test}
+            self._data[pid] = {part: self.prepared(s) for part, s in parts.items() if s is not None}
             used = sum(map(_nbytes, self._data.values()))
             while used > CACHE_BYTES and len(self._data) > 1:
                 used -= _nbytes(self._data.popitem(last=False)[1])
-        self._data.move_to_end(key)
-        return self._data[key]
+        self._data.move_to_end(pid)
+        return self._data[pid]
+
+    def train_data(self, pid: int) -> Samples:
+        """The training set of client `pid`, prepared."""
+        return self.parts(pid)["train"]
 
     @cached_property
     def test_data(self) -> Samples | None:

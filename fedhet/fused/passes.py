@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.func import vmap
 
 from fedhet.core.functional import Frozen
 from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.fused import stacks
 from fedhet.fused.steps import padded
 
 
@@ -52,12 +54,11 @@ class Pass:
     x: Tensor
     part: str
 
-    @property
+    @cached_property
     def form(self) -> Hashable:
         """What such passes must have in common to be carried out as one."""
-        tensors = [(name, t.shape, t.dtype) for name, t in self.module.state_dict().items()]
         x = self.x
-        return repr(self.module), self.part, tuple(tensors), x.shape[1:], x.dtype, x.device
+        return stacks.layers(self.module), self.part, x.shape[1:], x.dtype, x.device
 
     @staticmethod
     @torch.no_grad()

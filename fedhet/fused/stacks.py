@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 PLAIN = (int, str, bool, type(None))
+_LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
 def form(value: Any) -> Hashable:
@@ -28,6 +30,15 @@ def form(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return type(value), tuple(map(form, value))
     return type(value), form(vars(value))
+
+
+def layers(module: nn.Module) -> Hashable:
+    """What modules must have in common so that one of them may compute for all."""
+    known = _LAYERS.get(module)
+    if known is None:
+        tensors = [(name, t.shape, t.dtype) for name, t in module.state_dict().items()]
+        known = _LAYERS[module] = repr(module), tuple(tensors)
+    return known
 
 
 def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
@@ -84,26 +95,34 @@ def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | 
     return _changed(value, mapped(f, vars(value), seen))
 
 
-def put_back(value: Any, row: int, into: Any) -> Any:
+def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]) -> Any:
     """Give one of the values that were stacked what its row of `value` has become.
 
+    Args:
+        value: the stack.
+        row: which of its rows.
+        into: the value.
+        moves: gets the tensors of the value, each with what is to be copied into it.
+
     Returns:
-        `into`, whose tensors have been changed in place, or what replaces it.
+        `into`, or what replaces it.
     """
     if isinstance(value, Tensor):
         if isinstance(into, Tensor):
-            return into.copy_(value[row])
+            moves.append((into, value[row]))
+            return into
         return float(value[row]) if isinstance(into, float) else value[row].clone()
     if isinstance(value, (float, *PLAIN)):
         return value
     if isinstance(value, dict):
         given = into or dict.fromkeys(value)
-        return {key: put_back(one, row, given[key]) for key, one in value.items()}
+        return {key: put_back(one, row, given[key], moves) for key, one in value.items()}
     if isinstance(value, list | tuple):
         given = into or [None] * len(value)
-        return type(value)(put_back(one, row, to) for one, to in zip(value, given, strict=True))
+        pairs = zip(value, given, strict=True)
+        return type(value)(put_back(one, row, to, moves) for one, to in pairs)
     for key, one in vars(value).items():
-        object.__setattr__(into, key, put_back(one, row, vars(into)[key]))
+        object.__setattr__(into, key, put_back(one, row, vars(into)[key], moves))
     return into
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Any
 
@@ -43,16 +44,16 @@ class Training:
     orders: list[Tensor]
     stream: torch.Generator
 
-    @property
+    @cached_property
     def form(self) -> Hashable:
         """What such trainings must have in common to be carried out as one."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
-        layers = None if d.module is None else (repr(d.module), d.module.training)
+        layers = None if d.module is None else (stacks.layers(d.module), d.module.training)
         flags = tuple(one is None for one in (d.change, d.draw, d.augment))
         return d.common, d.size, d.clip, columns, layers, stacks.form(self.state), flags
 
-    @property
+    @cached_property
     def state(self) -> State:
         """All tensors that a step reads or changes, beside the samples."""
         d = self.descent
@@ -214,10 +215,12 @@ def _all_parts(lengths: list[list[int]], exact: bool, device: torch.device) -> l
 
 
 def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
+    params, _, _, optimizer = state
+    moves: list[tuple[Tensor, Tensor]] = []
     for row, one in enumerate(trainings, first):
-        params, _, _, optimizer = state
-        put_back(params, row, one.descent.params)
-        put_back(optimizer, row, one.descent.optimizer)
+        put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
+    if moves:
+        torch._foreach_copy_(*map(list, zip(*moves, strict=True)))
 
 
 def drops(layer: nn.Module) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from fedhet.core.errors import clean
@@ -16,6 +18,7 @@ from fedhet.record.schema import read_object
 from fedhet.record.summary import method_name, privacy_spent
 
 if TYPE_CHECKING:
+    from jinja2 import Template
     from pandas import Series
 
 log = logging.getLogger("fedhet")
@@ -158,27 +161,15 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
         summary: the content of its summary.json.
         partition: the content of its partition.json.
     """
-    import jinja2
-
     environment = read_object(folder / "environment.json")
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    config = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # which is in C
     chosen = {key: config[key] for key in ("task", *_DECLARED) if key in config}
     target = TARGETS[summary["target"]]
     with (folder / "model.safetensors").open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
 
-    def names(values: list[str]) -> str:
-        more = f", ... ({len(values)} in all)" if len(values) > _MOST_NAMES else ""
-        return ", ".join(values[:_MOST_NAMES]) + more
-
-    jinja = jinja2.Environment(finalize=escaped, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {
-        "names": names,
-        "numbers": lambda values: names([f"{value:.6g}" for value in values]),
-        "score": lambda value: "none" if value is None else f"{value:.4f}",
-        "tuple": tuple,
-    }
-    text = jinja.from_string(TEMPLATE).render(
+    text = _template().render(
         method=method_name(summary),
         summary=summary,
         partition=partition,
@@ -194,6 +185,24 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
         settings=OmegaConf.to_yaml(chosen).replace("```", "'''"),  # which would end the block
     )
     return f"{text.rstrip()}\n"
+
+
+@cache
+def _template() -> Template:
+    import jinja2
+
+    def names(values: list[str]) -> str:
+        more = f", ... ({len(values)} in all)" if len(values) > _MOST_NAMES else ""
+        return ", ".join(values[:_MOST_NAMES]) + more
+
+    jinja = jinja2.Environment(finalize=escaped, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters |= {
+        "names": names,
+        "numbers": lambda values: names([f"{value:.6g}" for value in values]),
+        "score": lambda value: "none" if value is None else f"{value:.4f}",
+        "tuple": tuple,
+    }
+    return jinja.from_string(TEMPLATE)
 
 
 def escaped(value: Any) -> str:

@@ -67,7 +67,7 @@ def test_rates_that_differ_are_sent_once() -> None:
         x = torch.arange(12.0).view(6, 2).div(12).to(device)
         asked = []
         for lr in (0.1, 0.2):
-            w = torch.ones(2, device=device, requires_grad=True)
+            w = torch.zeros(2, device=device, requires_grad=True)
             optimizer = SGD([w], LocalSettings(lr))
             descent = Descent({"w": w}, (x, x.sum(1)), terms, optimizer, 2)
             asked.append(Training(descent, [torch.arange(6)] * epochs, torch.Generator()))
