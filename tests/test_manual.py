@@ -46,7 +46,7 @@ CALLED = {
         "full_gradient",
         "apply_gradient_hooks",
         "recorded",
-        "objective",
+        "descent",
         "orders",
         "train_mode",
         "generator",

@@ -145,7 +145,7 @@ class Adam:
         s = self.settings
         if s.weight_decay:
             torch._foreach_add_(grads, self.params, alpha=s.weight_decay)
-        self.t = self.t + 1
+        self.t += 1
         torch._foreach_lerp_(self.first, grads, 1 - B1)
         torch._foreach_mul_(self.second, B2)
         torch._foreach_addcmul_(self.second, grads, grads, value=1 - B2)

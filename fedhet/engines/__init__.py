@@ -5,7 +5,7 @@ Flower nodes behind `flwr run`. Every engine gives `fedhet.core.loop` a courier,
 which takes each message to a client's `handle` and brings back the reply:
 
     LocalCourier (couriers.py): one client after another, in this process
-    VectorCourier (vectorized.py): several clients trained as one, in this process
+    FusedCourier (fedhet/fused/clients.py): several clients trained as one, in this process
     PoolCourier (pool.py): clients in worker processes
     RayCourier (ray.py): clients in Ray's processes, which may be on other machines
     FlowerCourier (fedhet/flower/server.py): Flower's nodes, for engine=flwr and deployments

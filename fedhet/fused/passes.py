@@ -14,7 +14,8 @@ from torch.func import vmap
 from fedhet.core.functional import Frozen
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.fused import stacks
-from fedhet.fused.steps import padded
+from fedhet.fused.stacks import at_rows
+from fedhet.fused.steps import padded, width
 
 
 @dataclass
@@ -77,10 +78,13 @@ class Pass:
         parts: list[list[Tensor]] = [[] for _ in some]
         for start in range(0, len(some[0].x), FORWARD_BATCH):
             batches = [one.x[start : start + FORWARD_BATCH] for one in some if len(one.x) > start]
-            k = len(batches)
-            x = torch.stack([padded(batch, len(batches[0])) for batch in batches])
-            found = vmap(output)({name: t[:k] for name, t in values.items()}, x)
-            for row, batch in enumerate(batches):
-                parts[row].append(found[row, : len(batch)])
+            widths = [width(len(batch), FORWARD_BATCH) for batch in batches]
+            for n in set(widths):
+                first = widths.index(n)  # they are in order
+                rows = slice(first, first + widths.count(n))
+                x = torch.stack([padded(batch, n) for batch in batches[rows]])
+                found = vmap(output)(at_rows(values, rows), x)
+                for batch, its_parts, it in zip(batches[rows], parts[rows], found, strict=True):
+                    its_parts.append(it[: len(batch)])
         outputs = [torch.cat(each) if len(each) > 1 else each[0] for each in parts]
         return [outputs[order.index(i)] for i in range(len(requests))]

@@ -13,23 +13,27 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-PLAIN = (int, str, bool, type(None))
+PLAIN = (int, float, str, bool, type(None))
+RATES = ("lr", "t", "factor")
 _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
 def form(value: Any) -> Hashable:
-    """What values must have in common to be stacked: all but the entries of tensors, and floats."""
+    """What values must have in common to be stacked: all but the entries of tensors, and rates."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device
-    if isinstance(value, float):
-        return float
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
-        return tuple((key, form(one)) for key, one in value.items())
+        return tuple((k, None if is_rate(k, one) else form(one)) for k, one in value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(map(form, value))
     return type(value), form(vars(value))
+
+
+def is_rate(key: object, value: object) -> bool:
+    """Whether an attribute of an optimiser is a number that may differ."""
+    return key in RATES and isinstance(value, int | float)
 
 
 def layers(module: nn.Module) -> Hashable:
@@ -42,7 +46,7 @@ def layers(module: nn.Module) -> Hashable:
 
 
 def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
-    """Stack values of one form. Numbers that differ become a tensor (K,), float64.
+    """Stack values of one form. Rates become a tensor (K,), float64, also where they are equal.
 
     Args:
         values: K of them.
@@ -54,29 +58,19 @@ def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
         if key not in seen:
             seen[key] = torch.stack([one.detach() for one in values])
         return seen[key]
-    if isinstance(first, float):
-        same = all(one == first for one in values)
-        return first if same else torch.tensor(values, dtype=torch.float64)
     if isinstance(first, PLAIN):
         return first
     if isinstance(first, dict):
-        return {key: stack([one[key] for one in values], seen) for key in first}
+        each = {key: [one[key] for one in values] for key in first}
+        return {
+            key: torch.tensor(some, dtype=torch.float64)
+            if is_rate(key, first[key])
+            else stack(some, seen)
+            for key, some in each.items()
+        }
     if isinstance(first, list | tuple):
         return type(first)(stack(each, seen) for each in zip(*values, strict=True))
     return _changed(first, stack([vars(one) for one in values], seen))
-
-
-def numbers(value: Any) -> tuple[float, ...]:
-    """The floats in the value that is stacked, which are the same for all."""
-    if isinstance(value, float):
-        return (value,)
-    if isinstance(value, (Tensor, *PLAIN)):
-        return ()
-    if isinstance(value, dict):
-        value = list(value.values())
-    elif not isinstance(value, list | tuple):
-        value = [vars(value)]
-    return tuple(number for one in value for number in numbers(one))
 
 
 def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
@@ -86,13 +80,18 @@ def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | 
         if id(value) not in seen:
             seen[id(value)] = f(value)
         return seen[id(value)]
-    if isinstance(value, (float, *PLAIN)):
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
         return {key: mapped(f, one, seen) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(mapped(f, one, seen) for one in value)
     return _changed(value, mapped(f, vars(value), seen))
+
+
+def at_rows(value: Any, rows: slice | Tensor) -> Any:
+    """Some of the values that were stacked, as a stack of their own; a slice is a view."""
+    return mapped(lambda t: t[rows], value)
 
 
 def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]) -> Any:
@@ -107,22 +106,39 @@ def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]
     Returns:
         `into`, or what replaces it.
     """
+
+    def one_of_them(t: Tensor, to: Any) -> Any:
+        if isinstance(to, Tensor):
+            moves.append((to, t[row]))
+            return to
+        return type(to)(t[row]) if isinstance(to, int | float) else t[row].clone()
+
+    return _put(value, into, one_of_them)
+
+
+def put_rows(value: Any, rows: slice | Tensor, into: Any) -> None:
+    """Give these rows of `into`, in place, what they have become in a stack of their own."""
+
+    def some_of_them(t: Tensor, to: Tensor) -> Tensor:
+        to[rows] = t
+        return to
+
+    _put(value, into, some_of_them)
+
+
+def _put(value: Any, into: Any, leaf: Callable[[Tensor, Any], Any]) -> Any:
     if isinstance(value, Tensor):
-        if isinstance(into, Tensor):
-            moves.append((into, value[row]))
-            return into
-        return float(value[row]) if isinstance(into, float) else value[row].clone()
-    if isinstance(value, (float, *PLAIN)):
+        return leaf(value, into)
+    if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
         given = into or dict.fromkeys(value)
-        return {key: put_back(one, row, given[key], moves) for key, one in value.items()}
+        return {key: _put(one, given[key], leaf) for key, one in value.items()}
     if isinstance(value, list | tuple):
         given = into or [None] * len(value)
-        pairs = zip(value, given, strict=True)
-        return type(value)(put_back(one, row, to, moves) for one, to in pairs)
+        return type(value)(_put(one, to, leaf) for one, to in zip(value, given, strict=True))
     for key, one in vars(value).items():
-        object.__setattr__(into, key, put_back(one, row, vars(into)[key], moves))
+        object.__setattr__(into, key, _put(one, vars(into)[key], leaf))
     return into
 
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from fedhet.core.functional import Frozen
 from fedhet.core.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
 from fedhet.fused import stacks
-from fedhet.fused.stacks import mapped, put_back, stack
+from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack
 from fedhet.fused.traces import TRACES, Traces
 
 CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
+LEAST_WIDTH = 64  # below which a padded batch takes hardly longer
 CHECKED: set[Hashable] = (
     set()
 )  # forms of trainings whose hooks read what they are given, and no more
@@ -72,6 +73,11 @@ class Training:
         parts = (divmod(len(order), size) for order in self.orders)
         return [n for whole, rest in parts for n in [size] * whole + [rest] * bool(rest)]
 
+    @property
+    def width(self) -> int:
+        """The samples in each batch once it is padded."""
+        return width(max(map(len, self.orders)), self.descent.size)
+
     def positions(self) -> Tensor:
         """(steps, size): those of each batch's samples, and 0 where a batch has fewer."""
         size = self.descent.size
@@ -79,12 +85,21 @@ class Training:
         return torch.cat([order.view(-1, size) for order in padded])
 
 
+def width(n: int, most: int) -> int:
+    """How many rows to give to n samples, so that the tensors of several clients are of one shape.
+
+    It depends on nothing else: with other shapes matrices are multiplied in another order, and the
+    bytes of a client would depend on those beside it.
+    """
+    return min(most, max(LEAST_WIDTH, 1 << (n - 1).bit_length()))
+
+
 def padded(t: Tensor, n: int) -> Tensor:
     """The tensor with n rows; those that it lacks are zeros."""
     return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
-class Batches:
+class StackedBatches:
     """The batches of several trainings, the longest first.
 
     Attributes:
@@ -107,7 +122,7 @@ class Batches:
                 n += len(descent.columns[0])
         self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
         self.device = self._columns[0].device
-        width = max(map(max, self.lengths))
+        width = max(one.width for one in trainings)
         shape = len(trainings), len(self.lengths[0])
         orders = trainings[0].orders[0].device  # the CPU, unless the method has chosen the samples
         index = torch.zeros(*shape, width, dtype=torch.int64, device=orders)
@@ -126,7 +141,7 @@ class Batches:
         self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
     def at(
-        self, t: int, rows: list[int], chosen: slice | Tensor, sizes: list[int]
+        self, t: int, rows: list[int], chosen: slice | Tensor, sizes: list[int], width: int
     ) -> tuple[list[Tensor], Tensor]:
         """The columns of the t-th batches (K, B, ...), and the weights of their losses (K, B).
 
@@ -134,10 +149,9 @@ class Batches:
             t: which batches.
             rows: of which trainings.
             chosen: the same rows as an index.
-            sizes: of the batches. Those with fewer samples than another one have some that they do
-                not count.
+            sizes: of the batches.
+            width: what they are padded to, with samples that they do not count.
         """
-        width = max(sizes)
         index = self._index[chosen, t, :width]
         flat = index.reshape(-1)
         gathered = [column.index_select(0, flat) for column in self._columns]
@@ -158,58 +172,62 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     """
     order = sorted(range(len(asked)), key=lambda i: -len(asked[i].lengths))
     trainings = [asked[i] for i in order]
-    batches = Batches(trainings)
+    batches = StackedBatches(trainings)
     lengths = batches.lengths
     form = trainings[0].form
-    step = Step(trainings[0].descent, form)
-    state: State = stack([one.state for one in trainings], {})
-    state = mapped(lambda one: one.to(batches.device), state)  # numbers that differ
+    step = StackedStep(trainings[0].descent, form)
+    stacked = stack([one.state for one in trainings], {})
+    state: State = mapped(lambda t: t.to(batches.device), stacked)  # rates are not there yet
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
-    for t, parts in enumerate(_all_parts(lengths, step.exact, batches.device)):
+    for t, parts in enumerate(_all_parts(trainings, step.exact, batches.device)):
         going = sum(len(own) > t for own in lengths[:rows])
         if going < rows:
             _finish(state, trainings[going:rows], going)
-            state, rows = mapped(lambda one: one[:going], state), going  # noqa: B023
+            state, rows = at_rows(state, slice(0, going)), going
         every = [own[t] for own in lengths[:rows]]
-        for part, chosen in parts:
-            seen: dict[int, Tensor] = {}
-            some = state
-            if not isinstance(chosen, slice):
-                some = mapped(lambda one: one[chosen], state, seen)  # noqa: B023
+        some = [state]
+        if len(parts) > 1:  # each has a stack of its own, and an optimiser that counts its steps
+            some = [at_rows(state, chosen) for _, chosen, _ in parts]
+        for (part, chosen, width_), its_state in zip(parts, some, strict=True):
             sizes = [every[row] for row in part]
-            columns, weights = batches.at(t, part, chosen, sizes)
+            columns, weights = batches.at(t, part, chosen, sizes, width_)
             those = [trainings[row] for row in part]
             check = t == 0 and len(part) > 1 and form not in CHECKED
-            losses = step(some, columns, weights, those, sizes, check=check)
+            losses = step(its_state, columns, weights, those, sizes, check=check)
             if check:
                 CHECKED.add(form)
-            if seen:
-                mapped(lambda one: one.index_copy_(0, chosen, seen[id(one)]), (state[0], state[3]))  # noqa: B023
             totals[chosen] += losses * batches.counts[chosen, t]
+        if len(parts) > 1:
+            for (_, chosen, _), its_state in zip(parts, some, strict=True):
+                for i in (0, 3):
+                    put_rows(its_state[i], chosen, state[i])
     _finish(state, trainings[:rows], 0)
     row_of = {i: row for row, i in enumerate(order)}
     return [totals[row_of[i]] for i in range(len(asked))]
 
 
-Part = tuple[list[int], Any]  # rows that take a step at once, and their index: slice or tensor
+Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
 
 
-def _all_parts(lengths: list[list[int]], exact: bool, device: torch.device) -> list[list[Part]]:
-    """The parts of each step: all rows, or those whose batches are of one size.
+def _all_parts(
+    trainings: Sequence[Training], exact: bool, device: torch.device
+) -> list[list[Part]]:
+    """The parts of each step: those that have batches of one width.
 
     The indices are made before the first step, so that they reach the device in one transfer.
     """
-    every = []
+    lengths = [one.lengths for one in trainings]
+    every: list[list[tuple[list[int], int]]] = []
     for t in range(len(lengths[0])):
-        sizes = [own[t] if exact else 0 for own in lengths if len(own) > t]
-        by_size = sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
-        every.append([list(part) for _, part in groupby(by_size, lambda row: sizes[row])])  # noqa: B023
-    several = [part for parts in every if len(parts) > 1 for part in parts]
+        going = [(one, own[t]) for one, own in zip(trainings, lengths, strict=True) if len(own) > t]
+        widths = [n if exact else one.width for one, n in going]
+        every.append([([r for r, w in enumerate(widths) if w == n], n) for n in sorted({*widths})])
+    several = [part for parts in every if len(parts) > 1 for part, _ in parts]
     flat = torch.tensor([row for part in several for row in part], dtype=torch.int64)
     indices = iter(flat.to(device, non_blocking=True).split([len(part) for part in several]))
     return [
-        [(part, next(indices) if len(parts) > 1 else slice(len(part))) for part in parts]
+        [(part, next(indices) if len(parts) > 1 else slice(len(part)), n) for part, n in parts]
         for parts in every
     ]
 
@@ -243,7 +261,7 @@ class Masked(nn.Module):
         return x * self._masks.pop(0)
 
 
-class Step:
+class StackedStep:
     """A gradient step of several models, whose descents have one form.
 
     Args:
@@ -341,8 +359,7 @@ class Step:
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
         given = *params.values(), *read.values(), *masks, *columns, weights
-        shape = weights.shape, stacks.numbers((fixed, own))
-        losses, grads, records = self._traces.results(results, given, shape)
+        losses, grads, records = self._traces.results(results, given, weights.shape)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
         self._clipped(grads, rows=True)
@@ -368,14 +385,12 @@ def _dropouts(descent: Descent, batch: list[Tensor]) -> list[tuple[float, tuple[
             raise ValueError("dropout is given something that has not one row for each sample")
         found.append((layer.p, tuple(given[0].shape[1:])))  # type: ignore[arg-type]
 
-    assert descent.module is not None
-    handles = [m.register_forward_pre_hook(note) for m in descent.module.modules() if drops(m)]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            descent.terms(descent.module, descent.params, descent.own, tuple(batch))
-    finally:
-        for handle in handles:
-            handle.remove()
+    module = deepcopy(descent.module)  # what copies the client's own would copy its hooks, too
+    assert module is not None
+    for layer in filter(drops, module.modules()):
+        layer.register_forward_pre_hook(note)
+    with torch.random.fork_rng(devices=[]):
+        descent.terms(module, descent.params, descent.own, tuple(batch))
     return found
 
 

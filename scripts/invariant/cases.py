@@ -74,7 +74,7 @@ OF_METHODS = {
         "eval.clients=false",
         "eval.last_k=2 eval.thresholds=[0.3,0.5]",
         "model=logistic model.hidden=null",
-        "engine.vectorize=2",
+        "engine.fused=2",
         "engine.workers=2",
         "dataset.mean=auto dataset.std=auto",
     ],
@@ -83,7 +83,7 @@ OF_METHODS = {
         "method.control=gradient client=adam",
         "method.control_weights=uniform method.lr_g=0.5",
         "engine.workers=2",
-        "engine.vectorize=2",
+        "engine.fused=2",
     ],
     "fednova": ["method.tau_eff=mean_steps", "client.momentum=0.9 client.weight_decay=0.01"],
     "fedsa": [

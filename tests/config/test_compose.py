@@ -130,7 +130,7 @@ def test_composing_is_safe_in_threads_and_keeps_a_running_hydra() -> None:
             "plugin=[fedprox,fednorm]",
             "server_opt.tau=1e-2",
             "eval.clients=false",
-            "engine.vectorize=auto",
+            "engine.fused=auto",
         ),
         pytest.param(
             (

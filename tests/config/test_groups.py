@@ -150,7 +150,7 @@ def test_switching_the_engine_breaks_no_other_override() -> None:
             "compile",
             "amp",
             "channels_last",
-            "vectorize",
+            "fused",
         }
         assert engine["name"] == name
 

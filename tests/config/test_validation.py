@@ -75,7 +75,7 @@ RANGES = {
     "engine.compile": ([True, False], [1, "yes"]),
     "engine.amp": ([True, False], [1, "bf16"]),
     "engine.channels_last": ([True, False], [0, None]),
-    "engine.vectorize": ([0, 8, "auto"], [-1, 1.5, True]),
+    "engine.fused": ([1, 8, "auto", "off"], [0, -1, 1.5, True, False, "on"]),
 }
 
 

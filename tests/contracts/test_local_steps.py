@@ -11,15 +11,14 @@ import pytest
 import torch
 from composing import composed
 from contracts.short import SHORT, slow, slow_unless
+from fused.fusing import groups
 
 from fedhet.config import catalogue
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, LocalSettings
 from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
-from fedhet.engines.vectorized import VectorCourier
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednova import FedNova
@@ -152,24 +151,16 @@ def largest_difference(a: Any, b: Any) -> float:
 
 
 @pytest.mark.parametrize("steps", [7, *slow(2)])
-def test_vectorised_clients_take_them(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+def test_clients_that_train_as_one_take_them(launch: Launch, steps: int) -> None:
     """Clients of unequal sizes, in unequal batches, each its own number of epochs."""
-    together: list[int] = []
-    exchange = VectorCourier.exchange
-
-    def counting(self: VectorCourier, plan: list[Broadcast], clock: Clock) -> Any:
-        together.append(len(plan))
-        return exchange(self, plan, clock)
-
-    monkeypatch.setattr(VectorCourier, "exchange", counting)
     lines = ["method=fednorm", *LINES, f"client.steps={steps}", "fraction=1"]
-    single, vectorised = (launch(*lines, f"engine.vectorize={k}", task=toy_task()) for k in (0, 2))
-    assert together
-    assert largest_difference(single, vectorised) < 1e-5
-    fewer = launch(*lines, f"client.steps={steps - 1}", "engine.vectorize=2", task=toy_task())
-    assert largest_difference(fewer, vectorised) > 1e-3
+    single = launch(*lines, task=toy_task())
+    with groups() as counted:
+        fused = launch(*lines, "engine.fused=2", task=toy_task())
+    assert counted["steps", 2] == 4
+    assert largest_difference(single, fused) < 1e-5
+    fewer = launch(*lines, f"client.steps={steps - 1}", "engine.fused=2", task=toy_task())
+    assert largest_difference(fewer, fused) > 1e-3
 
 
 @pytest.mark.parametrize("steps", [7, *slow(2)])

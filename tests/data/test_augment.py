@@ -257,15 +257,6 @@ def test_fedgmms_samples_are_augmented_too(tmp_path: Path) -> None:
     assert on == again != off
 
 
-def test_clients_do_not_train_as_one() -> None:
-    from fedhet.engines.vectorized import obstacle
-
-    local = LocalSettings(0.1, 1, 4)
-    augmented = obstacle(FedAvgClient(workspace([]), [], MemoryStore()), local)
-    assert "dataset.augment=none" in str(augmented)
-    assert obstacle(FedAvgClient(workspace(None), [], MemoryStore()), local) is None
-
-
 def test_fedsgd_augments_its_full_gradient() -> None:
     from fedhet.methods.fedsgd import CHUNK, FedSGDClient
 

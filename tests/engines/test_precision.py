@@ -52,7 +52,7 @@ def test_channels_last_reaches_the_convolutions(launch: Launch) -> None:
     [
         ("engine.compile=false", True),
         ("engine.amp=true", False),
-        ("engine.vectorize=2", False),
+        ("engine.fused=2", False),
         ("engine.channels_last=true", False),
     ],
 )

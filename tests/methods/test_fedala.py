@@ -136,16 +136,23 @@ def test_the_samples_are_drawn_afresh(
 ) -> None:
     """s % of a client's own samples, each once: others in each round, the same in its epochs."""
     learnings: list[list[torch.Tensor]] = []
-    original = FedALAClient.objective
+    original = FedALAClient.descent
 
-    def objective(self: Any, *given: Any, hooks: bool = True, **more: Any) -> Any:
-        terms = original(self, *given, hooks=hooks, **more)
+    def descent(self: Any, *given: Any, hooks: bool = True, **more: Any) -> Any:
+        found = original(self, *given, hooks=hooks, **more)
         if hooks:
-            return terms
-        learnings.append([])
-        return lambda x, y, index: learnings[-1].append(index) or terms(x, y, index)
+            return found
+        batches: list[torch.Tensor] = []
+        learnings.append(batches)
+        terms = found.terms
 
-    monkeypatch.setattr(FedALAClient, "objective", objective)
+        def noting(module: Any, params: Any, own: Any, columns: Any) -> Any:
+            batches.append(columns[2])
+            return terms(module, params, own, columns)
+
+        return replace(found, terms=noting)
+
+    monkeypatch.setattr(FedALAClient, "descent", descent)
     federation(
         toy_task(3, equal=True),
         FedALA,

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import LocalSettings
 from fedhet.data.toy import toy_task
-from fedhet.engines.vectorized import obstacle
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedntd import FedNTD, FedNTDPlugin, not_true_distillation
 
@@ -156,8 +154,3 @@ def test_bad_options_are_named() -> None:
             pytest.raises(ConfigError, match=rf"plugin\.fedntd\.{next(iter(options))}="),
         ):
             FedNTDPlugin(**options)
-
-
-def test_clients_are_not_vectorized(federation: Federation) -> None:
-    client = federation(task(), FedAvg, plugins=ntd()).client()
-    assert obstacle(client, LocalSettings(lr=0.1)) == "plugin 'fedntd' has the hook losses"

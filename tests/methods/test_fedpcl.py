@@ -18,7 +18,6 @@ from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.messages import Failure
 from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
-from fedhet.engines.vectorized import obstacle
 from fedhet.flower import wire
 from fedhet.methods.fedpcl import PROTOTYPES, FedPCL
 from fedhet.methods.fedprox import FedProxPlugin
@@ -109,11 +108,6 @@ def test_prototypes_are_recorded_and_workers_agree(
         assert run.summary["weights_sha256"] == parallel.summary["weights_sha256"]
     assert run.summary["accuracy"]["last"] is None
     assert (run.dir / "prototypes.safetensors").exists()
-
-
-def test_clients_are_trained_one_by_one(federation: Callable[..., Any]) -> None:
-    run = federation(toy_task(), FedPCL)
-    assert "FedPCLClient has its own train" in str(obstacle(run.client(), run.strategy.local))
 
 
 def test_clip(federation: Callable[..., Any]) -> None:

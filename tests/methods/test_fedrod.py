@@ -18,11 +18,9 @@ from torch import nn
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.messages import LocalSettings
 from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.toy import toy_task
-from fedhet.engines.vectorized import obstacle
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedrod import HEAD, FedROD
@@ -276,8 +274,3 @@ def test_bad_options_are_named(federation: Federation) -> None:
             pytest.raises(ConfigError, match=rf"method\.{next(iter(options))}="),
         ):
             federation(task(), FedROD, options=options)
-
-
-def test_clients_are_not_vectorized(federation: Federation) -> None:
-    client = federation(task(), FedROD).client()
-    assert obstacle(client, LocalSettings(lr=0.1)) == "FedRODClient has its own train"

@@ -17,10 +17,8 @@ from methods.three_classes import DATA, Net, backward, error, features, logits, 
 from torch import Tensor, nn
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import LocalSettings
 from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
-from fedhet.engines.vectorized import obstacle
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin, contrastive
@@ -215,8 +213,3 @@ def test_bad_options_are_named() -> None:
             pytest.raises(ConfigError, match=rf"plugin\.moon\.{next(iter(options))}="),
         ):
             MoonPlugin(**options)
-
-
-def test_clients_are_not_vectorized(federation: Federation) -> None:
-    client = federation(toy_task(), FedAvg, plugins=moon()).client()
-    assert obstacle(client, LocalSettings(lr=0.1)) == "plugin 'moon' has the hook losses"

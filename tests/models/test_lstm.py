@@ -145,7 +145,6 @@ def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
             ["method=fedavg", "model=mlp"],
             r"MLP reads numbers .*shakespeare is \(80,\), torch\.int16; model=char_lstm",
         ),
-        (["method=fedavg", "engine.vectorize=2"], "engine.vectorize=2: .*recurrent layers"),
     ],
 )
 def test_what_is_refused_on_text(

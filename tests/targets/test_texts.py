@@ -202,7 +202,7 @@ def test_the_features_are_the_mean_of_the_tokens() -> None:
         ["method=fednorm"],
         pytest.param(["method=scaffold", "client.lr=.2", "rounds=20"], marks=pytest.mark.slow),
         pytest.param(["method=fedpcl"], marks=pytest.mark.slow),
-        pytest.param(["method=fedavg", "engine.vectorize=2"], marks=pytest.mark.slow),
+        pytest.param(["method=fedavg", "engine.fused=2"], marks=pytest.mark.slow),
         ["method=fedavg", "dataset.label=stars", "partition=iid", "client.lr=.1"],
     ],
     ids=" ".join,
