@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = (int, float, str, bool, type(None))
-RATES = ("lr", "t", "factor")
+RATES, COUNT = ("lr", "factor"), "t"  # of optimisers: they may differ; one of them changes
 _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
@@ -33,7 +33,7 @@ def form(value: Any) -> Hashable:
 
 def is_rate(key: object, value: object) -> bool:
     """Whether an attribute of an optimiser is a number that may differ."""
-    return key in RATES and isinstance(value, int | float)
+    return (key in RATES or key == COUNT) and isinstance(value, int | float)
 
 
 def layers(module: nn.Module) -> Hashable:
@@ -133,12 +133,15 @@ def _put(value: Any, into: Any, leaf: Callable[[Tensor, Any], Any]) -> Any:
         return value
     if isinstance(value, dict):
         given = into or dict.fromkeys(value)
-        return {key: _put(one, given[key], leaf) for key, one in value.items()}
+        return {
+            key: given[key] if key in RATES else _put(one, given[key], leaf)
+            for key, one in value.items()
+        }
     if isinstance(value, list | tuple):
         given = into or [None] * len(value)
         return type(value)(_put(one, to, leaf) for one, to in zip(value, given, strict=True))
-    for key, one in vars(value).items():
-        object.__setattr__(into, key, _put(one, vars(into)[key], leaf))
+    for key, one in _put(vars(value), vars(into), leaf).items():
+        object.__setattr__(into, key, one)
     return into
 
 
