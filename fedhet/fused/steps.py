@@ -207,8 +207,8 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     finished.append((state, trainings[:rows], 0))
     # Only now, because reading the rates waits for the device.
     optimizers = _with_rates_read([some[3] for some, _, _ in finished])
-    for (some, those, first), optimizer in zip(finished, optimizers, strict=True):
-        _finish(some[0], optimizer, those, first)
+    for (last, those, first), optimizer in zip(finished, optimizers, strict=True):
+        _finish(last[0], optimizer, those, first)
     row_of = {i: row for row, i in enumerate(order)}
     return [totals[row_of[i]] for i in range(len(asked))]
 
