@@ -262,17 +262,18 @@ class LocalTraining:
             ready=data.ready,
             augment=augment,
             quick=self._compiled(list(params.values()), hooks=hooks),
-            common=self._common(hooks=hooks) if workspace.performer else None,
+            common=self._common(data, hooks=hooks) if workspace.performer else None,
             recorded=self._records,
         )
 
-    def _common(self, *, hooks: bool) -> Hashable:
+    def _common(self, data: Samples, *, hooks: bool) -> Hashable:
         """What the hooks read beside their arguments, as far as it is no tensor."""
         extras = {k: v for k, v in self.msg.extras.items() if isinstance(v, Scalar)}
         plugins = tuple((type(plugin), plugin.digest()) for plugin in self.active if hooks)
         local = replace(self.local, lr=0.0)
         task = self.workspace.task
-        read = repr((self.msg.phase, extras, local, task.scoring))
+        transform = task.transform if data.ready else None
+        read = repr((self.msg.phase, extras, local, task.scoring, transform))
         of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
         # A bound method is equal to itself alone, whether or not its object can be compared.
         return type(self), plugins, read, None if of_target else task.criterion.__call__  # type: ignore[operator]

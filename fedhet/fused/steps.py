@@ -184,13 +184,15 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     kind = trainings[0].kind
     step = StackedStep(trainings[0].descent, kind)
     stacked = stack([one.state for one in trainings], {})
-    state: State = mapped(lambda t: t.to(batches.device), stacked)  # rates are not there yet
+    # Rates are not on the device yet.
+    state: State = mapped(lambda t: t.to(batches.device, non_blocking=True), stacked)
+    finished: list[tuple[State, list[Training], int]] = []
     totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
     rows = len(trainings)
     for t, parts in enumerate(_all_parts(trainings, step.exact, batches.device)):
         going = sum(len(own) > t for own in lengths[:rows])
         if going < rows:
-            _finish(state, trainings[going:rows], going)
+            finished.append((state, trainings[going:rows], going))
             state, rows = at_rows(state, slice(0, going)), going
         every = [own[t] for own in lengths[:rows]]
         some = [state]
@@ -209,7 +211,11 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
             for (_, chosen, _), its_state in zip(parts, some, strict=True):
                 for i in (0, 3):
                     put_rows(its_state[i], chosen, state[i])
-    _finish(state, trainings[:rows], 0)
+    finished.append((state, trainings[:rows], 0))
+    # Only now, because reading the rates waits for the device.
+    optimizers = _with_rates_read([some[3] for some, _, _ in finished])
+    for (last, those, first), optimizer in zip(finished, optimizers, strict=True):
+        _finish(last[0], optimizer, those, first)
     row_of = {i: row for row, i in enumerate(order)}
     return [totals[row_of[i]] for i in range(len(asked))]
 
@@ -239,8 +245,19 @@ def _all_parts(
     ]
 
 
-def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
-    params, _, _, optimizer = state
+def _with_rates_read(optimizers: list[Any]) -> list[Any]:
+    """The optimisers with their rates, (K,) float64, on the CPU, in one transfer."""
+    seen: dict[int, Tensor] = {}
+    mapped(lambda t: t, optimizers, seen)
+    rates = [t for t in seen.values() if t.dtype == torch.float64 and t.ndim == 1]
+    if not rates:
+        return optimizers
+    parts = torch.cat(rates).cpu().split([len(t) for t in rates])
+    read = {id(t): part for t, part in zip(rates, parts, strict=True)}
+    return [mapped(lambda t: read.get(id(t), t), one) for one in optimizers]
+
+
+def _finish(params: Tree, optimizer: Any, trainings: Sequence[Training], first: int) -> None:
     moves: list[tuple[Tensor, Tensor]] = []
     for row, one in enumerate(trainings, first):
         put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
