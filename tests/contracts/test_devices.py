@@ -135,7 +135,7 @@ def test_what_fedavg_copies(launch: Launch) -> None:
     for (_, way, line), number in copies.items():
         by_function[way, line.partition(",")[0], line.rpartition(" ")[2]] += number
     assert by_function == {
-        ("cpu -> pretend:0", "fedhet/core/task.py", "to"): 2 * 3 * 3,  # x and y of three parts
+        ("cpu -> pretend:0", "fedhet/core/task.py", "to"): 2 * 3,  # x and y
         ("cpu -> pretend:0, asynchronous", "fedhet/core/descent.py", "steps"): 2 * 3 * 4,
     }
 
