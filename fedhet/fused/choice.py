@@ -6,8 +6,11 @@ from torch import nn
 
 from fedhet.fused.clients import obstacle
 
-# Parameters of a network, at most -> how many clients at a time.
-TABLE = {10_000: 60, 60_000: 20}
+# Parameters of a network, at most -> the largest batch for which clients that train as one are
+# faster than one after another, as measured by scripts/bench (docs/performance.md). Where memory or
+# arithmetic is the limit they are not.
+TABLE = {20_000: 128, 52_000: 32}
+AT_ONCE = 60  # clients; more gain little
 
 
 def suited(model: nn.Module, batch_size: int) -> int:
@@ -15,7 +18,12 @@ def suited(model: nn.Module, batch_size: int) -> int:
 
     It depends on nothing else, so that a run has the same bytes on every machine.
     """
-    if obstacle(model):
+    layers = [
+        layer
+        for layer in model.modules()
+        if next(layer.parameters(recurse=False), None) is not None
+    ]
+    if obstacle(model) or not all(isinstance(layer, nn.Linear) for layer in layers):
         return 0
     size = sum(p.numel() for p in model.parameters())
-    return next((k for most, k in TABLE.items() if size <= most), 0)
+    return AT_ONCE if any(size <= most and batch_size <= b for most, b in TABLE.items()) else 0

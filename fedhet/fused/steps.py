@@ -316,10 +316,12 @@ class StackedStep:
 
         They are the numbers that torch.nn.Dropout would draw on the CPU.
         """
+        if not self._dropouts:
+            return []
         by_client = []
         for one, n in zip(trainings, sizes, strict=True):
             masks = []
-            for p, shape in self._dropouts or []:
+            for p, shape in self._dropouts:
                 mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
                 masks.append(padded(mask, width))
             by_client.append(masks)
@@ -351,7 +353,7 @@ class StackedStep:
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
             own = [a | b for a, b in zip(own, stack(draws, {}), strict=True)]
-        stream = trainings[-1].stream.get_state()
+        stream = trainings[-1].stream.get_state() if check else None
         if self._dropouts is None:
             self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
         masks = self._drawn(trainings, sizes, weights.shape[1])
@@ -386,7 +388,7 @@ class StackedStep:
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
         self._clipped(grads, rows=True)
-        if check:
+        if stream is not None:
             its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
             batch = tuple(column[: sizes[-1]] for column in its_batch)
             _check(descents[-1], its_own, batch, stream, [g[-1] for g in grads])

@@ -1,0 +1,88 @@
+"""What clients, and runs, gain that are trained as one. Prints JSON.
+
+python scripts/bench/fused.py steps INPUTS HIDDEN BATCH RUNS CLIENTS FUSED
+    {"step": seconds of a client's gradient step} in training rounds of FedAvg in this process, on
+    one thread: a network INPUTS-HIDDEN-10 (HIDDEN may be 200-200), batches of BATCH, RUNS runs side
+    by side with CLIENTS clients each, engine.fused=FUSED
+python scripts/bench/fused.py cells FUSED OVERRIDES...
+    {"wall": seconds of `python -m fedhet` with these overrides of an experiment, "runs": how many
+    it has made, "own": the sum of their own seconds}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import ENVIRONMENT, answer
+
+STEPS, EPOCHS, ROUNDS = 20, 10, 5
+
+
+def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: str) -> Any:
+    """The seconds of a gradient step."""
+    os.environ.update(ENVIRONMENT)
+    import torch
+
+    import fedhet
+    from fedhet.core.targets import cross_entropy
+    from fedhet.fused.meeting import Meeting
+    from fedhet.models import MLP
+
+    torch.set_num_threads(1)
+    draws = torch.Generator().manual_seed(0)
+    widths = [int(width) for width in str(hidden).split("-")]
+
+    def one(seed: int, folder: str) -> Any:
+        samples = [
+            (torch.rand(STEPS * batch, inputs, generator=draws), torch.arange(STEPS * batch) % 10)
+            for _ in range(clients)
+        ]
+        task = fedhet.Task(
+            model=lambda: MLP(shape=(inputs,), classes=10, hidden=widths),
+            criterion=cross_entropy,
+            clients=[fedhet.ClientData(each) for each in samples],
+            test=None,
+            classes=10,
+        )
+        lines = ["method=fedavg", f"rounds={ROUNDS}", f"client.epochs={EPOCHS}", "eval.clients=false"]
+        lines += [f"client.batch_size={batch}", f"engine.fused={fused}", f"seed={seed}"]
+        lines += [f"hydra.run.dir={folder}/{seed}", "figures=false", "checkpoint.every=null"]
+        return partial(fedhet.run, lines, task=task)
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(Path(os.devnull).open("w")):
+        works = [one(seed, folder) for seed in range(runs)]
+        # One after another, or side by side.
+        found = [work() for work in works] if fused == "off" else Meeting().gather(works)
+        rows = [run.rounds.filter(regex="^seconds").sum(axis=1)[2:] for run in found]
+    if fused == "off":
+        seconds = sum(float(row.median()) for row in rows)
+    else:  # all runs wait for the slowest, so each round has the same seconds
+        seconds = float(rows[0].median())
+    return {"step": seconds / (STEPS * EPOCHS * clients * runs)}
+
+
+def cells(fused: str, *lines: str) -> dict[str, Any]:
+    """A whole experiment from the shell."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fedhet", *lines, f"engine.fused={fused}"]
+        began = time.perf_counter()
+        command.append(f"hydra.sweep.dir={folder}/all")
+        subprocess.run(command, check=True, capture_output=True)
+        wall = time.perf_counter() - began
+        files = Path(folder, "all", "cells").glob("*/summary.json")
+        ends = [json.loads(file.read_text()) for file in files]
+    own = sum(end["seconds"]["total"] for end in ends)
+    return {"wall": wall, "own": own, "runs": len(ends)}
+
+
+if __name__ == "__main__":
+    answer(steps, cells)
