@@ -36,9 +36,11 @@ NAMES = (
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 process.end_with_parent(os.getppid())
 gc.disable()
-for name in (*NAMES, *map("fedhet.methods.{}".format, catalogue.built_in("method"))):
+targets = catalogue.targets()  # what files name, which each run must know
+methods = {name.rpartition(".")[0] for name in targets if name.startswith("fedhet.methods.")}
+# multiprocessing would say nothing of one that cannot be imported, and leave the rest out.
+for name in (*NAMES, *sorted(methods)):
     importlib.import_module(name)
 process.pin_threads(1)
-catalogue.targets()  # what files name, which each run must know
 gc.freeze()
 gc.enable()

@@ -16,6 +16,7 @@ RESAMPLES = 2000
 FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
 DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
 SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
+MOST_EXACT = 13  # differences, up to which scipy computes the exact distribution in any case
 COLUMNS = [
     *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"),
     *("wilcoxon", "t_test"),
@@ -59,7 +60,16 @@ def wilcoxon(differences: np.ndarray) -> float:
     differences = np.round(differences, DECIMALS)
     if not differences.any():
         return 1.0
-    return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
+    if len(differences) > MOST_EXACT:
+        return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
+    # What scipy computes for so few with ties, where it takes a tenth of a second for each test.
+    ranks = stats.rankdata(np.abs(differences))
+    sums = np.zeros(1)  # of the positive ranks, for all signs
+    for rank_ in ranks[differences != 0]:
+        sums = np.concatenate([sums, sums + rank_])
+    found = ranks[differences > 0].sum()
+    tails = (sums >= found - SAME).mean(), (sums <= found + SAME).mean()
+    return float(min(1.0, 2 * min(tails)))
 
 
 def t_test(differences: np.ndarray) -> float:
