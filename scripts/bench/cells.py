@@ -59,6 +59,13 @@ def _systems(name: str) -> dict[str, list[str]]:
     }
 
 
+def _cells(experiment: str, *lines: str) -> dict[str, list[str]]:
+    """An experiment whose clients and runs train one after another, and as one."""
+    return {
+        f"{experiment}, {fused}": ["fused.py", "cells", fused, *lines] for fused in ("off", "auto")
+    }
+
+
 SPEEDUP = Goal(
     "two workers against one, best", _ratio("fedhet", "fedhet, 2 workers"), 1.7, least=True
 )
@@ -251,6 +258,53 @@ CELLS = {
                     unit="ms",
                 )
                 for library in ("torchvision", "huggingface")
+            ),
+        ],
+    ),
+    "fused": Cell(
+        "Clients and runs that train as one, against one after another (fused.py).",
+        {
+            **{
+                f"{runs} runs, {fused}": [
+                    *("fused.py", "steps", "64", "64", "32", str(runs), "10", fused)
+                ]
+                for runs in (1, 6)
+                for fused in ("off", "60")
+            },
+            **_cells("FedGMM", "experiment=first_look", "axes.method=[FedGMM]"),
+            **_cells("FedDisk", "experiment=first_look", "axes.method=[FedDisk]"),
+            **_cells(
+                "leaderboard",
+                "experiment=leaderboard",
+                "axes.setting=[digits*]",
+                "client.lr=0.1",
+                "axes.method=[FedAvg,SCAFFOLD,FedNova,FedNorm,FedGMM,FedSA,FedDisk,MOON,FedNTD,Ditto]",
+            ),
+        },
+        [
+            *(
+                Goal(
+                    f"gradient steps of {10 * runs} clients",
+                    _ratio(f"{runs} runs, off", f"{runs} runs, 60", "step"),
+                    bound,
+                    least=True,
+                )
+                for runs, bound in ((1, 2.5), (6, 4))
+            ),
+            *(
+                Goal(
+                    f"{method}'s own seconds",
+                    _ratio(f"{method}, off", f"{method}, auto", "own"),
+                    bound,
+                    least=True,
+                )
+                for method, bound in (("FedGMM", 1.8), ("FedDisk", 3))
+            ),
+            Goal(
+                "the leaderboard's digits part without tuning: runs per second",
+                _ratio("leaderboard, off", "leaderboard, auto", "wall"),
+                2.5,
+                least=True,
             ),
         ],
     ),

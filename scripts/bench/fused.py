@@ -7,6 +7,8 @@ python scripts/bench/fused.py steps INPUTS HIDDEN BATCH RUNS CLIENTS FUSED
 python scripts/bench/fused.py cells FUSED OVERRIDES...
     {"wall": seconds of `python -m fedhet` with these overrides of an experiment, "runs": how many
     it has made, "own": the sum of their own seconds}
+python scripts/bench/fused.py picture
+    draws docs/images/fused.png: client steps per second against the number of clients
 """
 
 from __future__ import annotations
@@ -53,7 +55,12 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
             test=None,
             classes=10,
         )
-        lines = ["method=fedavg", f"rounds={ROUNDS}", f"client.epochs={EPOCHS}", "eval.clients=false"]
+        lines = [
+            "method=fedavg",
+            f"rounds={ROUNDS}",
+            f"client.epochs={EPOCHS}",
+            "eval.clients=false",
+        ]
         lines += [f"client.batch_size={batch}", f"engine.fused={fused}", f"seed={seed}"]
         lines += [f"hydra.run.dir={folder}/{seed}", "figures=false", "checkpoint.every=null"]
         return partial(fedhet.run, lines, task=task)
@@ -84,5 +91,30 @@ def cells(fused: str, *lines: str) -> dict[str, Any]:
     return {"wall": wall, "own": own, "runs": len(ends)}
 
 
+def picture() -> dict[str, Any]:
+    """Client steps per second, in a process for each point."""
+    from matplotlib import pyplot
+
+    numbers = [(1, 1), (1, 2), (1, 5), (1, 10), (2, 10), (4, 10), (6, 10), (10, 10)]
+    networks = {"64-64-10": ("64", "64", "32"), "784-64-10": ("784", "64", "20")}
+    points: dict[str, dict[int, float]] = {}
+    figure, axes = pyplot.subplots(figsize=(5, 3), layout="constrained")
+    for name, network in networks.items():
+        for fused, line in (("60", "-o"), ("off", "--")):
+            label = f"{name}, {'as one' if fused == '60' else 'one after another'}"
+            points[label] = {}
+            for runs, clients in numbers:
+                words = ["steps", *network, str(runs), str(clients), fused]
+                command = [sys.executable, __file__, *words]
+                printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                step = json.loads(printed.strip().rpartition("\n")[2])["step"]
+                points[label][runs * clients] = 1 / step
+            axes.plot([*points[label]], [*points[label].values()], line, label=label)
+    axes.set(xscale="log", xlabel="clients", ylabel="client steps per second", ylim=0)
+    axes.legend(fontsize=7)
+    figure.savefig(Path(__file__).parents[2] / "docs" / "images" / "fused.png", dpi=120)
+    return points
+
+
 if __name__ == "__main__":
-    answer(steps, cells)
+    answer(steps, cells, picture)

@@ -27,6 +27,16 @@ DEMSAR = pd.DataFrame(
 )
 
 
+@pytest.mark.parametrize("pairs", [3, 7, 10])
+def test_wilcoxon_with_ties_is_scipys_exact_test(pairs: int) -> None:
+    draws = np.random.default_rng(pairs)
+    for decimals in (0, 1, 3):
+        differences = draws.normal(0.4, 1, pairs).round(decimals)
+        differences[0] = 0
+        expected = stats.wilcoxon(differences, zero_method="zsplit").pvalue
+        assert statistics.wilcoxon(differences) == pytest.approx(expected, abs=1e-12)
+
+
 def test_wilcoxon_with_split_zeros_is_demsars_example() -> None:
     """He finds the rank sums 93 and 12, and a difference at the level .05."""
     differences = (DEMSAR["C4.5+m"] - DEMSAR["C4.5"]).round(3).to_numpy()

@@ -1,0 +1,43 @@
+"""engine.fused=auto: a fixed function of the network and the batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from fedhet.fused.choice import AT_ONCE, suited
+from fedhet.models import MLP
+
+
+def mlp(inputs: int, *hidden: int, norm: str = "none") -> nn.Module:
+    return MLP(shape=(inputs,), classes=10, hidden=list(hidden), norm=norm)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "clients"),
+    [
+        (mlp(64, 64), 32, AT_ONCE),
+        (mlp(64, 64), 128, AT_ONCE),
+        (mlp(64, 64), 129, 0),
+        (mlp(784, 64), 32, AT_ONCE),
+        (mlp(784, 64), 33, 0),
+        (mlp(784, 200, 200), 10, 0),
+        (mlp(64, 64, norm="batch"), 32, 0),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10)), 32, 0),
+    ],
+)
+def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: int) -> None:
+    assert suited(model, batch) == clients
+
+
+def test_what_runs_need_is_imported_once() -> None:
+    """multiprocessing says nothing of a module that cannot be preloaded."""
+    code = (
+        "import gc, sys, fedhet.launchers.preload\n"
+        "assert gc.isenabled() and gc.get_freeze_count()\n"
+        "assert {'fedhet.methods.fedavg', 'fedhet.methods.feddisk'} <= {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
