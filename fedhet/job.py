@@ -193,7 +193,8 @@ class Job:
             return 0
         if engine.fused != "auto":
             return int(engine.fused)
-        return suited(self.workspace.model, self.config.run.local.batch_size)
+        run, sizes = self.config.run, self.task.sizes
+        return suited(self.workspace.model, run.local.batch_size, run.fraction * len(sizes))
 
     @cached_property
     def _plugin_templates(self) -> list[Plugin]:

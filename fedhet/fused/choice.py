@@ -11,19 +11,22 @@ from fedhet.fused.clients import obstacle
 # arithmetic is the limit they are not.
 TABLE = {20_000: 128, 52_000: 32}
 AT_ONCE = 60  # clients; more gain little
+FEWEST = 3  # clients in a round; fewer are slower as one
 
 
-def suited(model: nn.Module, batch_size: int) -> int:
+def suited(model: nn.Module, batch_size: int, clients: float) -> int:
     """How many clients to train as one; 0 for one after another.
 
     It depends on nothing else, so that a run has the same bytes on every machine.
+
+    Args:
+        model: what they train.
+        batch_size: of their local steps.
+        clients: how many are in a round.
     """
-    layers = [
-        layer
-        for layer in model.modules()
-        if next(layer.parameters(recurse=False), None) is not None
-    ]
-    if obstacle(model) or not all(isinstance(layer, nn.Linear) for layer in layers):
+    own = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    linear = all(isinstance(layer, nn.Linear) for layer in own)
+    if clients < FEWEST or not linear or obstacle(model):
         return 0
     size = sum(p.numel() for p in model.parameters())
     return AT_ONCE if any(size <= most and batch_size <= b for most, b in TABLE.items()) else 0

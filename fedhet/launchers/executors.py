@@ -389,7 +389,7 @@ class Elsewhere(Executor):
         except BaseException:
             self._end([*running])
             raise
-        return failed
+        return {run: failed[run] for run in runs if run in failed}
 
     def _end(self, handles: list[Any]) -> None:
         """Let all runs end as after Ctrl-C, and kill those that do not, or at a second Ctrl-C."""

@@ -86,7 +86,7 @@ def test_a_scale_comes_before_the_command_line(write: Write) -> None:
     assert [value.label for value in small.axes["seed"]] == [0, 1]
     assert small.fixed == ("experiment=mine", "rounds=2", "figures=false", "engine.fused=auto")
     given = read("scale=small", "rounds=9", "figures=true").fixed
-    assert given == ("experiment=mine", "rounds=9", "figures=true")
+    assert given == ("experiment=mine", "rounds=9", "figures=true", "engine.fused=auto")
 
 
 def test_a_folder_belongs_to_the_settings_of_its_run(write: Write) -> None:

@@ -30,7 +30,8 @@ def mlp(inputs: int, *hidden: int, norm: str = "none") -> nn.Module:
     ],
 )
 def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: int) -> None:
-    assert suited(model, batch) == clients
+    assert suited(model, batch, 10) == clients
+    assert suited(model, batch, 2.5) == 0
 
 
 def test_what_runs_need_is_imported_once() -> None:

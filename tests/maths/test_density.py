@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedhet.core.descent import Descent
 from fedhet.core.messages import LocalSettings
+from fedhet.core.optimizers import SGD
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.trees import Tree
 from fedhet.maths import feddisk
@@ -24,14 +26,14 @@ def test_early_stopping_counts_the_losses_that_do_not_beat_the_best() -> None:
 
 def test_a_loss_that_is_not_finite_is_reported() -> None:
     w = torch.ones(1, requires_grad=True)
-    epochs = networks.descend(
-        "thing",
-        lambda indices: w * torch.tensor(math.nan),
-        [w],
-        3,
-        LocalSettings(lr=0.1),
-        torch.Generator(),
+    descent = Descent(
+        {"w": w},
+        (torch.full((3,), math.nan),),
+        lambda module, params, own, columns: (params["w"] * columns[0], None, {}),
+        SGD([w], LocalSettings(lr=0.1)),
+        size=3,
     )
+    epochs = networks.epochs_of("thing", descent, 1, torch.Generator())
     with pytest.raises(ValueError, match="loss of the thing is nan"):
         next(epochs)
 

@@ -36,7 +36,7 @@ def fit_made(
     settings: LocalSettings,
     patience: int,
     draws: torch.Generator,
-    performer: Performer | None,
+    performer: Performer | None = None,
 ) -> Tree:
     """Fit a MADE to x (n, D), and return it as it was after its best epoch.
 
@@ -68,7 +68,7 @@ def made_epochs(
     x: Tensor,
     settings: LocalSettings,
     draws: torch.Generator,
-    performer: Performer | None,
+    performer: Performer | None = None,
 ) -> Iterator[float]:
     """Train a MADE in place by maximum likelihood on x (n, D), as `epochs_of` does."""
 
@@ -97,7 +97,7 @@ def classify(
     settings: LocalSettings,
     stop: EarlyStopping,
     draws: torch.Generator,
-    performer: Performer | None,
+    performer: Performer | None = None,
 ) -> Tensor:
     """Train a classifier to tell `zeros` from `ones`, and return P(1 | z) (n,) of the rows of `at`.
 
@@ -143,7 +143,7 @@ def epochs_of(
     descent: Descent,
     epochs: int,
     draws: torch.Generator,
-    performer: Performer | None,
+    performer: Performer | None = None,
 ) -> Iterator[float]:
     """Train so many epochs, and yield the mean loss of each.
 
