@@ -34,6 +34,7 @@ def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: in
     assert suited(model, batch, 2.5) == 0
 
 
+@pytest.mark.slow
 def test_what_runs_need_is_imported_once() -> None:
     """multiprocessing says nothing of a module that cannot be preloaded."""
     code = (

@@ -28,8 +28,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     "lines",
     [
         ["method=fednorm", "plugin=[fedprox]", "client.clip=0.3", "client.weight_decay=0.01"],
-        ["method=fedgen", *SHORT["fedgen"], "client=adam", "client.lr=0.01"],
         *slow(
+            ["method=fedgen", *SHORT["fedgen"], "client=adam", "client.lr=0.01"],
             ["method=moon", "client.momentum=0.5"],
             ["method=feddisk", *SHORT["feddisk"]],
             ["method=fedala", "method.max_epochs=3", "method.threshold=0"],
