@@ -188,9 +188,14 @@ class Job:
     @cached_property
     def together(self) -> int:
         """How many clients train as one; 0 for one after another."""
-        engine = self.config.run.engine
-        if not engine.may_fuse:
+        engine, deadline = self.config.run.engine, self.config.run.replies.deadline
+        if not engine.may_fuse or (deadline and engine.fused == "auto"):
             return 0
+        if deadline:
+            raise ConfigError(
+                f"replies.deadline={deadline:g} with engine.fused={engine.fused}: clients that"
+                " train as one have no seconds of their own"
+            )
         if engine.fused != "auto":
             return int(engine.fused)
         run, sizes = self.config.run, self.task.sizes

@@ -72,7 +72,7 @@ def clip_norm(grads: list[Tensor], limit: float, *, rows: bool = False) -> None:
         rows: whether there is a gradient in each row of the tensors, with a norm of its own.
     """
     if rows:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads]).norm(dim=0)
         torch._foreach_mul_(grads, by_row((limit / (norms + 1e-6)).clamp(max=1.0), grads))
         return
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))

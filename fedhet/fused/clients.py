@@ -79,7 +79,7 @@ class Fused:
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         if reason not in self._refused.values():
-            log.info("engine.fused: one client after another, because %s", reason)
+            log.warning("engine.fused: one client after another, because %s", reason)
         self._refused[form] = reason
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:

@@ -123,8 +123,8 @@ class Meeting:
                     task, value = self._ready.popleft()
                     torch.set_grad_enabled(True)  # another one may wait where it is disabled
                     task.switch(value)
-                asking, self._asking = self._asking, []
-                self._ready.extend(_carried_out(asking))
+                self._ready.extend(_carried_out(self._asking))
+                self._asking = []
         finally:
             # After an interruption, all others end as if it had reached them.
             waiting = [one[0] for one in (*self._asking, *self._ready)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 PLAIN = (int, float, str, bool, type(None))
 RATES, COUNT = ("lr", "factor"), "t"  # of optimisers: they may differ; one of them changes
+_OF_ALL = vars(nn.Module()).keys()  # attributes that torch gives every module
 _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
@@ -40,18 +42,28 @@ def layers(module: nn.Module) -> Hashable:
     """What modules must have in common so that one of them may compute for all."""
     known = _LAYERS.get(module)
     if known is None:
-        tensors = [(name, t.shape, t.dtype) for name, t in module.state_dict().items()]
+        state = module.state_dict()
+        tensors = [(name, t.shape, t.dtype) for name, t in state.items()]
         # A class may be defined anew in this process, and a layer's text may leave out a number.
         classes = tuple(map(type, module.modules()))
-        kinds = tuple, *PLAIN
         attributes = [
-            [k, v]
+            (key, _compared(value))
             for layer in module.modules()
-            for k, v in vars(layer).items()
-            if isinstance(v, kinds) and k != "training"
+            for key, value in vars(layer).items()
+            if key not in _OF_ALL
         ]
-        known = _LAYERS[module] = repr(module), classes, repr(attributes), tuple(tensors)
+        # Nobody shares what is not among the tensors that are stacked.
+        apart = [id(t) for name, t in module.named_buffers() if name not in state]
+        known = repr(module), classes, tuple(attributes), tuple(tensors), tuple(apart)
+        _LAYERS[module] = known
     return known
+
+
+def _compared(value: Any) -> Hashable:
+    """An attribute of a layer as a key: itself, the text of what is plain, or its identity."""
+    if isinstance(value, (dict, list, set, tuple, *PLAIN)):
+        return repr(value)
+    return value if isinstance(value, FunctionType | BuiltinFunctionType | type) else id(value)
 
 
 def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:

@@ -106,6 +106,12 @@ def padded(t: Tensor, n: int) -> Tensor:
     return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
+def _samples(descent: Descent) -> Hashable:
+    """Which samples these are: their tensors, but for the positions, which are made anew."""
+    x, *others = descent.columns
+    return id(x), *(id(t) for i, t in enumerate(others) if i != 1)
+
+
 class StackedBatches:
     """The batches of several trainings, the longest first.
 
@@ -119,12 +125,12 @@ class StackedBatches:
         self.lengths = [one.lengths for one in trainings]
         self._descents = [one.descent for one in trainings]
         self._augmented = self._descents[0].augment is not None
-        offsets: dict[int, int] = {}  # the samples of several trainings may be the same
+        offsets: dict[Hashable, int] = {}  # the samples of several trainings may be the same
         different = []
         n = 0
         for descent in self._descents:
-            if id(descent.columns[0]) not in offsets:
-                offsets[id(descent.columns[0])] = n
+            if (same := _samples(descent)) not in offsets:
+                offsets[same] = n
                 different.append(descent.columns)
                 n += len(descent.columns[0])
         self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
@@ -137,7 +143,7 @@ class StackedBatches:
         counts = torch.zeros(shape, dtype=torch.float64)
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
             index[row, : len(own)] = one.positions()[:, :width]
-            index[row] += offsets[id(one.descent.columns[0])]
+            index[row] += offsets[_samples(one.descent)]
             lengths[row, : len(own)] = torch.tensor(own)
             last = -(-len(one.orders[-1]) // one.descent.size)
             counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
@@ -202,7 +208,7 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
             sizes = [every[row] for row in part]
             columns, weights = batches.at(t, part, chosen, sizes, width_)
             those = [trainings[row] for row in part]
-            check = t == 0 and len(part) > 1 and kind not in CHECKED
+            check = t == 0 and those[-1] is not trainings[0] and kind not in CHECKED
             losses = step(its_state, columns, weights, those, sizes, check=check)
             if check:
                 CHECKED.add(kind)

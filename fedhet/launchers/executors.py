@@ -147,7 +147,10 @@ def clients_together(settings: Config) -> int:
         return 0
     from fedhet.job import Job
 
-    return Job(settings).together
+    try:
+        return Job(settings).together
+    except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
+        return 0
 
 
 def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None:
@@ -260,6 +263,8 @@ def _redirect(out: int, err: int) -> None:
 # ---- what makes them
 CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.launchers.preload"
+# What runs that share a process have in common, beside the choices of groups.
+SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
 MOST_RUNS = 10  # in one process, which ends all of them if it is killed
 LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
@@ -444,7 +449,7 @@ class Processes(Elsewhere):
         shaping = catalogue.groups().keys() - {"partition"}
         for run in runs:
             lines = [line for line in run.overrides if key_of(line) in shaping]
-            lines += [line for line in run.overrides if key_of(line).startswith("engine.")]
+            lines += [line for line in run.overrides if key_of(line).startswith(SHAPING)]
             alike.setdefault(tuple(lines), []).append(run)
         groups = []
         for some in alike.values():

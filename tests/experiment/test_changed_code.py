@@ -159,7 +159,8 @@ def test_warm_processes_do_not_run_what_has_changed(
     old = digest()
     home = tmp_path / "experiment"
     command = [sys.executable, "-m", "fedhet", "experiment=mine", f"on_other_code={setting}"]
-    command += ["hydra.launcher.workers=1", f"hydra.sweep.dir={home}"]
+    # Else all runs would begin at once, in one process.
+    command += ["engine.fused=off", "hydra.launcher.workers=1", f"hydra.sweep.dir={home}"]
     monkeypatch.chdir(Path(fedhet.__file__).parents[1])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not any(f.stat().st_size for f in home.glob("cells/*/rounds.jsonl")):
