@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from flwr.client import NumPyClient
 from torch import nn
@@ -38,7 +38,6 @@ from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
 
 log = logging.getLogger("fedhet")
-Result = TypeVar("Result")
 UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
@@ -112,17 +111,11 @@ class FedClient(LocalTraining, NumPyClient):
             plugin.client = self
 
     # ---- one message
-    def handle(
-        self, msg: Broadcast, work: Callable[[], Result] | None = None
-    ) -> Result | Update | Failure:
+    def handle(self, msg: Broadcast) -> Update | Failure:
         """Serve a message, with a random stream of its own.
 
-        Args:
-            msg: the message.
-            work: what is done in place of serving it, where several clients are trained as one.
-
         Returns:
-            The update (or what `work` returns), or a Failure that says who failed, where and why;
+            The update, or a Failure that says who failed, where and why;
             the state is then unchanged.
         """
         try:
@@ -130,8 +123,6 @@ class FedClient(LocalTraining, NumPyClient):
                 time_limit(msg.deadline),
                 self.workspace.seeded("torch", msg.phase, msg.step, msg.pid),
             ):
-                if work is not None:
-                    return work()
                 self.receive(msg)
                 if DELIVER in msg.extras and msg.phase == EVALUATE:
                     if self.delivery is None:

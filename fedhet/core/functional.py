@@ -1,6 +1,6 @@
 """The gradient of a batch loss, and a model without gradients, as pure functions of tensors.
 
-In this form they can be compiled, or vectorised over clients.
+In this form the one can be compiled, and the other is evaluated with any values.
 """
 
 from __future__ import annotations

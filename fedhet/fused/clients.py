@@ -57,21 +57,21 @@ class Fused:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        self._refused: dict[Hashable, str] = {}  # form -> why
+        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         training = Training(descent, list(orders), torch.Generator(), alone=ALONE.get())
-        form = training.kind
+        kind = training.kind
         if reason := obstacle(descent.module):
-            self._refuse(form, reason)
-        if form in self._refused or not any(len(order) for order in orders):
+            self._refuse(kind, reason)
+        if kind in self._refused or not any(len(order) for order in orders):
             return [descent.steps(order) for order in orders][-1]
         training.stream.set_state(torch.default_generator.get_state())
         try:
             total: Tensor = self._meeting.ask(training)
         except Exception as error:
             if ALONE.get() or isinstance(error, Impure):
-                self._refuse(form, str(error).strip().partition("\n")[0])
+                self._refuse(kind, str(error).strip().partition("\n")[0])
             ALONE.set(True)
             raise OneByOne from error
         torch.default_generator.set_state(training.stream.get_state())
