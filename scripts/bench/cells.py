@@ -278,7 +278,7 @@ CELLS = {
                 "experiment=leaderboard",
                 "axes.setting=[digits*]",
                 "client.lr=0.1",
-                "axes.method=[FedAvg,SCAFFOLD,FedNova,FedNorm,FedGMM,FedSA,FedDisk,MOON,FedNTD,Ditto]",
+                "tune.budget=1",
             ),
         },
         [
