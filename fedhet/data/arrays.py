@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ Classes = int | Sequence[str] | None
 _MOST_CLASSES = 20
 _FEWEST_SAMPLES = 5
 _MOST_NAMES = 1_000_000  # of classes that are given by their number
+LEFT_OUT = "%s: samples that miss a value and are left out (dataset.missing=drop): %d"
 
 
 def place(source: str, row: int) -> str:
@@ -76,6 +77,7 @@ class RawSamples:
         x_source: where `x` comes from, for messages.
         y_source: where `y` comes from, for messages.
         y_names: the names of the columns of `y`; empty where they have none.
+        dropped: how many further samples the file has, which are left out.
 
     Raises:
         DataError: there are no samples, or labels or owners are missing.
@@ -87,6 +89,7 @@ class RawSamples:
     x_source: str
     y_source: str
     y_names: tuple[str, ...] = ()
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         for what, values in (("labels", self.y), ("owners", self.owners)):
@@ -104,6 +107,23 @@ class RawSamples:
             check_rows(self.x_source, known, lambda row: told)
         if not len(self.x):
             raise DataError(f"{self.x_source} contains no samples")
+
+    def rows(self, chosen: np.ndarray) -> RawSamples:
+        """Those with these numbers, or of which this says so."""
+        owners = None if self.owners is None else self.owners[chosen]
+        return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
+
+    def without(self, missing: np.ndarray) -> RawSamples:
+        """The samples without those that miss a value, as (n,) booleans say.
+
+        Raises:
+            DataError: there are no others.
+        """
+        count = int(missing.sum())
+        if count == len(missing):
+            raise DataError(f"{self.x_source}: each of its {count} samples misses a value")
+        where = f"{self.y_source}, without {check.counted(count, 'sample')} that miss a value"
+        return replace(self.rows(~missing), y_source=where, dropped=count)
 
     @property
     def lists(self) -> bool:
@@ -155,6 +175,8 @@ def dataset_arrays(
         if owners is not None:
             owners, test_owners = owners[kept], owners[held_out]
     arrays |= {"x": x, "y": y, **described}
+    if dropped := train.dropped + (test.dropped if test else 0):
+        arrays["dropped"] = np.array(dropped)
     if owners is not None:
         # as numbers, in the order of their names
         sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
@@ -170,15 +192,15 @@ def assemble(
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
-    Further arrays are used where they are present: target, numbers, vocabulary, padding, columns,
-    owners with owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or of the
-    numbers to predict, stands for the array of that name where the data themselves state it.
+    Further arrays are used where they are present: dropped, target, numbers, vocabulary, padding,
+    columns, owners with owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or
+    of the numbers to predict, stands for the array of that name where the data themselves state it.
 
     Args:
         name: the dataset's name.
         key: everything that determines the arrays, see `cached_arrays`.
         make: decodes the data into these arrays; called only if they are not in the cache.
-        fields: mean, std, target_mean, target_std and augment, see `Dataset`.
+        fields: mean, std, target_mean, target_std, missing and augment, see `Dataset`.
     """
     arrays = cached_arrays(name, key, make)
     x, y, test_x, test_y = (
@@ -188,6 +210,8 @@ def assemble(
         if fields.get(statistic) == AUTO and statistic in arrays:
             fields[statistic] = arrays[statistic].tolist()
             log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
+    if "dropped" in arrays:
+        log.info(LEFT_OUT, name, arrays["dropped"])
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
     if reason:
         log.info("%s: dataset.target=%s: %s", name, target, reason)

@@ -17,9 +17,12 @@ from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
 
 AUTO: Final = "auto"
+OWN: Final = "own"
+REFUSE, DROP, MEDIAN = MISSING = ("refuse", "drop", "median")  # of `dataset.missing`
 CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
-# `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto".
-Statistic = Sequence[float] | Literal["auto"]
+# `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto",
+# or "own".
+Statistic = Sequence[float] | Literal["auto", "own"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Dataset:
         classes: the names of the classes or labels; empty for numbers.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
             of them. "auto": still to be measured, on the clients' training samples, which takes a
-            partition (`fedhet.data.federation.RunData`). Not used for text.
+            partition (`fedhet.data.federation.RunData`). "own": each client normalises its table by
+            the statistics of its own training part. Not used for text.
         owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
             0 .. len(owner_names) - 1; None where the data do not name owners. The partition
             `natural` reads them.
@@ -55,6 +59,8 @@ class Dataset:
         vocabulary: the number of different tokens of a text; 0: the classes are the tokens.
         padding: the token that fills up short texts; None: there is none.
         columns: the names of a table's columns, or of the one of texts; empty where they have none.
+        missing: what became of the missing cells of a table; "median": they are NaN in `x`, and
+            each client fills them (`fedhet.data.moments.Own`).
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -82,9 +88,11 @@ class Dataset:
     vocabulary: int = 0
     padding: int | None = None
     columns: tuple[str, ...] = ()
+    missing: str = REFUSE
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)
+        check.one_of("dataset.missing", self.missing, MISSING)
         if self.text:  # it is not normalised
             object.__setattr__(self, "mean", (0.0,))
             object.__setattr__(self, "std", (1.0,))
@@ -97,8 +105,18 @@ class Dataset:
                     f" {tuple(self.test.x.shape[1:])}"
                 )
             self._check_samples("test", self.test)
+        if OWN in (self.mean, self.std) and self.mean != self.std:
+            raise ConfigError(
+                f"dataset.mean={self.mean} with dataset.std={self.std}: own must be both of them"
+            )
+        if (self.missing != REFUSE or self.by_client) and (self.text or self.x.ndim != 2):
+            raise ConfigError(
+                f"dataset.missing={self.missing} with dataset.mean={self.mean}: drop, median and"
+                f" own are for tables of numbers; samples of {self.name} have shape {self.shape}"
+            )
         for key in ("mean", "std"):
-            self._expand(key, self.shape[0], "channels or columns")
+            if self.mean != OWN:
+                self._expand(key, self.shape[0], "channels or columns")
         if self.target == "number":
             for key in ("target_mean", "target_std"):
                 self._expand(key, len(self.numbers), "numbers to predict")
@@ -207,6 +225,11 @@ class Dataset:
     def outputs(self) -> tuple[str, ...]:
         """The names of what the outputs of a model stand for: classes, labels or numbers."""
         return self.numbers if self.target == "number" else self.classes
+
+    @property
+    def by_client(self) -> bool:
+        """Whether each client makes its samples ready by its own training part."""
+        return self.missing == MEDIAN or self.mean == OWN
 
     @property
     def text(self) -> bool:

@@ -10,8 +10,8 @@ import json
 import logging
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
@@ -21,17 +21,17 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fedhet.config.targets import instantiate
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError
 from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
-from fedhet.data.dataset import AUTO, Dataset
+from fedhet.data.dataset import AUTO, OWN, Dataset
+from fedhet.data.moments import Own, moments
 from fedhet.data.partition import Partition, Scheme, check_split, labels_digest
 
 log = logging.getLogger("fedhet.data")
 PADDING = 4  # pixels around an image, of which a crop is taken
-_ROWS = 1024  # of moments at a time: a copy in float64
 
 
 def _part_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
@@ -107,11 +107,20 @@ class FederatedData(Sequence[ClientData]):
             train, val, test = (Samples(noisy.x[part], noisy.y[part]) for part in parts)
         else:
             train, val, test = (self._gather(own[part]) for part in parts)
+        if self._dataset.by_client and len(train):
+            ready = Own.of(self._dataset, train.x)
+            train, val, test = (ready.samples(part) for part in (train, val, test))
         return ClientData(train, val if len(val) else None, test if len(test) else None)
 
     def _gather(self, indices: np.ndarray) -> Samples:
         rows = torch.from_numpy(indices)
         return Samples(self._dataset.x.index_select(0, rows), self._dataset.y.index_select(0, rows))
+
+    def own(self, pid: int) -> Own:
+        """What client `pid` takes of its training part, where it has any sample."""
+        indices = self._indices[pid]
+        train = split(len(indices), self._fractions, self._seed, pid)[0]
+        return Own.of(self._dataset, self._gather(indices[train]).x)
 
     def _add_noise(self, samples: Samples, pid: int) -> Samples:
         """Add noise to all of a client's samples, so that it does not depend on the split."""
@@ -171,12 +180,13 @@ def _cached_constant(
 def transform(dataset: Dataset) -> Normalize | None:
     """The function that turns pixels in [0, 1], or columns, into the model's input.
 
-    It can be pickled. None for text: tokens are passed on unchanged.
+    It can be pickled. None for text, whose tokens are passed on unchanged, and where the clients'
+    samples are normalised already.
 
     Raises:
         ConfigError: the dataset's mean or std is still to be measured.
     """
-    if dataset.text:
+    if dataset.text or dataset.mean == OWN:
         return None
     if isinstance(dataset.mean, str) or isinstance(dataset.std, str):
         raise ConfigError(
@@ -253,78 +263,6 @@ def augmentation(dataset: Dataset) -> CropFlip | None:
     return CropFlip(tuple(((0 - mean) / std).tolist()))  # exactly Normalize of 0
 
 
-# ---- mean and standard deviation of samples that come in parts
-@dataclass(frozen=True)
-class Moments:
-    """What is known of a set of values per column or channel, in float64.
-
-    Args:
-        count: the number of values in each column.
-        mean: (C,).
-        squares: (C,), the sum of the squared deviations from `mean`.
-    """
-
-    count: int = 0
-    mean: np.ndarray = field(default_factory=lambda: np.zeros(()))
-    squares: np.ndarray = field(default_factory=lambda: np.zeros(()))
-
-    def joined(self, other: Moments) -> Moments:
-        """Those of both sets together (Chan et al. 1979)."""
-        count = self.count + other.count
-        if not count:
-            return self
-        step = other.mean - self.mean
-        mean = self.mean + step * (other.count / count)
-        squares = self.squares + other.squares + step**2 * (self.count * other.count / count)
-        return Moments(count, mean, squares)
-
-    @property
-    def arrays(self) -> Arrays:
-        """`mean` (C,) and `std` (C,); that of a constant, which is 0 up to rounding, becomes 1.
-
-        Raises:
-            DataError: there are no samples.
-        """
-        if not self.count:
-            raise DataError(
-                "no client has a training sample on which mean and std could be measured"
-            )
-        std = np.sqrt(self.squares / self.count)
-        constant = std <= np.finfo(np.float32).eps * np.abs(self.mean)
-        return {"mean": self.mean, "std": np.where(constant, 1.0, std)}
-
-
-def joined(sets: Iterable[Moments]) -> Moments:
-    """The moments of several sets together, joined in this order."""
-    total = Moments()
-    for each in sets:
-        total = total.joined(each)
-    return total
-
-
-def moments(parts: Iterable[np.ndarray]) -> Moments:
-    """The moments per column or channel of all parts together.
-
-    Each part contributes its number of values, its mean and its sum of squared deviations: nothing
-    is computed on the samples of two parts together.
-
-    Args:
-        parts: the samples (n, C, ...) of each part; uint8 stands for pixels k/255. A part may be
-            empty.
-    """
-    return joined(chunk for part in parts for chunk in _chunks(part))
-
-
-def _chunks(part: np.ndarray) -> Iterator[Moments]:
-    scale = 255 if part.dtype == np.uint8 else 1
-    axes = (0, *range(2, part.ndim))
-    for start in range(0, len(part), _ROWS):
-        rows = part[start : start + _ROWS].astype(np.float64) / scale
-        centre = rows.mean(axes)
-        spread = ((rows - np.expand_dims(centre, axes)) ** 2).sum(axes)
-        yield Moments(rows.size // len(centre), centre, spread)
-
-
 # ---- the data of a configuration
 @dataclass(frozen=True)
 class RunData:
@@ -368,7 +306,8 @@ class RunData:
         labels = dataset.y.numpy()
         partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
         data = cls(cfg, scheme, dataset, partition)
-        return replace(data, dataset=data._measured())
+        data = replace(data, dataset=data._measured())
+        return replace(data, dataset=data._tested())
 
     @cached_property
     def clients(self) -> FederatedData:
@@ -412,6 +351,31 @@ class RunData:
     def _moments(self, part: str) -> Arrays:
         return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
 
+    def _tested(self) -> Dataset:
+        """The dataset with each sample of the global test set made ready as its owner's are.
+
+        Raises:
+            ConfigError: `dataset.mean=own`, and a sample has no owner among the clients.
+        """
+        dataset = self.dataset
+        if dataset.test is None or not dataset.by_client:
+            return dataset
+        x = dataset.test.x.clone()
+        named = np.full(len(x), "") if dataset.test_owners is None else dataset.test_owners
+        for pid, owner in enumerate(self.partition.owners):
+            if (rows := named == owner).any():
+                x[rows] = self.clients.own(pid)(x[rows])
+        if (others := ~np.isin(named, self.partition.owners)).any():
+            x[others] = Own.unknown(dataset)(x[others])
+        return replace(dataset, test=Samples(x, dataset.test.y))
+
+    def _own(self) -> dict[str, Any]:
+        """What each client takes of its own training part, where any does."""
+        if not self.dataset.by_client:
+            return {}
+        sizes = enumerate(self.clients.sizes)
+        return {str(pid): self.clients.own(pid).record for pid, size in sizes if size}
+
     @property
     def digest(self) -> str:
         """16 hex digits of the labels and of who has which samples.
@@ -446,6 +410,7 @@ class RunData:
             "samples": len(dataset.y),
             "labels": labels_digest(dataset.y.numpy()),
             **described(dataset),
+            "own": self._own(),
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
             "counts": class_counts(dataset, self.partition).tolist(),
@@ -456,9 +421,11 @@ class RunData:
 def described(dataset: Dataset) -> dict[str, Any]:
     """What partition.json says about the samples, from which a model can be built and used."""
     normalize = transform(dataset)
-    normalised = None
+    normalised: dict[str, Any] | None = None
     if normalize is not None:
         normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
+    elif dataset.mean == OWN:
+        normalised = {"mean": OWN, "std": OWN}
     scale = target_scale(dataset)
     return {
         "normalised": normalised,
@@ -470,4 +437,5 @@ def described(dataset: Dataset) -> dict[str, Any]:
         "target_scale": scale and {"mean": list(scale[0]), "std": list(scale[1])},
         "vocabulary": dataset.vocabulary,
         "padding": dataset.padding,
+        "missing": dataset.missing,
     }

@@ -16,6 +16,7 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, assemble
+from fedhet.data.cells import Cells
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_path, permitted
 from fedhet.data.images import read_images
@@ -47,6 +48,8 @@ def hf(
     owner: str | None,
     classes: Classes,
     size: int | None,
+    categories: Mapping[str, Sequence[Any]] | None,
+    missing: str,
     **statistics: Any,
 ) -> Dataset:
     """Images, texts or a table in any format that Hugging Face's `datasets` reads.
@@ -68,6 +71,7 @@ def hf(
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
+        categories, missing: of a table, see `fedhet.data.cells.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
@@ -82,7 +86,8 @@ def hf(
     log.info("%s: %s", name, place)
     splits = [train] if test is None else [train, test]
     texts = Texts.of(text, tokenizer, max_length, data_dir, place)
-    columns = Columns(label, target, classes, features, texts, owner, test_fraction)
+    cells = Cells(categories, missing)
+    columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
 
     def read() -> Arrays:
         # `datasets` keeps a copy of its own in this cache; ours is enough.
@@ -97,7 +102,7 @@ def hf(
         "size": size,
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
-    return assemble(name, key, read, **statistics)
+    return assemble(name, key, read, missing=missing, **statistics)
 
 
 def _find(data_dir: str, path: str) -> Path:
@@ -174,6 +179,12 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
     if image is None:
         arrays = columns.arrays([(source, _frame(part, label)) for source, part in parts.items()])
     else:
+        if columns.cells.key:
+            raise ConfigError(
+                f"dataset.categories={columns.cells.categories} and"
+                f" dataset.missing={columns.cells.missing}: are for tables; {train_source} has"
+                f" images in the column {image!r}"
+            )
         raw = []
         for source, part in parts.items():
             test = source != train_source

@@ -11,8 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, RawSamples, assemble, check_rows, dataset_arrays
-from fedhet.data.dataset import CHOICES, Dataset
+from fedhet.data.cells import Cells
+from fedhet.data.dataset import CHOICES, REFUSE, Dataset
 from fedhet.data.files import find_file
 from fedhet.data.tokens import Texts
 
@@ -62,6 +62,8 @@ def table(
     target: str | None,
     owner: str | None,
     classes: Classes,
+    categories: Mapping[str, Sequence[Any]] | None,
+    missing: str,
     **statistics: Any,
 ) -> Dataset:
     """The dataset of csv files (with a header) or Parquet files.
@@ -72,6 +74,7 @@ def table(
         text, tokenizer, max_length: a column of texts in place of the features; see
             `fedhet.data.tokens.Texts`.
         test_fraction, features, label, target, owner, classes: see `Columns`.
+        categories, missing: see `fedhet.data.cells.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
@@ -83,13 +86,14 @@ def table(
     if test is not None:
         paths.append(find_file(data_dir, "test", test))
     texts = Texts.of(text, tokenizer, max_length, data_dir, paths[0].parent)
-    columns = Columns(label, target, classes, features, texts, owner, test_fraction)
+    cells = Cells(categories, missing)
+    columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
 
     def read() -> Arrays:
         return columns.arrays([(str(path), read_frame(path)) for path in paths])
 
     key = {"loader": "table", **columns.key, "files": signature(paths)}
-    return assemble(name, key, read, **statistics)
+    return assemble(name, key, read, missing=missing, **statistics)
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,15 @@ class Columns:
         label: the column of what is learned, or several columns of numbers, or of zeros and ones.
         target: see `fedhet.data.arrays.encoded`.
         classes: see `fedhet.data.arrays.dataset_arrays`.
-        features: the columns (F,) that the model sees, all of numbers; None: all but `label` and
-            `owner`. A single column is one of images, which only `dataset=hf` has.
+        features: the columns that the model sees, of numbers or categories; None: all but `label`
+            and `owner`. A single column is one of images, which only `dataset=hf` has.
         texts: a column of texts in place of the features.
         owner: the column of natural owners; None: there are no owners.
         test_fraction: the fraction of the rows that is held out where there is no test table.
+        cells: what becomes of missing cells and categories.
 
     Raises:
-        ConfigError: `features` and `texts` are both given.
+        ConfigError: `texts` are given with what is for columns of numbers.
     """
 
     label: str | Sequence[str]
@@ -117,12 +122,15 @@ class Columns:
     texts: Texts | None = None
     owner: str | None = None
     test_fraction: float = 0.0
+    cells: Cells = field(default_factory=Cells)
 
     def __post_init__(self) -> None:
-        if self.texts is not None and self.features is not None:
+        if self.texts is not None and (self.features is not None or self.cells.key):
             raise ConfigError(
-                f"dataset.text={self.texts.column} with dataset.features={self.features}: the"
-                " inputs are either a text or columns of numbers"
+                f"dataset.text={self.texts.column} with dataset.features={self.features},"
+                f" dataset.categories={self.cells.categories} and"
+                f" dataset.missing={self.cells.missing}: the inputs are either a text or columns of"
+                " numbers and categories"
             )
 
     @property
@@ -133,7 +141,7 @@ class Columns:
     @property
     def key(self) -> dict[str, Any]:
         """What determines the arrays of a table, for the cache."""
-        return {**vars(self), "texts": self.texts and self.texts.key}
+        return {**vars(self), "texts": self.texts and self.texts.key, "cells": self.cells.key}
 
     def arrays(self, frames: Sequence[tuple[str, pandas.DataFrame]]) -> Arrays:
         """The dataset's arrays of a table, or of two.
@@ -142,6 +150,13 @@ class Columns:
             frames: pairs (source for messages, data frame): the training data and, optionally, the
                 test data.
         """
+        described, raw = self.read(frames)
+        return self.encoded(raw) | described
+
+    def read(
+        self, frames: Sequence[tuple[str, pandas.DataFrame]]
+    ) -> tuple[Arrays, list[RawSamples]]:
+        """The arrays that describe the inputs of such tables, and the samples of each."""
         (_, frame), *tests = frames
         others = [*self.labels, *([] if self.owner is None else [self.owner])]
         if isinstance(self.features, str):
@@ -164,14 +179,14 @@ class Columns:
             check_columns(source, frame.columns, [*used, *self.labels, *([own] if own else [])])
         described: Arrays = {"columns": np.array(used)}
         if self.texts is None:
-            xs = [numeric_columns(frame, used, source) for source, frame in frames]
+            described = {"columns": np.array(self.cells.inputs(used))}
+            xs = [self.cells.read(frame, used, source) for source, frame in frames]
         else:
             words = {source: text_values(frame, used[0], source) for source, frame in frames}
             xs, tokens = self.texts.encoded(words)
             described |= tokens
         parts = zip(xs, frames, owners, strict=True)
-        raw = [self.samples(x, frame, source, own) for x, (source, frame), own in parts]
-        return self.encoded(raw) | described
+        return described, [self.samples(x, frame, source, own) for x, (source, frame), own in parts]
 
     def samples(
         self, x: np.ndarray, frame: pandas.DataFrame, source: str, owner: str | None
@@ -184,7 +199,7 @@ class Columns:
             y = np.stack([column_values(frame, column, source) for column in columns], axis=1)
             named = f"{source}, columns {columns}"
         owners = None if owner is None else column_values(frame, owner, source)
-        return RawSamples(x, y, owners, source, named, tuple(columns))
+        return self.cells.kept(RawSamples(x, y, owners, source, named, tuple(columns)))
 
     def encoded(self, raw: Sequence[RawSamples]) -> Arrays:
         """The dataset's arrays of training samples and, optionally, test samples."""
@@ -241,35 +256,6 @@ def check_columns(source: str, present: Iterable[str], required: Iterable[str]) 
     for column in required:
         if column not in names:
             raise DataError(f"{source} has no column {column!r}; it has {', '.join(names)}")
-
-
-def numeric_columns(frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
-    """(n, F) float32."""
-    from pandas import to_numeric
-
-    x = np.empty((len(frame), len(columns)), np.float32)
-    for j, column in enumerate(columns):
-        try:
-            numbers = to_numeric(frame[column], errors="coerce")
-            numbers = numbers.to_numpy(np.float64, na_value=np.nan)
-        except TypeError as error:  # the cells are lists, for example
-            raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
-        with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
-            x[:, j] = numbers
-        check_rows(source, np.isfinite(x[:, j]), partial(_no_number, frame[column]), column)
-    return x
-
-
-def _no_number(cells: pandas.Series, row: int) -> str:
-    if cells.isna().iloc[row]:
-        return (
-            "the cell is empty, or says that its value is missing; fill it in, or leave the row or"
-            " the column out"
-        )
-    return (
-        f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected finite numbers; dataset.features chooses"
-        " the columns, dataset.text one of texts (--features and --text of `data declare`)"
-    )
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
@@ -334,6 +320,7 @@ def npz(
     text: bool,
     vocabulary: int | None,
     padding: int | None,
+    missing: str,
     **statistics: Any,
 ) -> Dataset:
     """The dataset of an npz file.
@@ -355,6 +342,7 @@ def npz(
         vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`; None also stands for
             arrays of these names in the file. Without either, a text has the tokens that occur, or
             those that may be the next one, and no padding.
+        missing: what becomes of the NaN of a table, see `fedhet.data.cells.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`; "auto"
             also stands for arrays of these names in the file.
 
@@ -378,8 +366,9 @@ def npz(
 
     def read() -> Arrays:
         found = load_arrays(path, names)
-        train = array_samples(path, found, x_train, y_train, text=text, owner=owner)
-        test = array_samples(path, found, x_test, y_test, text=text, owner=owner_test)
+        how: Any = {"text": text, "missing": missing}
+        train = array_samples(path, found, x_train, y_train, owner=owner, **how)
+        test = array_samples(path, found, x_test, y_test, owner=owner_test, **how)
         keys = [key for key in _DESCRIBES if classes is None or key != "classes"]
         stated = described(path, found, keys)
         kind = str(stated.pop("target", "next_char" if text else "")) or None
@@ -396,18 +385,35 @@ def npz(
         return arrays
 
     settings = {"names": names, "target": target, "classes": classes, "text": text, **given}
-    key = {"loader": "npz", **settings, "files": signature([path])}
-    return assemble(name, key, read, **statistics)
+    key = {"loader": "npz", **settings, "missing": missing, "files": signature([path])}
+    return assemble(name, key, read, missing=missing, **statistics)
 
 
 def array_samples(
-    path: Path, arrays: Arrays, x: str, y: str, *, text: bool, owner: str | None = None
+    path: Path,
+    arrays: Arrays,
+    x: str,
+    y: str,
+    *,
+    text: bool,
+    owner: str | None = None,
+    missing: str = REFUSE,
 ) -> RawSamples:
-    """The samples of the arrays with these names in an npz file; `text`: x are token numbers."""
-    source = f"{path}, array {x!r}"
-    inputs = (token_numbers if text else numeric_inputs)(arrays[x], source)
+    """The samples of the arrays with these names in an npz file.
+
+    Args:
+        path, arrays: the file, and what it has.
+        x, y, owner: the names of the arrays.
+        text: whether x are token numbers.
+        missing: what becomes of NaN in a table, see `fedhet.data.cells.Cells`.
+    """
+    source, cells = f"{path}, array {x!r}", Cells(missing=missing)
+    if text:
+        inputs = token_numbers(arrays[x], source)
+    else:
+        inputs = numeric_inputs(arrays[x], source, missing=missing != REFUSE)
     owners = None if owner is None else arrays[owner]
-    return RawSamples(inputs, arrays[y], owners, source, f"{path}, array {y!r}")
+    return cells.kept(RawSamples(inputs, arrays[y], owners, source, f"{path}, array {y!r}"))
 
 
 def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = ()) -> Arrays:
@@ -496,8 +502,14 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     return found
 
 
-def numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
-    """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32."""
+def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.ndarray:
+    """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32.
+
+    Args:
+        x: the array.
+        source: where it comes from, for messages.
+        missing: whether a table may have NaN.
+    """
     if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
         raise DataError(
             f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)"
@@ -515,7 +527,7 @@ def numeric_inputs(x: np.ndarray, source: str) -> np.ndarray:
     with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
         numbers = x.astype(np.float32)
     if x.ndim == 2:
-        valid = np.isfinite(numbers)
+        valid = np.isfinite(numbers) | (np.isnan(numbers) & missing)
         expected = "finite numbers"
     else:
         valid = (numbers >= 0) & (numbers <= 1)

@@ -55,7 +55,7 @@ DEFAULT = "fedhet-models"  # beside the clients' states
 # What partition.json has at the site: inputs and outputs, not who has which samples.
 DESCRIBED = [
     *("shape", "columns", "target", "classes", "numbers"),
-    *("normalised", "target_scale", "vocabulary", "padding"),
+    *("normalised", "target_scale", "vocabulary", "padding", "missing", "own"),
 ]
 
 

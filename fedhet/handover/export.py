@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, metavar="FILE", help="default: in the run folder, named by the view"
     )
     args = parser.parse_args(argv)
-    about, served = opened(args.run, args.view, args.client)
+    about, served = opened(args.run, args.view, args.client, args.inputs_of)
     shared = args.client is None and (args.run / "model.safetensors").exists()
     default = args.view or ("model" if shared else "personal")
     if args.client is not None:
@@ -116,7 +116,7 @@ def export(
             f"--to onnx needs {' and '.join(missing)}, not installed here: pip install"
             f" {' '.join(missing)}"
         )
-    x = _random_inputs(about, 2, pixels)
+    x = _random_inputs(about, served, 2, pixels)
     program = _program(served, x)
     with written(out) as part:
         if to == "onnx":
@@ -124,7 +124,8 @@ def export(
         else:
             run, what = _write_pt2(program, part, about)
         random = max(
-            _difference(served, run, _random_inputs(about, n, pixels), out) for n in _BATCHES
+            _difference(served, run, _random_inputs(about, served, n, pixels), out)
+            for n in _BATCHES
         )
         samples, why_not = _real_inputs(about, pixels)
         real = None if samples is None else _difference(served, run, samples, out)
@@ -205,7 +206,8 @@ def _input_text(about: Described, pixels: str) -> str:
     if about.text:
         return f"token numbers, int64 {shape}"
     columns = ", ".join(about.partition.get("columns", [])) or "without names"
-    return f"rows of a table, float32 {shape}, not normalised: {columns}"
+    missing = ", missing cells NaN" if about.median else ""
+    return f"rows of a table, float32 {shape}, not normalised{missing}: {columns}"
 
 
 # ---- the comparison
@@ -231,8 +233,11 @@ def _difference(served: Served, run: Callable[[Tensor], Tensor], x: Tensor, out:
     return difference
 
 
-def _random_inputs(about: Described, n: int, pixels: str) -> Tensor:
-    """Return n inputs: uniform pixels or tokens, or normal values with the columns' own spread."""
+def _random_inputs(about: Described, served: Served, n: int, pixels: str) -> Tensor:
+    """Return n inputs: uniform pixels or tokens, or normal values with the columns' own spread.
+
+    A tenth of the cells is missing where the model takes that.
+    """
     rng = torch.Generator().manual_seed(streams.integer(0, "export", pid=n))
     shape = (n, *about.shape)
     if about.images:
@@ -241,10 +246,11 @@ def _random_inputs(about: Described, n: int, pixels: str) -> Tensor:
         return torch.rand(shape, generator=rng)
     if about.text:
         return torch.randint(about.partition["vocabulary"], shape, generator=rng)
-    moments = about.partition["normalised"]
-    return torch.randn(shape, generator=rng) * torch.tensor(moments["std"]) + torch.tensor(
-        moments["mean"]
-    )
+    assert served.x_mean is not None and served.x_std is not None
+    x = torch.randn(shape, generator=rng) * served.x_std + served.x_mean
+    if about.median:
+        x[torch.rand(shape, generator=rng) < 0.1] = torch.nan
+    return x
 
 
 def _real_inputs(about: Described, pixels: str) -> tuple[Tensor | None, str]:

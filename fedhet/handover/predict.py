@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.data.cells import Cells
+from fedhet.data.dataset import MEDIAN, REFUSE
 from fedhet.data.files import roots
 from fedhet.data.images import SUFFIXES as IMAGES
 from fedhet.data.images import read_images
@@ -19,7 +21,6 @@ from fedhet.data.local.reading import declared_texts
 from fedhet.data.tables import (
     DAMAGE,
     check_arrays,
-    numeric_columns,
     numeric_inputs,
     read_frame,
     text_values,
@@ -145,10 +146,12 @@ def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
     frame = read_frame(file)
     if not len(frame):
         raise DataError(f"{file} contains no rows")
+    cells = Cells(about.config.dataset.get("categories"), MEDIAN if about.median else REFUSE)
+    columns = cells.columns(columns)
     _check_columns(about, file, frame, columns)
     if about.text:
         return _tokens(about, text_values(frame, columns[0], str(file)), file, tokenizer)
-    return numeric_columns(frame, columns, str(file))
+    return cells.read(frame, columns, str(file))
 
 
 def _check_columns(
@@ -225,7 +228,10 @@ def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
         raise
     except DAMAGE as error:
         raise DataError(f"{file} is damaged, or not an npz file of numbers: {error}") from error
-    x = (token_numbers if about.text else numeric_inputs)(x, str(file))
+    if about.text:
+        x = token_numbers(x, str(file))
+    else:
+        x = numeric_inputs(x, str(file), missing=about.median)
     if x.shape[1:] != about.shape:
         raise DataError(
             f"{file}: its samples have the shape {x.shape[1:]}, the run's {about.shape}"
@@ -278,7 +284,7 @@ def main(argv: Sequence[str]) -> int:
         "--tokenizer", metavar="FILE", help="for texts; default: the one that the run names"
     )
     args = parser.parse_args(argv)
-    about, served = opened(args.run, args.view, args.client)
+    about, served = opened(args.run, args.view, args.client, args.inputs_of)
     inputs = read_inputs(about, args.files, args.array, args.tokenizer)
     outputs, chosen = predict(served, inputs.x)
     if not outputs.isfinite().all():

@@ -14,6 +14,7 @@ from fedhet import api
 from fedhet.core import trees
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.record.files import read_tensors
 from fedhet.record.schema import read_config
 
@@ -34,6 +35,7 @@ class Described:
         target: what is predicted: class, number, labels or next_char.
         outputs: the names of the outputs: classes, labels or numbers.
         output: what these are: "numbers" in their original units, or "probabilities".
+        median: whether missing cells of a table are filled.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Described:
         self.target = str(partition["target"])
         self.outputs: list[str] = list(partition["numbers"] or partition["classes"])
         self.output = "numbers" if self.target == "number" else "probabilities"
+        self.median = partition.get("missing") == MEDIAN
 
     @classmethod
     def read(cls, folder: Path) -> Described:
@@ -73,6 +76,28 @@ class Described:
             raise DataError(f"{folder / 'partition.json'} is damaged: {missing[0]!r} is missing")
         return cls(folder, summary, partition, config)
 
+    def made_ready(self, client: int | None) -> dict[str, list[float]]:
+        """By what inputs are made ready for the model: mean and std, and the median if `median`.
+
+        Args:
+            client: the one whose inputs they are; None: it is not known.
+
+        Raises:
+            ConfigError: they are each client's own, and this one's are not known here.
+        """
+        common = dict(self.partition["normalised"] or {})
+        own = self.partition.get("own", {})
+        if str(client) in own:
+            return common | own[str(client)]
+        if common.get("mean") == OWN or (own and client is not None):
+            known = f"those of the clients {', '.join(own)} are" if own else "none of these is"
+            raise ConfigError(
+                f"{self.folder}: each client makes its inputs ready by its own training part, and"
+                f" {known} known here; name the client, --inputs-of N (a site has its own where"
+                " deliver=true brought it the model)"
+            )
+        return common | ({"median": common["mean"]} if self.median else {})
+
 
 class Served(nn.Module):
     """A model with the normalisation before it, and after it what makes its outputs readable.
@@ -85,28 +110,32 @@ class Served(nn.Module):
     Args:
         model: a trained model.
         about: the description of its run.
+        client: the one whose inputs they are, see `Described.made_ready`.
     """
 
+    x_median: Tensor | None
     x_mean: Tensor | None
     x_std: Tensor | None
     y_mean: Tensor | None
     y_std: Tensor | None
 
-    def __init__(self, model: nn.Module, about: Described) -> None:
+    def __init__(self, model: nn.Module, about: Described, client: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.target = about.target
-        normalised, scale = about.partition["normalised"], about.partition["target_scale"]
+        inputs, scale = about.made_ready(client), about.partition["target_scale"] or {}
         ones = (1,) * (len(about.shape) - 1)
-        for prefix, values, shape in (("x", normalised, (-1, *ones)), ("y", scale, (-1,))):
-            for key in ("mean", "std"):
-                value = torch.tensor(values[key]).view(shape) if values else None
+        for prefix, values, shape in (("x", inputs, (-1, *ones)), ("y", scale, (-1,))):
+            for key in ("mean", "std", "median"):
+                value = torch.tensor(values[key]).view(shape) if key in values else None
                 self.register_buffer(f"{prefix}_{key}", value, persistent=False)
 
     def raw(self, x: Tensor) -> Tensor:
         """Return the model's own outputs for raw inputs: logits, or standardised numbers."""
         if x.dtype == torch.uint8:
             x = x.float() / 255
+        if self.x_median is not None:
+            x = torch.where(x.isnan(), self.x_median, x)
         if self.x_mean is not None and self.x_std is not None:
             x = (x - self.x_mean) / self.x_std
         output: Tensor = self.model(x)
@@ -136,23 +165,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the global model {', '.join(api.GLOBAL)}; with --client"
         f" {', '.join(api.OWN)}; default: model, with --client personal",
     )
+    parser.add_argument(
+        "--inputs-of",
+        type=int,
+        metavar="N",
+        help="the client by whose training part inputs are made ready, where each does that by its"
+        " own (dataset.mean=own, dataset.missing=median); default: --client",
+    )
 
 
-def opened(folder: Path, view: str | None, client: int | None) -> tuple[Described, Served]:
+def opened(
+    folder: Path, view: str | None, client: int | None, inputs_of: int | None = None
+) -> tuple[Described, Served]:
     """Open a model of a run.
 
     Args:
         folder: the run folder.
         view: see `weights` of `fedhet.load`; None: "model", or with a client "personal".
         client: the client whose own model is meant; None: the global model.
+        inputs_of: the client whose inputs it gets; None: `client`, or the one to which the model
+            was delivered.
 
     Raises:
-        ConfigError: there is no such model; the message says why.
+        ConfigError: there is no such model, or nothing is known of that client; the message says
+            why.
         DataError: a file in the folder is damaged.
     """
     about = Described.read(folder)
     views = about.summary.get("models", ["global"])
     delivered = about.summary.get("delivered")
+    if inputs_of is None:
+        inputs_of = delivered["client"] if delivered and client is None else client
     if client is None and delivered and ("global" not in views or view == "personal"):
         client = delivered["client"]  # whose own model is the only one there
     if client is None and "global" not in views:
@@ -169,7 +212,7 @@ def opened(folder: Path, view: str | None, client: int | None) -> tuple[Describe
     model = api.load(folder, view, client=client)
     if client is None and view == "model":
         _check_weights(about)
-    return about, Served(model, about).eval()
+    return about, Served(model, about, inputs_of).eval()
 
 
 def _check_weights(about: Described) -> None:

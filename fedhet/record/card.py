@@ -62,7 +62,12 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 {% else %}
 | {{ partition.classes | length }} classes | {{ partition.classes | names }} |
 {% endif %}
-{% if partition.normalised %}
+{% if partition.missing in ("drop", "median") %}
+| missing cells | {{ partition.missing }} |
+{% endif %}
+{% if partition.normalised and partition.normalised.mean == "own" %}
+| normalised by | mean and std of each client's own training part |
+{% elif partition.normalised %}
 | normalised by mean | {{ partition.normalised.mean | numbers }} |
 | normalised by std | {{ partition.normalised.std | numbers }} |
 {% else %}

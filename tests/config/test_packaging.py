@@ -19,6 +19,7 @@ from flwr.cli.build import build_fab_from_disk
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parents[2]
+HOSPITALS = {f"fedhet/data/heart_disease/{name}" for name in ("hospitals.json", "README.md")}
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 
@@ -56,7 +57,14 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     conf = {f"fedhet/{path}" for path in paths("conf", "*.yaml")}
     templates = paths("fedhet", "*.yaml")
     modules = paths("fedhet", "*.py")
-    assert names == modules | conf | templates | {"fedhet/py.typed"}
+    assert names == modules | conf | templates | HOSPITALS | {"fedhet/py.typed"}
+
+
+def test_the_app_of_flower_has_all_that_the_wheel_has(source: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))) as bundle:
+        names = {name for name in bundle.namelist() if name.startswith(("fedhet/", "conf/"))}
+    every = [*(paths("fedhet", f"*.{kind}") for kind in ("py", "yaml")), paths("conf", "*.yaml")]
+    assert names == HOSPITALS.union(*every)
 
 
 @pytest.mark.slow
@@ -95,6 +103,7 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
     for tree in ("conf", "fedhet"):
         unpacked = (folder / tree).rglob("*.yaml")
         assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, "*.yaml")
+    assert all((folder / name).exists() for name in HOSPITALS)
     assert (folder / "setup.py").exists()
 
 

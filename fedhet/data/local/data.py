@@ -11,7 +11,7 @@ import json
 import logging
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +28,7 @@ from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
+from fedhet.data.moments import Own
 
 log = logging.getLogger("fedhet.data")
 
@@ -74,15 +75,21 @@ class SiteClients(Sequence[ClientData]):
     """The clients, of whom those can be accessed whose data this process has.
 
     Args:
-        parts: client -> its parts.
+        dataset: what is agreed on, by which each client makes its samples ready.
+        parts: client -> its parts as they are in its files.
         part_sizes: the numbers of each client's training, validation and test samples; 0 for those
             that are not known.
     """
 
     def __init__(
-        self, parts: Mapping[int, Mapping[str, Samples]], part_sizes: Sequence[Sequence[int]]
+        self,
+        dataset: Dataset,
+        parts: Mapping[int, Mapping[str, Samples]],
+        part_sizes: Sequence[Sequence[int]],
     ) -> None:
         self._parts = parts
+        own = parts.items() if dataset.by_client else ()
+        self.own = {pid: Own.of(dataset, parts["train"].x) for pid, parts in own}
         self.part_sizes = [tuple(sizes) for sizes in part_sizes]
         self.sizes = [train for train, *_ in self.part_sizes]
 
@@ -95,6 +102,8 @@ class SiteClients(Sequence[ClientData]):
         if pid not in self._parts:
             raise DataError(f"the data of client {pid} are at its site, not on this machine")
         parts = self._parts[pid]
+        if own := self.own.get(pid):
+            parts = {name: own.samples(samples) for name, samples in parts.items()}
         # an empty part is None
         return ClientData(parts["train"], parts.get("val") or None, parts.get("test") or None)
 
@@ -168,11 +177,12 @@ class LocalData:
     ) -> LocalData:
         """The data of a server, which has none itself, or of a simulation, which has `parts`."""
         declared, _ = declaration(cfg)
-        test = test_set(declared)
         for key, values in agreed.statistics.items():
             log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
-        dataset = declared.dataset(test=test, agreed=agreed.statistics)
-        return cls(cfg, declared, dataset, SiteClients(parts or {}, agreed.sizes), agreed)
+        dataset = declared.dataset(test=test_set(declared), agreed=agreed.statistics)
+        if dataset.test is not None and dataset.by_client:
+            dataset = replace(dataset, test=Own.unknown(dataset).samples(dataset.test))
+        return cls(cfg, declared, dataset, SiteClients(dataset, parts or {}, agreed.sizes), agreed)
 
     @classmethod
     def at_site(
@@ -187,7 +197,7 @@ class LocalData:
         sizes = [[0] * len(PARTS) for _ in declared.sites]
         sizes[pid] = [len(parts[part]) if part in parts else 0 for part in PARTS]
         dataset = declared.dataset(agreed=statistics)
-        return cls(cfg, declared, dataset, SiteClients({pid: parts}, sizes), None)
+        return cls(cfg, declared, dataset, SiteClients(dataset, {pid: parts}, sizes), None)
 
     def partition_record(self) -> dict[str, Any]:
         """The content of partition.json; no machine knows which samples a site has."""
@@ -200,6 +210,7 @@ class LocalData:
             "settings": {**settings, "clients": len(sites)},
             "seed": self.cfg.seed,
             **described(self.dataset),
+            "own": {str(pid): own.record for pid, own in self.clients.own.items()},
             "declaration": self.declared.digest,
             "owners": sites,
             "train_sizes": self.clients.sizes,

@@ -19,7 +19,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
-from fedhet.data.dataset import AUTO, CHOICES, Dataset, Statistic
+from fedhet.data.cells import Cells
+from fedhet.data.dataset import AUTO, CHOICES, OWN, Dataset, Statistic
 from fedhet.data.images import COLOURS
 from fedhet.data.partition import Partition, Scheme
 
@@ -40,6 +41,9 @@ class Declaration(Checked):
         target: what is learned.
         classes: the labels in their order, or their number C for 0 .. C-1; None for numbers.
         features: the columns of a table, in their order; None for images, texts and plain arrays.
+        categories: of a table, which of them are categories, with their levels, see
+            `fedhet.data.cells.Cells`; None: all are numbers.
+        missing: what becomes of missing cells of a table, see there.
         text: the column of texts of a table, in place of the features; None: there is none.
         tokenizer: the SHA-256 of its tokenizer.json, of which each site has the file.
         label: the column, or the columns, of what is learned; the names of an array's numbers.
@@ -48,7 +52,7 @@ class Declaration(Checked):
         vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`.
         size, colours: how images in files are converted, see `fedhet.data.images.image_folder`.
         mean, std, target_mean, target_std: numbers, or "auto" for those of the sites' training
-            parts together.
+            parts together. Of a table, mean and std may be "own", those of each site's own.
         augment: see `fedhet.data.dataset.Dataset`.
         test: a file or folder with a global test set at the server; None: there is none.
         files: site -> file, for a simulation on one machine; None in a deployment.
@@ -67,6 +71,8 @@ class Declaration(Checked):
     target: str = setting(allowed=CHOICES)
     classes: Classes
     features: Sequence[str] | None
+    categories: Mapping[str, Sequence[Any]] | None
+    missing: str
     text: str | None
     tokenizer: str | None
     label: str | Sequence[str]
@@ -110,6 +116,11 @@ class Declaration(Checked):
                 raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
         for site, node in (self.nodes or {}).items():
             check.integer(f"dataset.nodes.{site}", node, low=0)
+        if self.mean == OWN and self.test is not None:
+            raise ConfigError(
+                f"dataset.mean=own with dataset.test={self.test}: each site normalises by its own"
+                " training part, so that the server cannot normalise a test set"
+            )
         _ = self.dataset()  # checks what is left
 
     def _check_shape(self) -> None:
@@ -131,6 +142,11 @@ class Declaration(Checked):
             raise ConfigError(
                 f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
                 " or [F], or [T] token numbers (int64)"
+            )
+        if self.cells.key and (self.tokens or len(shape) == 3):
+            raise ConfigError(
+                f"dataset.categories={self.categories} with dataset.missing={self.missing}: are for"
+                f" tables of numbers; the samples have shape {list(shape)} and are {self.dtype}"
             )
         if len(shape) == 1 and self.dtype == "uint8":
             raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
@@ -158,7 +174,17 @@ class Declaration(Checked):
     @property
     def shape_of_sample(self) -> tuple[int, ...]:
         """(C, H, W), (F,) or (T,)."""
-        return (len(self.features),) if self.features is not None else tuple(self.shape or ())
+        return (len(self.inputs),) if self.features is not None else tuple(self.shape or ())
+
+    @cached_property
+    def cells(self) -> Cells:
+        """What a table says in its cells of inputs."""
+        return Cells(self.categories, self.missing)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that the columns of a table become; () where there are none."""
+        return tuple(self.cells.inputs(self.features or ([self.text] if self.text else [])))
 
     @property
     def labels(self) -> list[str]:
@@ -202,8 +228,10 @@ class Declaration(Checked):
     def content(self) -> dict[str, Any]:
         """What the data of a site must meet, in the terms of its samples."""
         text = {"text": self.text, "tokenizer": self.tokenizer} if self.text else {}
+        cells = {"cells": self.cells.key} if self.cells.key else {}
         return {
             **text,
+            **cells,
             "target": self.target,
             "outputs": list(self.outputs),
             "shape": list(self.shape_of_sample),
@@ -270,7 +298,8 @@ class Declaration(Checked):
             numbers=self.outputs if numbers else (),
             vocabulary=self.vocabulary or 0,
             padding=self.padding,
-            columns=tuple(self.features or ([self.text] if self.text else ())),
+            columns=self.inputs,
+            missing=self.missing,
         )
 
     def number_of(self, site: str) -> int:

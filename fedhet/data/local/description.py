@@ -15,9 +15,9 @@ from fedhet.core.errors import DataError, Rejected
 from fedhet.core.task import Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
-from fedhet.data.federation import Moments, joined, moments
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.local.reading import PARTS
+from fedhet.data.moments import Moments, Own, joined, moments
 from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet.data")
@@ -34,7 +34,7 @@ class SiteDescription:
         sizes: the numbers of training, validation and test samples.
         counts: of each class or label over all parts, None for one that is not told; or None.
         moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
-            mean and squares (`fedhet.data.federation.Moments`), as far as a statistic is "auto".
+            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto".
             Mean and squares of a column that would tell a count of few samples are None.
     """
 
@@ -70,6 +70,8 @@ class SiteDescription:
             counts = [None if h else n for h, n in zip(hidden, exact.tolist(), strict=True)]
         sizes = [len(parts[part]) if part in parts else 0 for part in PARTS]
         train = {"x": parts["train"].x, "y": parts["train"].y}
+        if (dataset := declared.dataset()).by_client:
+            train["x"] = Own.of(dataset, train["x"])(train["x"])
         told = {name: _told(train[name].numpy(), least) for name in declared.measured}
         return cls(site, declared.digest, sizes, counts, told)
 
@@ -121,11 +123,14 @@ class SiteDescription:
 
 def _told(samples: np.ndarray, least: int) -> dict[str, Any]:
     found, few = moments([samples]), counts_few(samples, least)
+    counts = np.atleast_1d(found.count)
+    few = [hidden or not count for hidden, count in zip(few, counts, strict=True)]
     mean, squares = (
         [None if hidden else value for value, hidden in zip(values.tolist(), few, strict=True)]
         for values in (found.mean, found.squares)
     )
-    return {"count": found.count, "mean": mean, "squares": squares}
+    count = samples.size // samples.shape[1]  # of the samples' own columns, NaN included
+    return {"count": count, "mean": mean, "squares": squares}
 
 
 def check_sizes(declared: Declaration, site: str, sizes: Iterable[int]) -> None:

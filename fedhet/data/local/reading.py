@@ -8,6 +8,7 @@ data or where its operator says.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import Samples
-from fedhet.data.arrays import encoded
+from fedhet.data.arrays import LEFT_OUT, encoded
 from fedhet.data.federation import split
 from fedhet.data.images import COLOURS, list_images, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
@@ -34,6 +35,7 @@ from fedhet.data.tables import (
 )
 from fedhet.data.tokens import Texts, find_tokenizer
 
+log = logging.getLogger("fedhet.data")
 PARTS = ("train", "val", "test")
 
 
@@ -199,8 +201,10 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
         if not len(found[x]) and part != "train":
             continue
         with private():
-            raw = array_samples(path, found, x, y, text=declared.tokens)
+            how: Any = {"text": declared.tokens, "missing": declared.missing}
+            raw = array_samples(path, found, x, y, **how)
             (targets,), _ = encoded(raw, None, declared.target, classes)
+        _log_dropped(f"{path}, {part}", raw.dropped)
         samples[part] = _samples(raw.x, targets)
     return samples
 
@@ -222,11 +226,18 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Samples
                     f"{texts.file}: its {key} is {own}; the run declares {getattr(declared, key)}"
                 )
     classes = None if declared.target == "number" else list(declared.outputs)
-    columns = Columns(declared.label, declared.target, classes, declared.features, texts)
+    about = declared.label, declared.target, classes, declared.features, texts
+    columns = Columns(*about, cells=declared.cells)
     with private():
         # Without a header, the names of the columns are a sample.
         arrays = columns.arrays([(str(path), read_frame(path))])
+    _log_dropped(str(path), int(arrays.get("dropped", 0)))
     return _samples(arrays["x"], arrays["y"])
+
+
+def _log_dropped(where: str, count: int) -> None:
+    if count:
+        log.info(LEFT_OUT, where, count)
 
 
 def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:

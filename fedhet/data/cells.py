@@ -1,0 +1,161 @@
+"""How the cells of a table become numbers: missing cells, and columns of categories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet.core import check
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.arrays import RawSamples, check_rows
+from fedhet.data.dataset import DROP, MISSING, REFUSE
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What a table says in its cells of inputs.
+
+    Args:
+        categories: column -> its levels, all numbers or else texts. Each level but the first is an
+            input of zeros and ones, behind all columns of numbers, as
+            `pandas.get_dummies(drop_first=True)` makes them of columns with these levels; None:
+            all columns are numbers.
+        missing: what becomes of missing cells: "refuse"; "drop", the row is left out; "median",
+            they are NaN, for `fedhet.data.moments.Own`.
+
+    Raises:
+        ConfigError: `missing` is unknown, or a column has not at least two distinct levels.
+    """
+
+    categories: Mapping[str, Sequence[Any]] | None = None
+    missing: str = REFUSE
+
+    def __post_init__(self) -> None:
+        check.one_of("dataset.missing", self.missing, MISSING)
+        _ = self._levels  # checks them
+
+    @cached_property
+    def _levels(self) -> dict[str, list[Any]]:
+        levels: dict[str, list[Any]] = {}
+        for column, given in (self.categories or {}).items():
+            named = [] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
+            if not all(type(level) in (int, float) for level in named):
+                named = [str(level) for level in named]
+            if len(named) < 2 or len(set(named)) < len(named):
+                raise ConfigError(
+                    f"dataset.categories.{column}={given}: must be a list of distinct levels, at"
+                    " least two, all numbers or all texts"
+                )
+            levels[str(column)] = named
+        return levels
+
+    @property
+    def key(self) -> list[Any]:
+        """What determines the inputs, for the cache and for digests; [] where nothing is set."""
+        known = (list(self._levels.items()), self.missing)
+        return [] if known == ([], REFUSE) else list(known)
+
+    def inputs(self, columns: Sequence[str]) -> list[str]:
+        """The names of the inputs that the columns of a table become.
+
+        Raises:
+            ConfigError: a column of categories is not among the columns.
+        """
+        if unknown := [column for column in self._levels if column not in columns]:
+            raise ConfigError(
+                f"dataset.categories: {unknown[0]!r} is not among the inputs {list(columns)}"
+            )
+        made = [f"{column}_{level}" for column, own in self._levels.items() for level in own[1:]]
+        names = [column for column in columns if column not in self._levels] + made
+        if len(set(names)) < len(names):
+            raise ConfigError(f"dataset.categories: two inputs have the same name, of {names}")
+        return names
+
+    def columns(self, inputs: Sequence[str]) -> list[str]:
+        """The columns of a table that become these inputs."""
+        made = {f"{column}_{level}" for column, own in self._levels.items() for level in own}
+        return [name for name in inputs if name not in made] + list(self._levels)
+
+    def read(self, frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
+        """The inputs (n, F) float32 of a table, with NaN for missing cells.
+
+        Raises:
+            DataError: a cell is no finite number, or none of the levels, or is missing where that
+                is refused; the message names the file, the row and the column.
+        """
+        names = self.inputs(columns)
+        x = np.empty((len(frame), len(names)), np.float32)
+        for column in columns:
+            if column not in self._levels:
+                x[:, names.index(column)] = self._number(frame[column], column, source)
+        for column, levels in self._levels.items():
+            first = names.index(f"{column}_{levels[1]}")
+            x[:, first : first + len(levels) - 1] = self._dummies(frame[column], column, source)
+        return x
+
+    def kept(self, samples: RawSamples) -> RawSamples:
+        """The samples of a table, with `missing=drop` those without missing cells."""
+        if self.missing != DROP or samples.x.ndim != 2:
+            return samples
+        missing = np.isnan(samples.x).any(1)
+        return samples.without(missing) if missing.any() else samples
+
+    def _number(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
+        """(n,) float32."""
+        found = _numbers(cells, column, source)
+        with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+            x = found.astype(np.float32)
+        expected = (
+            "finite numbers; dataset.features chooses the columns, dataset.categories those of"
+            " categories, dataset.text one of texts (--features, --category and --text of `data"
+            " declare`)"
+        )
+        self._check(cells, np.isfinite(x), expected, column, source)
+        return x
+
+    def _dummies(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
+        """(n, levels - 1) float32."""
+        levels = self._levels[column]
+        if isinstance(levels[0], str):
+            found = cells.astype(str).to_numpy(object)
+        else:
+            found = _numbers(cells, column, source)
+        matches = found[:, None] == np.array(levels, found.dtype)
+        expected = f"one of the levels {levels} (dataset.categories.{column})"
+        self._check(cells, matches.any(1), expected, column, source)
+        x = matches[:, 1:].astype(np.float32)
+        x[cells.isna().to_numpy()] = np.nan
+        return x
+
+    def _check(
+        self, cells: pandas.Series, good: np.ndarray, expected: str, column: str, source: str
+    ) -> None:
+        if self.missing != REFUSE:
+            good = good | cells.isna().to_numpy()
+        check_rows(source, good, partial(_told, cells, expected), column)
+
+
+def _numbers(cells: pandas.Series, column: str, source: str) -> np.ndarray:
+    """(n,) float64, with NaN for what is no number."""
+    from pandas import to_numeric
+
+    try:
+        return to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    except TypeError as error:  # the cells are lists, for example
+        raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
+
+
+def _told(cells: pandas.Series, expected: str, row: int) -> str:
+    if cells.isna().iloc[row]:
+        return (
+            "the cell is empty, or says that its value is missing; fill it in, leave the row or"
+            " the column out, or choose dataset.missing=drop or median"
+        )
+    return f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected {expected}"

@@ -1,0 +1,94 @@
+"""The Heart Disease data of four hospitals (Janosi et al. 1988), a natural federation.
+
+README.md beside this file has their authors, their licence (CC BY 4.0) and their columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet.data.array_cache import Arrays, signature
+from fedhet.data.arrays import RawSamples, assemble
+from fedhet.data.cells import Cells
+from fedhet.data.dataset import Dataset
+from fedhet.data.tables import Columns
+
+if TYPE_CHECKING:
+    import pandas
+
+FILE = Path(__file__).with_name("hospitals.json")
+CLASSES = ("healthy", "diseased")
+
+
+def hospitals() -> dict[str, pandas.DataFrame]:
+    """The patients of each hospital, in the columns of the original files.
+
+    The label is `num`, of which 0 is healthy; missing cells are NaN.
+    """
+    import pandas
+
+    content = json.loads(FILE.read_text())
+    columns = content.pop("columns")
+    return {name: pandas.DataFrame(rows, columns=columns) for name, rows in content.items()}
+
+
+def heart_disease(
+    *,
+    name: str,
+    data_dir: str = "",
+    features: Sequence[str],
+    categories: Mapping[str, Sequence[Any]] | None,
+    missing: str,
+    **statistics: Any,
+) -> Dataset:
+    """Whether a patient has a heart disease; the owner is the hospital, `data_dir` is not used.
+
+    The global test set is FLamby's (Ogier du Terrail et al. 2022, fed_heart_disease): 34 % of each
+    hospital's patients, stratified where each class has more than two, the same ones whatever the
+    seed of the run.
+
+    Args:
+        features: columns of the original files.
+        categories, missing: see `fedhet.data.cells.Cells`.
+        statistics: mean and std, see `fedhet.data.dataset.Dataset`.
+    """
+    cells = Cells(categories, missing)
+    columns = Columns("label", "class", CLASSES, features, owner="hospital", cells=cells)
+
+    def read() -> Arrays:
+        import pandas
+
+        tables = [table.assign(hospital=name) for name, table in hospitals().items()]
+        frame = pandas.concat(tables, ignore_index=True)
+        frame["label"] = np.where(frame["num"] > 0, *reversed(CLASSES))
+        described, (samples,) = columns.read([(FILE.name, frame)])
+        test = np.isin(np.arange(len(samples.x)), held_out(samples))
+        parts = [samples.rows(~test), samples.rows(test)]
+        return columns.encoded(parts) | described
+
+    key = {"loader": "heart_disease", "version": version("scikit-learn")}
+    key |= {**columns.key, "files": signature([FILE])}
+    return assemble(name, key, read, missing=missing, **statistics)
+
+
+def held_out(samples: RawSamples) -> list[int]:
+    """The numbers of the samples in FLamby's test set."""
+    from sklearn.model_selection import train_test_split
+
+    assert samples.owners is not None
+    found: list[int] = []
+    for hospital in dict.fromkeys(samples.owners):
+        rows = np.flatnonzero(samples.owners == hospital)
+        labels = samples.y[rows]
+        _, counts = np.unique(labels, return_counts=True)
+        stratify = labels if len(counts) > 1 and min(counts) > 2 else None
+        sizes = {"train_size": 0.66, "test_size": 1.0 - 0.66}
+        _, test = train_test_split(rows, **sizes, random_state=43, stratify=stratify)
+        found += test.tolist()
+    return found
