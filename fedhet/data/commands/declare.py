@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.dataset import MISSING, REFUSE
+
+if TYPE_CHECKING:
+    import pandas
 
 HEAD = """\
 # @package _global_
 # An experiment on the sites' own data, after one of them: name the sites, and check that the others
-# have the same, above all the same classes in the same order.
+# have the same, above all the same classes, and levels of categories, in the same order.
 defaults:
   - override /dataset: local
 """
@@ -37,6 +41,18 @@ def add_commands(commands: Any) -> None:
         help="a column of inputs, in a table; may be given several times; default: all others",
     )
     parser.add_argument(
+        "--category",
+        action="append",
+        help="a column of categories among the inputs of a table; may be given several times; its"
+        " levels are those in the file",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=MISSING,
+        default=REFUSE,
+        help="what becomes of missing cells of a table; default: refuse",
+    )
+    parser.add_argument(
         "--text", help="the column of texts, the inputs in a table; its tokenizer is beside it"
     )
     parser.add_argument("--tokenizer", help="the tokenizer.json, or its folder, elsewhere")
@@ -57,8 +73,9 @@ def main(args: argparse.Namespace) -> None:
     path: Path = args.data
     if args.features and args.text:
         raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
-    if args.features and path.suffix not in SUFFIXES:
-        raise ConfigError(f"--features with {path}: is for a table, csv or Parquet")
+    for option, given in (("--features", args.features), ("--category", args.category)):
+        if given and path.suffix not in SUFFIXES:
+            raise ConfigError(f"{option} with {path}: is for a table, csv or Parquet")
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_dir():
@@ -66,7 +83,9 @@ def main(args: argparse.Namespace) -> None:
     elif path.suffix in SUFFIXES:
         declared = _table(path, args)
     else:
-        declared = _npz(path, args.target)
+        declared = _npz(path, args.target, args.missing)
+    if args.missing != REFUSE:
+        declared["missing"] = args.missing
     settings = {"sites": ["a", "b"], **declared}
     text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
@@ -81,6 +100,7 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    from fedhet.data.cells import Cells
     from fedhet.data.local.reading import digest_of
     from fedhet.data.tables import Columns, check_columns, read_frame
     from fedhet.data.tokens import Texts
@@ -92,21 +112,31 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         columns = [str(column) for column in frame.columns]
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
     features: list[str] = args.features or []
-    check_columns(str(path), frame.columns, [*label, *features])
+    check_columns(str(path), frame.columns, [*label, *features, *(args.category or [])])
     if twice := [column for column in features if [*features, *label].count(column) > 1]:
         raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
     names = label if len(label) > 1 else label[0]
     texts = texts and replace(texts, filled=True)
-    arrays = Columns(names, args.target, None, args.features, texts).arrays([(str(path), frame)])
+    cells = Cells({column: _levels(frame[column]) for column in args.category or []}, args.missing)
+    about = Columns(names, args.target, None, args.features, texts, cells=cells)
+    arrays = about.arrays([(str(path), frame)])
     if texts is None:
-        inputs: dict[str, Any] = {"features": arrays["columns"].tolist()}
+        inputs: dict[str, Any] = {"features": cells.columns(arrays["columns"].tolist())}
+        inputs |= {"categories": dict(cells.categories)} if cells.categories else {}
     else:
         inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
         inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
     return {**_target(arrays), **inputs, "label": names}
 
 
-def _npz(path: Path, target: str | None) -> dict[str, Any]:
+def _levels(cells: pandas.Series) -> list[Any]:
+    """The levels of a column of categories, whole numbers as such."""
+    levels = sorted(cells.dropna().unique().tolist())
+    whole = all(isinstance(level, float) and level.is_integer() for level in levels)
+    return [int(level) for level in levels] if whole else levels
+
+
+def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:
     from fedhet.data.arrays import dataset_arrays
     from fedhet.data.tables import array_samples, load_arrays
 
@@ -115,7 +145,7 @@ def _npz(path: Path, target: str | None) -> dict[str, Any]:
     if x not in found or y not in found:
         raise DataError(f"{path}: expected the arrays x_train and y_train, or x and y")
     text = "vocabulary" in found
-    raw = array_samples(path, found, x, y, text=text)
+    raw = array_samples(path, found, x, y, text=text, missing=missing)
     classes = len(found["classes"]) if "classes" in found else None  # the names of 0 .. C-1
     stated = str(found.pop("target")) if "target" in found else None
     settings = _target(dataset_arrays(raw, None, classes, target=target or stated) | found)

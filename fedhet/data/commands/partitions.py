@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
+from fedhet.data.dataset import OWN
 from fedhet.record.files import written
 
 if TYPE_CHECKING:
@@ -86,8 +88,9 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
 
     The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
     such samples. They are what the client would use, before normalisation: uint8 or floating, with
-    its noise. `classes`, `mean` and `std` are those of the dataset, and so are `target` and what
-    else describes its targets and texts, where it has them.
+    its noise, and with missing cells filled; where each client normalises by its own mean and std,
+    they are normalised. `classes`, `mean` and `std` are those of the dataset, and so are `target`
+    and what else describes its targets and texts, where it has them.
 
     Raises:
         ConfigError: there is no such client.
@@ -98,6 +101,8 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
         )
     client = data.clients[pid]
     dataset = data.dataset
+    if dataset.mean == OWN:
+        dataset = replace(dataset, mean=(0.0,), std=(1.0,))
     keys = ["classes", "mean", "std"]  # what `dataset=npz` reads
     if dataset.target == "number":
         keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]

@@ -27,15 +27,18 @@ CLASSES = ("healthy", "diseased")
 
 
 def hospitals() -> dict[str, pandas.DataFrame]:
-    """The patients of each hospital, in the columns of the original files.
+    """The patients of each hospital, in the columns of the original files; missing cells are NaN.
 
-    The label is `num`, of which 0 is healthy; missing cells are NaN.
+    The label `disease` says whether the original `num` is 0, healthy, or more, diseased.
     """
     import pandas
 
     content = json.loads(FILE.read_text())
     columns = content.pop("columns")
-    return {name: pandas.DataFrame(rows, columns=columns) for name, rows in content.items()}
+    tables = {name: pandas.DataFrame(rows, columns=columns) for name, rows in content.items()}
+    for table in tables.values():
+        table["disease"] = np.where(table.pop("num") > 0, *reversed(CLASSES))
+    return tables
 
 
 def heart_disease(
@@ -59,14 +62,13 @@ def heart_disease(
         statistics: mean and std, see `fedhet.data.dataset.Dataset`.
     """
     cells = Cells(categories, missing)
-    columns = Columns("label", "class", CLASSES, features, owner="hospital", cells=cells)
+    columns = Columns("disease", "class", CLASSES, features, owner="hospital", cells=cells)
 
     def read() -> Arrays:
         import pandas
 
         tables = [table.assign(hospital=name) for name, table in hospitals().items()]
         frame = pandas.concat(tables, ignore_index=True)
-        frame["label"] = np.where(frame["num"] > 0, *reversed(CLASSES))
         described, (samples,) = columns.read([(FILE.name, frame)])
         test = np.isin(np.arange(len(samples.x)), held_out(samples))
         parts = [samples.rows(~test), samples.rows(test)]
