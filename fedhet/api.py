@@ -78,7 +78,8 @@ def load(
     """Load a model of a run, in eval mode.
 
     Its inputs must be normalised as in training: by the mean and std that the run's partition.json
-    states as `normalised`. Where numbers are predicted, the prediction is output * std + mean, with
+    states as `normalised`, or under `own` for each client, there with the medians of missing cells.
+    Where numbers are predicted, the prediction is output * std + mean, with
     the mean and std that it states as `target_scale`.
 
     Args:

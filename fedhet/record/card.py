@@ -132,6 +132,9 @@ The last loss on the global test set is {{ summary.loss | score }}.
  Net the class of the model.
 {% else %}
 {% set own = "" if "global" in summary.models else " --client 0 --view " ~ summary.models[0] %}
+{% if partition.normalised and partition.normalised.mean == "own" %}
+{% set own = own ~ " --inputs-of 0" %}
+{% endif %}
 ```bash
 python -m fedhet predict RUN FILE...{{ own | safe }}
 python -m fedhet export RUN --to onnx{{ own | safe }}
