@@ -79,8 +79,8 @@ def load(
 
     Its inputs must be normalised as in training: by the mean and std that the run's partition.json
     states as `normalised`, or under `own` for each client, there with the medians of missing cells.
-    Where numbers are predicted, the prediction is output * std + mean, with
-    the mean and std that it states as `target_scale`.
+    Where numbers are predicted, the prediction is output * std + mean, with the mean and std that
+    it states as `target_scale`.
 
     Args:
         run_dir: the run folder, or the run itself.

@@ -25,8 +25,8 @@ class Cells:
     Args:
         categories: column -> its levels, all numbers or else texts. Each level but the first is an
             input of zeros and ones, behind all columns of numbers, as
-            `pandas.get_dummies(drop_first=True)` makes them of columns with these levels; None:
-            all columns are numbers.
+            `pandas.get_dummies(drop_first=True)` makes them of columns with these levels. A column
+            with None has numbers; None: all have.
         missing: what becomes of missing cells: "refuse"; "drop", the row is left out; "median",
             they are NaN, for `fedhet.data.moments.Own`.
 
@@ -45,6 +45,8 @@ class Cells:
     def _levels(self) -> dict[str, list[Any]]:
         levels: dict[str, list[Any]] = {}
         for column, given in (self.categories or {}).items():
+            if given is None:
+                continue
             named = [] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
             if not all(type(level) in (int, float) for level in named):
                 named = [str(level) for level in named]
@@ -80,7 +82,7 @@ class Cells:
 
     def columns(self, inputs: Sequence[str]) -> list[str]:
         """The columns of a table that become these inputs."""
-        made = {f"{column}_{level}" for column, own in self._levels.items() for level in own}
+        made = {f"{column}_{level}" for column, own in self._levels.items() for level in own[1:]}
         return [name for name in inputs if name not in made] + list(self._levels)
 
     def read(self, frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:

@@ -17,7 +17,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, assemble
 from fedhet.data.cells import Cells
-from fedhet.data.dataset import Dataset
+from fedhet.data.dataset import REFUSE, Dataset
 from fedhet.data.files import find_path, permitted
 from fedhet.data.images import read_images
 from fedhet.data.tables import Columns, check_columns, known_owner
@@ -48,8 +48,8 @@ def hf(
     owner: str | None,
     classes: Classes,
     size: int | None,
-    categories: Mapping[str, Sequence[Any]] | None,
-    missing: str,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    missing: str = REFUSE,
     **statistics: Any,
 ) -> Dataset:
     """Images, texts or a table in any format that Hugging Face's `datasets` reads.

@@ -62,8 +62,8 @@ def table(
     target: str | None,
     owner: str | None,
     classes: Classes,
-    categories: Mapping[str, Sequence[Any]] | None,
-    missing: str,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    missing: str = REFUSE,
     **statistics: Any,
 ) -> Dataset:
     """The dataset of csv files (with a header) or Parquet files.
@@ -320,7 +320,7 @@ def npz(
     text: bool,
     vocabulary: int | None,
     padding: int | None,
-    missing: str,
+    missing: str = REFUSE,
     **statistics: Any,
 ) -> Dataset:
     """The dataset of an npz file.

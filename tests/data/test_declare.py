@@ -68,9 +68,27 @@ def test_a_printed_declaration_of_chosen_columns(
     assert data.dataset.columns == ("height", "age")
 
 
+def test_a_printed_declaration_of_missing_cells_and_categories(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levels are those of the file, whole numbers as such although the column has a missing one."""
+    monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
+    lines = [f"{n},{n % 3 or ''},{'no' if n % 4 else 'yes'},{n % 2}" for n in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["age,pain,smoker,ill", *lines]) + "\n")
+    chosen = ["--label", "ill", "--category", "pain", "--category", "smoker"]
+    assert main(["declare", str(tmp_path / "a.csv"), *chosen]) == 2
+    assert "column 'pain': the cell is empty" in capsys.readouterr().err
+    data = declared(capsys, tmp_path, "a.csv", *chosen, "--missing", "median")
+    assert data.declared.categories == {"pain": [1, 2], "smoker": ["no", "yes"]}
+    assert data.declared.missing == "median"
+    assert data.dataset.columns == ("age", "pain_2", "smoker_yes")
+    assert not data.clients[0].train.x.isnan().any()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--category", "nothing"], "has no column 'nothing'"),
         (["--features", "nothing"], "has no column 'nothing'"),
         (["--features", "old"], "--features old: is named twice"),
         (["--features", "age", "--text", "sentence"], "--features with --text"),

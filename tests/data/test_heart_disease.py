@@ -73,6 +73,12 @@ def test_inputs_and_test_set_are_flambys() -> None:
     assert (data.y.numpy() == y[train]).all() and (data.test.y.numpy() == y[test]).all()
 
 
+def test_other_columns_may_be_chosen() -> None:
+    few = ["dataset.features=[age,cp,ca]", "dataset.categories.cp=null", "dataset.missing=median"]
+    data = run_data(*few, "dataset.categories.restecg=null").dataset
+    assert data.columns == ("age", "cp", "ca") and len(data.x) + len(data.test or ()) == 920
+
+
 def test_each_hospital_is_a_client() -> None:
     data = run_data(*OWN)
     assert data.partition.owners == NAMES and data.clients.sizes == [199, 172, 30, 85]

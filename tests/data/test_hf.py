@@ -122,6 +122,20 @@ def test_the_held_out_rows_of_a_dataset_without_test_split(tmp_path: Path) -> No
     assert torch.equal(data.x[:, 0].long() % 2, data.y)
 
 
+def test_a_table_may_miss_cells_and_have_categories(tmp_path: Path) -> None:
+    columns = {"a": [1.0, np.nan, 3.0, 4.0], "note": ["n", "m", "n", "o"]}
+    place = write(tmp_path / "t", [0, 1, 0, 1], **columns)
+    keys: dict[str, Any] = {"path": str(place), "test": None}
+    found = load(tmp_path, **keys, missing="drop", categories={"note": ["m", "n", "o"]})
+    assert found.columns == ("a", "note_n", "note_o")
+    assert found.test is not None
+    rows = [*found.x.tolist(), *found.test.x.tolist()]
+    assert sorted(rows) == [[1, 1, 0], [3, 1, 0], [4, 0, 1]]
+    write_images(tmp_path / "images")
+    with pytest.raises(ConfigError, match="are for tables"):
+        load(tmp_path, path="images", missing="drop")
+
+
 def test_a_dataset_in_the_cache_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: list[Any]
 ) -> None:

@@ -33,6 +33,7 @@ BY_HAND = {
         " NIH ChestX-ray8: https://nihcc.app.box.com/v/ChestXray-NIHCC"
     ),
     "digits": "It comes with scikit-learn; there is nothing to download.",
+    "heart_disease": "It comes with fedhet; there is nothing to download.",
     "femnist": _LEAF,
     "shakespeare": _LEAF,
 }

@@ -20,7 +20,7 @@ from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
 from fedhet.data.cells import Cells
-from fedhet.data.dataset import AUTO, CHOICES, OWN, Dataset, Statistic
+from fedhet.data.dataset import AUTO, CHOICES, OWN, REFUSE, Dataset, Statistic
 from fedhet.data.images import COLOURS
 from fedhet.data.partition import Partition, Scheme
 
@@ -71,8 +71,8 @@ class Declaration(Checked):
     target: str = setting(allowed=CHOICES)
     classes: Classes
     features: Sequence[str] | None
-    categories: Mapping[str, Sequence[Any]] | None
-    missing: str
+    categories: Mapping[str, Sequence[Any]] | None = None
+    missing: str = REFUSE
     text: str | None
     tokenizer: str | None
     label: str | Sequence[str]
