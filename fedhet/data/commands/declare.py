@@ -76,6 +76,8 @@ def main(args: argparse.Namespace) -> None:
     for option, given in (("--features", args.features), ("--category", args.category)):
         if given and path.suffix not in SUFFIXES:
             raise ConfigError(f"{option} with {path}: is for a table, csv or Parquet")
+    if args.missing != REFUSE and path.is_dir():
+        raise ConfigError(f"--missing with {path}: is for a table, csv, Parquet or npz")
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_dir():
