@@ -224,6 +224,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         f" evaluation {seconds['evaluate']:.1f})",
         **{
             f"sent {way}": ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
+            or "nothing"
             for way, kinds in summary["bytes"].items()
         },
         "stored by the clients": f"{readable_size(state['bytes'])} in total, the largest"
