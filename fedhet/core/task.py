@@ -173,7 +173,8 @@ class Task:
             "loss" for targets of another kind, of which the loss alone is reported.
         target_scale: (mean, std) of each number, for a model that predicts (y - mean) / std; None
             for one that predicts y itself.
-        detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` sets it.
+        detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` may say
+            otherwise.
         example: (1, ...) an input, for a process that has no data itself; NaN for unknown values.
 
     Raises:

@@ -55,6 +55,7 @@ class Dataset:
         vocabulary: the number of different tokens of a text; 0: the classes are the tokens.
         padding: the token that fills up short texts; None: there is none.
         columns: the names of a table's columns, or of the one of texts; empty where they have none.
+        detailed: whether `eval.scores=auto` is `all`.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -82,6 +83,7 @@ class Dataset:
     vocabulary: int = 0
     padding: int | None = None
     columns: tuple[str, ...] = ()
+    detailed: bool = False
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ import pandas as pd
 import pyarrow.dataset as parquet
 import pytest
 import torch
+from composing import composed
 from sklearn import metrics
 from targets.tasks import task_of
 from torch import Tensor
 
 import fedhet
 from fedhet.core.errors import ConfigError
+from fedhet.core.limits import UNLIMITED
 from fedhet.core.targets import Target, make
+from fedhet.data.federation import RunData
 from fedhet.data.toy import toy_task
+from fedhet.job import task_of as task_from
 from fedhet.report.results import results
 from fedhet.report.study import Study
 from fedhet.report.tables import detail_tables
@@ -164,6 +169,18 @@ def test_a_run_has_them(launch: Launch, method: str) -> None:
     assert set(own["model"]) == set(run.summary["models"]) and own["value"].between(0, 1).all()
     card = (run.dir / "model_card.md").read_text()
     assert "| AUC of the" in card and "predicted as each class" in card
+
+
+def test_a_task_may_ask_for_them(launch: Launch) -> None:
+    """Unless the run does not want them; the caller's task stays as it is."""
+    task = replace(toy_task(), detailed=True)
+    lines = ["method=fedavg", "rounds=1"]
+    assert "details" in launch(*lines, task=task).summary
+    assert "details" not in launch(*lines, "eval.scores=basic", task=task).summary
+    assert task.detailed
+    data = RunData.of(composed("dataset=digits").cfg)
+    asking = replace(data, dataset=replace(data.dataset, detailed=True))
+    assert task_from(asking.cfg, asking, UNLIMITED).detailed
 
 
 def test_the_global_test_set(launch: Launch) -> None:
