@@ -64,7 +64,7 @@ class DetailedClasses(Classes):
         """The scores beside those of Classes; what these samples do not define is left out."""
         scores = {}
         of_class = tally["confusion"].sum(1)
-        recall = tally["confusion"].diag() / of_class
+        recall = tally["confusion"].diag().double() / of_class
         if self.outputs == 2:
             names = ("specificity", "sensitivity")
             scores = {name: float(recall[i]) for i, name in enumerate(names) if of_class[i]}
@@ -73,7 +73,7 @@ class DetailedClasses(Classes):
                 area = (-negative.diff() * (positive[1:] + positive[:-1])).sum() / 2
                 scores["auc"] = float(area / (positive[0] * negative[0]))
         elif of_class.any():
-            scores["recall_macro"] = float(recall[of_class > 0].double().mean())
+            scores["recall_macro"] = float(recall[of_class > 0].mean())
         if counted := int(tally["bins"].sum()):
             gaps = (tally["hits"] - tally["confidence"]).abs()
             scores["ece"] = min(1.0, float(gaps.sum()) / counted)  # but for rounding
