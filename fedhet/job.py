@@ -73,6 +73,7 @@ def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
         augment=augmentation(dataset),
         target=dataset.target,
         target_scale=scale,
+        detailed=dataset.detailed,
         example=data.example,
     )
 

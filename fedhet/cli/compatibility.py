@@ -13,11 +13,17 @@ _STEPS = "it acts on local steps only, and this method's clients take none"
 _MODELS = "it compares the models that clients send, and this method's clients send none"
 _WEIGHTS = "it changes aggregation weights, which this method ignores"
 _GRADIENTS = "it changes the local steps, from which this method recovers gradients"
+_ALONE = "it acts on a client's own data and model, and this method has none"
 # (method, plug-in) of fedhet's own -> why they cannot be combined, so that `--list` need not import
 # torch to ask them. A test, which builds every pair, compares.
 REFUSED = {
-    **{("fedpcl", name): _MODEL for name in ("drift", "fedlex", "fedntd", "fedprox", "moon")},
-    ("fedpcl", "fednorm"): _WEIGHTS,
+    **{
+        (method, name): _MODEL
+        for method in ("fedpcl", "local")
+        for name in ("drift", "fedlex", "fedntd", "fedprox", "moon")
+    },
+    **{(method, "fednorm"): _WEIGHTS for method in ("fedpcl", "local")},
+    **{("pooled", name): _ALONE for name in catalogue.built_in("plugin")},
     ("fedsa", "fednorm"): f"{_WEIGHTS}; use method.client_weighting=samples",
     ("fedsgd", "drift"): _MODELS,
     **{("fedsgd", name): _STEPS for name in ("fedntd", "fedprox")},

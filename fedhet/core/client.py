@@ -321,7 +321,7 @@ class FedClient(LocalTraining, NumPyClient):
             if view in kept:
                 common = {**workspace.initial, **self.msg.weights}
                 models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
-        extras = {**models, **(tallies if workspace.task.scoring.pooled else {})}
+        extras = {**models, **(tallies if workspace.task.scoring.tallied else {})}
         return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _finetuned(self, model: nn.Module) -> nn.Module:

@@ -14,6 +14,7 @@ from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.merging import Mean
 from fedhet.core.phases import cohort_size
+from fedhet.core.targets import Classes
 
 if TYPE_CHECKING:
     from fedhet.core.strategy import FedStrategy
@@ -225,6 +226,8 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
     if not evaluation.personal and "global" not in method.evaluates:
         yield f"eval.personal=false: method={method.name} has personal models only; use true"
     target = method.workspace.task.scoring
+    if evaluation.scores == "all" and target.name != Classes.name:
+        yield f"eval.scores=all: of a task with target={target.name} there are no others; use basic"
     if evaluation.thresholds and not target.score():
         yield (
             f"eval.thresholds={list(evaluation.thresholds)}: a task with target={target.name} has"

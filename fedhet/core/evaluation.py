@@ -15,11 +15,10 @@ from fedhet.core.check import EXACT, counted
 from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
-from fedhet.core.metrics import FORWARD_BATCH, score
+from fedhet.core.metrics import FORWARD_BATCH, assess
 from fedhet.core.phases import EarlyStopping
-from fedhet.core.targets import Target
+from fedhet.core.targets import Scores, Tally, Target
 from fedhet.core.task import Samples
-from fedhet.core.trees import Tree
 
 if TYPE_CHECKING:
     from fedhet.core.admission import Backup
@@ -29,26 +28,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
-SHARES = ("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy")  # in [0, 1]
+SHARES = (  # in [0, 1]
+    *("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy"),
+    *("auc", "sensitivity", "specificity", "recall_macro", "ece"),
+)
 Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
-def global_scores(
-    strategy: FedStrategy, weights: Tree | None = None, most: int | None = None
-) -> dict[str, float]:
-    """Scores of the global model, or of `weights`, on the global test set, or a part of it.
+def global_scores(strategy: FedStrategy) -> Scores:
+    """Scores of the global model on the global test set; empty where a run has not both."""
+    return _on_test_set(strategy)[0]
 
-    Empty where the task has no such set, or the run no such model.
-    """
+
+def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores, Tally]:
+    """These scores, or those on a part of the test set, and the tally of which they are."""
     workspace = strategy.workspace
     if "global" not in strategy.views or (data := workspace.test_data) is None:
-        return {}
+        return {}, {}
     some = data if most is None else Samples(data.x[:most], data.y[:most])
-    model = workspace.load(weights or strategy.weights["model"])
-    return score(model, some, workspace.task, workspace.performer)
+    model = workspace.load(strategy.weights["model"])
+    return assess(model, some, workspace.task, workspace.performer)
 
 
-def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:
+def sound_scores(strategy: FedStrategy, backup: Backup) -> tuple[Scores, Tally]:
     """The scores on the global test set, after the step was undone if it had an outlier.
 
     Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
@@ -58,12 +60,12 @@ def sound_scores(strategy: FedStrategy, backup: Backup) -> dict[str, float]:
         RunFailed: the step had an outlier, and `on_failure` is "stop".
     """
     most = None if strategy.due else FORWARD_BATCH
-    scores = global_scores(strategy, most=most) if strategy.due or backup.possible else {}
-    finite = math.isfinite(scores.get("loss", 0.0))
+    found = _on_test_set(strategy, most) if strategy.due or backup.possible else ({}, {})
+    finite = math.isfinite(found[0].get("loss", 0.0))
     undone = backup.undo(strategy.current.failures.append, finite=finite)
     if not strategy.due:
-        return {}
-    return global_scores(strategy) if undone else scores
+        return {}, {}
+    return _on_test_set(strategy) if undone else found
 
 
 def mostly_diverged(updates: Sequence[Update], strategy: FedStrategy) -> bool:
@@ -176,7 +178,7 @@ def check_scores(
     Args:
         update: the reply.
         scored: the parts of its data and the views that it was to score, as in "test.global".
-        target: what is learned; clients send its tallies if they are pooled.
+        target: what is learned; clients send its tallies if it is `tallied`.
         extras: the further extras that the message requested.
         sizes: how many samples the client has in each part, by which its scores count.
 
@@ -205,10 +207,10 @@ def check_scores(
         sized[where] = value
     if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
         raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
-    expected = {*extras, *(scored if target.pooled else ())}
+    expected = {*extras, *(scored if target.tallied else ())}
     if unexpected := sorted(set(update.extras) - expected):
         raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
-    for where, n in sized.items() if target.pooled else ():
+    for where, n in sized.items() if target.tallied else ():
         samples = int(target.check(update.extras.get(where))["samples"])
         if samples != n:
             raise ValueError(f"a tally of {samples} samples for {where}.n={n}")
@@ -237,6 +239,18 @@ def client_means(
             for part in ("val", "train"):
                 means |= _means(updates, f"{part}.{view}", f"{prefix}{part}", target)
     return means
+
+
+def client_details(
+    updates: Sequence[Update], views: Sequence[str], target: Target
+) -> dict[str, Any]:
+    """View -> what is recorded of all the clients' test samples together (`Target.details`)."""
+    tallies = {
+        view: [u.extras[f"test.{view}"] for u in updates if f"test.{view}" in u.extras]
+        for view in views
+    }
+    joined = {view: target.joined(own) for view, own in tallies.items() if own}  # type: ignore[arg-type]
+    return {view: details for view, tally in joined.items() if (details := target.details(tally))}
 
 
 def _means(updates: Sequence[Update], scored: str, name: str, target: Target) -> dict[str, float]:

@@ -114,6 +114,9 @@ class Evaluation(Checked):
             size.
         last_k: summary.json has the mean score of the last so many evaluations.
         thresholds: summary.json has what it took to reach each of these scores.
+        scores: "basic", or "all": of classes also AUC, sensitivity, specificity, the calibration
+            error and the confusion matrix, for which clients send counts; "auto": what the task
+            says (`Task.detailed`).
     """
 
     GROUP = "eval"
@@ -125,6 +128,7 @@ class Evaluation(Checked):
     personal_mb: float | None = setting(200.0, low=0)
     last_k: int = setting(5, low=1)
     thresholds: Sequence[float] = ()
+    scores: str = setting("auto", allowed=("auto", "basic", "all"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,7 @@ from fedhet.core.admission import Backup
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, WriteError
 from fedhet.core.evaluation import (
+    client_details,
     client_means,
     evaluation_messages,
     mostly_diverged,
@@ -163,15 +164,18 @@ class Loop:
                     # Replies may be lazy: the clients then train while `settle` reads them.
                     method.settle((yield self.plan, clock), self.accept)
                     with clock("evaluate"):
-                        scores = sound_scores(method, backup)
+                        scores, tally = sound_scores(method, backup)
                 finally:
                     for failure in method.current.failures:
                         self._note(failure)
                 digest = trees.sha256(method.weights)
             self.row = row = step_row(method, clock, digest)
             if method.due:
-                keys = {**method.workspace.task.scoring.keys, "loss": "loss"}
+                target = method.workspace.task.scoring
+                keys = {**target.keys, "loss": "loss"}
                 row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
+                if details := target.details(tally):
+                    row["details"] = {"test_set": details}
                 try:
                     if self.evaluates:
                         with clock("evaluate"):
@@ -209,7 +213,10 @@ class Loop:
             for failure in failures:
                 row["failures"].append(vars(failure))
                 self._note(failure)
-        row |= client_means(updates, method.views, method.workspace.task.scoring)
+        scored = updates, method.views, method.workspace.task.scoring
+        row |= client_means(*scored)
+        if details := client_details(*scored):
+            row["details"] = {**row.get("details", {}), "clients": details}
         stop = [callback.evaluated(self, row, updates) for callback in self.callbacks]
         if any(stop):
             method.end_phase()

@@ -173,6 +173,8 @@ class Task:
             "loss" for targets of another kind, of which the loss alone is reported.
         target_scale: (mean, std) of each number, for a model that predicts (y - mean) / std; None
             for one that predicts y itself.
+        detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` may say
+            otherwise.
         example: (1, ...) an input, for a process that has no data itself; NaN for unknown values.
 
     Raises:
@@ -191,6 +193,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     target: str = "class"
     target_scale: tuple[Sequence[float], Sequence[float]] | None = None
+    detailed: bool = False
     example: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -280,7 +283,7 @@ class Task:
         outputs = self.classes
         if self.target == "number":
             outputs = len(mean) or self._some.y[0].numel()
-        return targets.make(self.target, outputs, mean, std)
+        return targets.make(self.target, outputs, mean, std, detailed=self.detailed)
 
     def check_classes(self, who: str) -> None:
         """Refuse a task without classes, for a method or plug-in that needs them.

@@ -101,6 +101,9 @@ class Workspace:
         speed: Speed = Speed(),
     ) -> None:
         self.task = task
+        if evaluation.scores != "auto":
+            self.task = copy(task)
+            self.task.detailed = evaluation.scores == "all"
         self.device = device
         self.seed = seed
         self.simulated = simulated

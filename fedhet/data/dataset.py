@@ -61,6 +61,7 @@ class Dataset:
         columns: the names of a table's columns, or of the one of texts; empty where they have none.
         missing: what became of the missing cells of a table; "median": they are NaN in `x`, and
             each client fills them (`fedhet.data.moments.Own`).
+        detailed: whether `eval.scores=auto` is `all`.
 
     Raises:
         DataError: labels, tokens or owners are out of range, an owner has no samples, or training
@@ -89,6 +90,7 @@ class Dataset:
     padding: int | None = None
     columns: tuple[str, ...] = ()
     missing: str = REFUSE
+    detailed: bool = False
 
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)

@@ -15,7 +15,7 @@ from fedhet.core.errors import clean
 from fedhet.core.targets import TARGETS
 from fedhet.record.files import write_text
 from fedhet.record.schema import read_object
-from fedhet.record.summary import method_name, privacy_spent
+from fedhet.record.summary import DETAILS, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 FILE = "model_card.md"
+_MOST_CLASSES = 20  # of a confusion matrix; summary.json has any
 _MOST_NAMES = 100  # of classes or columns; partition.json has them all
 _PACKAGES = ("python", "fedhet", "torch", "torchvision", "flwr", "numpy")
 _DECLARED = ("dataset", "partition", "model", "method", "plugin", "server_opt", "merge", "client")
@@ -89,11 +90,32 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 | score | samples | clients | mean | lowest | highest |
 | --- | --- | --- | --- | --- | --- |
 | {{ target.title }} of the final model | global test set |  | {{ last | score }} |  |  |
-{% for view, split, values in clients %}
-| {{ target.title }} of the {{ view }} models | clients, {{ split }} | {{ values | length }}\
+{% for name, view, split, values in clients %}
+| {{ name }} of the {{ view }} models | clients, {{ split }} | {{ values | length }}\
  | {{ values.mean() | score }} | {{ values.min() | score }} | {{ values.max() | score }} |
 {% endfor %}
 
+{% for place, found in details.items() %}
+{% if loop.first %}
+| model and samples | {{ words.values() | join(" | ") | safe }} |
+| --- |{{ (" --- |" * (words | length)) | safe }}
+{% endif %}
+| {{ place }} {% for name in words %}| {{ found[name] | score }} {% endfor %}|
+{% endfor %}
+
+{% for place, found in details.items() %}
+{% if found.confusion | length <= most %}
+{{ place }}: how many samples of a class (row) are predicted as each class (column)
+
+| |{% for name in classes %} {{ name }} |{% endfor %} recall |
+| --- |{{ (" --- |" * (found.confusion | length + 1)) | safe }}
+{% for row in found.confusion %}
+| {{ classes[loop.index0] }} | {{ row | join(" | ") | safe }} |\
+ {{ (row[loop.index0] / (row | sum) if row | sum else none) | score }} |
+{% endfor %}
+
+{% endif %}
+{% endfor %}
 A client's own samples are few, so single values scatter. The range over the clients shows for whom\
  the model works less well.
 {% else %}
@@ -174,6 +196,8 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
     config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()  # in C
     chosen = {key: config[key] for key in ("task", *_DECLARED) if key in config}
     target = TARGETS[summary["target"]]
+    details = detailed(summary)
+    words = {n: w for n, w in DETAILS.items() if any(n in found for found in details.values())}
     with (folder / "model.safetensors").open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -186,7 +210,11 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
         target=target,
         digest=digest,
         last=(summary.get(target.score()) or {}).get("last"),
-        clients=_last_clients(folder, target.score()),
+        clients=_last_clients(folder, {target.score(): target.title, **words}),
+        details=details,
+        words=words,
+        most=_MOST_CLASSES,
+        classes=partition.get("classes") or list(range(config.get("task", {}).get("classes", 0))),
         sizes=partition["train_sizes"],
         privacy=privacy_spent(summary),
         versions=[f"{name} {environment[name]}" for name in _PACKAGES if environment.get(name)],
@@ -222,13 +250,18 @@ def escaped(value: Any) -> str:
     return "".join(f"\\{c}" if c in "\\|`*_[]<>#" else c for c in clean(str(value)))
 
 
-def _last_clients(folder: Path, metric: str) -> list[tuple[str, str, Series]]:
-    """The clients' values of a score at the last evaluation, by model and split."""
+def _last_clients(folder: Path, titles: dict[str, str]) -> list[tuple[str, str, str, Series]]:
+    """The clients' values of scores at the last evaluation, by score, model and split."""
     files = sorted((folder / "clients").glob("*.parquet"))
     if not files:
         return []
     import pandas
 
     frame = pandas.read_parquet(files[-1])
-    groups = frame[frame["metric"] == metric].groupby(["model", "split"])["value"]
-    return [(str(model), str(split), values) for (model, split), values in groups]
+    return [
+        (title, str(model), str(split), values)
+        for metric, title in titles.items()
+        for (model, split), values in frame[frame["metric"] == metric].groupby(["model", "split"])[
+            "value"
+        ]
+    ]

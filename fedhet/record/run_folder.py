@@ -143,7 +143,8 @@ class Recorder(Callback):
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
         """Record an evaluation of the clients, and the global model if it is the best so far."""
-        self.clients(row["round"], {update.pid: update.metrics for update in updates})
+        own = {update.pid: {**update.metrics, **_cells(update)} for update in updates}
+        self.clients(row["round"], own)
         if loop.best == loop.round and "global" in loop.method.views:
             save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
 
@@ -287,3 +288,13 @@ class Recorder(Callback):
         except (ModuleNotFoundError, OSError, ValueError, RuntimeError) as error:
             # A figure must not fail a run that has ended well.
             log.warning("no figures: %s", error)
+
+
+def _cells(update: Update) -> dict[str, float]:
+    """The confusion matrices of a client, `confusion[target,prediction]` without what is 0."""
+    return {
+        f"{where}.confusion[{i},{j}]": float(tally["confusion"][i, j])
+        for where, tally in update.extras.items()
+        if isinstance(tally, dict) and "confusion" in tally
+        for i, j in tally["confusion"].nonzero().tolist()
+    }

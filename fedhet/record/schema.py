@@ -218,6 +218,7 @@ CELL = {"folder": str, "kind": str, "axes": dict, "tuned": dict, "overrides": [s
 STEP: dict[str, Any] = {"phase": str, **dict.fromkeys(("step", "round"), float)}
 STEP |= {"seconds": NUMBERS, "bytes": {str: NUMBERS}}
 STATE = {"status": str, "reason": str, "code": {str: _is_scalar}}
+_DETAILS = {"confusion": is_table, str: float}
 SUMMARY = {
     **dict.fromkeys(("status", "reason", "method", "server_opt", "merge"), str),
     **dict.fromkeys(("dataset", "model", "target", "score"), str),
@@ -227,6 +228,7 @@ SUMMARY = {
     **dict.fromkeys(("seconds", "memory", "client_state", "personal", "finetuned"), NUMBERS),
     "bytes": {str: NUMBERS},
     "partition": dict,
+    "details": {"test_set": _DETAILS, "clients": {str: _DETAILS}},
     "failures": list,
     "thresholds": _is_thresholds,
     "phases": _is_phases,

@@ -90,6 +90,27 @@ def headline(summary: dict[str, Any]) -> list[str]:
     ]
 
 
+# Of classes, what eval.scores=all adds -> in words.
+DETAILS = {
+    "auc": "AUC",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "recall_macro": "mean recall of the classes",
+    "ece": "calibration error",
+}
+
+
+def detailed(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The details of the last evaluation, by the models and the samples that they are about."""
+    details = summary.get("details") or {}
+    clients = (details.get("clients") or {}).items()
+    places = {"global model, global test set": details.get("test_set")}
+    places |= {
+        f"{view} model{'s' * (view != 'global')}, clients' test data": d for view, d in clients
+    }
+    return {place: found for place, found in places.items() if found}
+
+
 def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The row of a table that says what the noise on replies guarantees; none without noise."""
     if "privacy" not in summary:
@@ -122,6 +143,7 @@ def summarise(
     target, evaluation = strategy.workspace.task.scoring, strategy.setting.evaluation
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
+    details = [row["details"] for row in rows if "details" in row]
     clocks = sums([row["seconds"] for row in rows])
     return {
         "status": status,
@@ -136,6 +158,7 @@ def summarise(
         "score": target.score() or None,
         **_scores(rows, strategy.views, target),
         **measures(rows, target, evaluation.last_k, evaluation.thresholds),
+        **({"details": details[-1]} if details else {}),
         "validation": max(validation, default=None),
         "loss": losses[-1] if losses else None,
         "seconds": {

@@ -22,7 +22,7 @@ from fedhet.core.errors import LONGEST_REASON, clean
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
 from fedhet.record.bars import bar_on
-from fedhet.record.summary import method_name, privacy_spent
+from fedhet.record.summary import DETAILS, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop
@@ -218,12 +218,14 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if has_global
         else "no global model: each client evaluates a model of its own",
         **(_scores(summary, target) if target.keys else {}),
+        **{place: _details(found) for place, found in detailed(summary).items()},
         "clients' models kept": _personal_models(summary),
         "loss, global test set": _score(summary["loss"]) if has_global else None,
         "seconds": f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
         f" evaluation {seconds['evaluate']:.1f})",
         **{
             f"sent {way}": ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
+            or "nothing"
             for way, kinds in summary["bytes"].items()
         },
         "stored by the clients": f"{readable_size(state['bytes'])} in total, the largest"
@@ -279,6 +281,15 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | No
             for wanted in summary["thresholds"]
         },
     }
+
+
+def _details(found: dict[str, Any]) -> str:
+    """The scores, and the four counts of two classes."""
+    parts = [f"{words} {found[name]:.4f}" for name, words in DETAILS.items() if name in found]
+    if len(found["confusion"]) == 2:
+        (tn, fp), (fn, tp) = found["confusion"]
+        parts.append(f"TN {tn}, FP {fp}, FN {fn}, TP {tp}")
+    return "   ".join(parts)
 
 
 def _score(value: float | None) -> str:

@@ -20,7 +20,7 @@ PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
 TABLES = (
-    "scores|all_scores|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
+    "scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
     "|environment"
 )
 FIGURES = (
@@ -101,7 +101,7 @@ def compose(found: Results, pictures: Path) -> Document:
         Section(
             "Scores",
             [tables.DIVERGENCE],
-            [tables.deciding(study), tables.every_score(study)],
+            [tables.deciding(study), tables.every_score(study), *tables.detail_tables(study)],
             figures.curves(study, pictures),
         ),
         tests,

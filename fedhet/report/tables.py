@@ -14,6 +14,7 @@ import pandas as pd
 from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
+from fedhet.record.summary import DETAILS, detailed
 from fedhet.report.document import (
     NOT_SHOWN_WORSE,
     NOTHING,
@@ -96,6 +97,58 @@ def every_score(study: Study) -> Table:
     )
     data = counted[["setting", "method", "seed", "diverged", *names]]
     return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
+
+
+def detail_tables(study: Study) -> list[Table]:
+    """What eval.scores=all has recorded, together and by client; nothing where no run has it."""
+    frame = pd.DataFrame(
+        [
+            {**dict(zip(("method", "setting", "seed"), study.place(cell), strict=True)), **found}
+            | {"models": place, "confusion": str(found.get("confusion"))}
+            for cell in study.cells
+            for place, found in detailed(cell.summary).items()
+        ]
+    )
+    names = [name for name in DETAILS if name in frame]
+    if not names:
+        return []
+    where = [*PLACE, "models"]
+    records = [
+        {**dict(zip(where, place, strict=True)), **{name: own[name] for name in names}}
+        for place, own in frame.groupby(where, sort=False)
+    ]
+    scores: Columns = [(DETAILS[name], lambda r, name=name: mean_std(r[name])) for name in names]
+    columns = [*_place(study), ("models and samples", "models"), *scores]
+    together = Table.of(
+        "details",
+        "Beyond the accuracy",
+        "At the last evaluation, as mean ± standard deviation over seeds. Those on the clients'"
+        " test data are of all samples together. Of two classes the second one is positive. The"
+        " calibration error is the expected one, of 15 bins of the confidence. The CSV file has the"
+        " confusion matrices, a row for each target.",
+        records,
+        columns,
+        frame,
+    )
+    return [together, *_by_client(study, names)]
+
+
+def _by_client(study: Study, names: list[str]) -> list[Table]:
+    last = study.results.last_clients.drop(columns=PLACE, errors="ignore")
+    last = last[(last["split"] == "test") & last["metric"].isin(names)]
+    if last.empty:
+        return []
+    runs = study.scores[[*PLACE, "folder"]].merge(last, on="folder")
+    where = [*PLACE, "model", "client"]
+    means = runs.pivot_table("value", where, "metric", sort=False).reset_index()
+    shown: Columns = [
+        (DETAILS[name], lambda r, name=name: number(r[name], ".3f"))
+        for name in names
+        if name in means
+    ]
+    columns: Columns = [*_place(study), ("models", "model"), ("client", "client"), *shown]
+    caption = "The same on each client's own test data, as the mean over seeds."
+    return [Table.of("sites", "By client", caption, means, columns, folded=True)]
 
 
 def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:

@@ -14,6 +14,8 @@ SLACK = 1.15  # how much a method may take beyond its arithmetic, by the host's 
 OF_AN_OPTIMIZER = (0.0, "at most twelve operations per parameter and round in float64")
 OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedbabu": (0.0, "it sends less"),
+    "local": (0.0, "it sends nothing"),
+    "pooled": (0.1, "one client's steps on the samples of all of them, which are copied"),
     "fednova": (0.0, "a few numbers per client"),
     "fedsgd": (0.0, "one gradient instead of 60 steps"),
     "fedprox": (0.19, "g += mu (w - x) in each step"),

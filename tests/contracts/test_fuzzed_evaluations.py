@@ -23,7 +23,13 @@ from engines.own_sites import Deployment, write_sites
 from flwr.common import Code, EvaluateRes, Parameters, Status
 from targets.tasks import task_of
 
-from fedhet.core.evaluation import client_means, evaluation_messages, mostly_diverged, received
+from fedhet.core.evaluation import (
+    client_details,
+    client_means,
+    evaluation_messages,
+    mostly_diverged,
+    received,
+)
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.data.local.data import LocalData
@@ -64,12 +70,13 @@ def lying(reply: Update, draw: random.Random) -> Update:
 
 
 @pytest.mark.parametrize("cases", CASES)
-@pytest.mark.parametrize("target", ["class", "number", "labels"])
+@pytest.mark.parametrize("target", ["class", "detailed", "number", "labels"])
 def test_fuzzed_evaluations(
     federation: Federation, tmp_path: Path, target: str, cases: int
 ) -> None:
     draw = random.Random(0)
-    task = toy_task(3) if target == "class" else task_of(target)
+    task = toy_task(3) if target in ("class", "detailed") else task_of(target)
+    task.detailed = target == "detailed"
     run = federation(task, FedAvg, on_failure="skip")
     run.workspace.evaluation = replace(run.workspace.evaluation, train=True)
     run.step()
@@ -88,6 +95,7 @@ def test_fuzzed_evaluations(
         Recorder.clients(record, 1, metrics)
         table = pyarrow.parquet.read_table(tmp_path / "clients" / "round-000001.parquet")
         assert len(table) == sum(map(len, metrics.values()))
+        json.loads(as_json(client_details(updates, run.strategy.views, run.workspace.task.scoring)))
         means = client_means(updates, run.strategy.views, run.workspace.task.scoring)
         json.loads(as_json(means))
         for name, value in means.items():

@@ -29,9 +29,12 @@ Federation = Callable[..., Any]
 LINES = ["rounds=2", "client.lr=0.1", "client.batch_size=5", "fraction=0.75"]
 EPOCHS = 2
 STEPS = EPOCHS * 3  # 12 samples in batches of 5
-# FedGMM's clients train on samples that they have drawn, in numbers that differ, and FedSGD's take
-# no local step. Those that are not slow count steps, train in a loop of their own or train twice.
-METHODS = [name for name in catalogue.choices("method") if name not in ("fedgmm", "fedsgd")]
+# FedGMM's clients train on samples that they have drawn, in numbers that differ, FedSGD's take no
+# local step, and a step of pooled training has the samples of all. Those that are not slow count
+# steps, train in a loop of their own or train twice.
+METHODS = [
+    name for name in catalogue.choices("method") if name not in ("fedgmm", "fedsgd", "pooled")
+]
 FAST = {"ditto", "fedavg", "fedgen", "fednova", "fedpcl", "scaffold"}
 
 

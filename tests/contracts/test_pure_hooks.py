@@ -36,7 +36,8 @@ HOOKS = (*TERMS, "gradient", "scale")
 # FedDisk's networks) or holds the state of an optimiser (`optimizer` of SGDM, FedROD and FedLEx).
 # Clients whose trees differ in their names are not alike: MOON's first participation has no tree.
 OPTIONS = {"fedgen": ["method.kl=1"]}  # a term that is off by default
-CASES = [(method, "") for method in catalogue.choices("method")]
+# A step of pooled training has one client.
+CASES = [(method, "") for method in catalogue.choices("method") if method != "pooled"]
 CASES += [("fedavg", plugin) for plugin in catalogue.choices("plugin")]
 
 

@@ -31,8 +31,8 @@ Federation = Callable[..., Any]
 REFUSED = {
     "median": {"scaffold", "fednova", "fedgen", "fedsa", "fedpcl", "fednorm"},
     "trimmed_mean": {"scaffold", "fednova", "fedgen", "fedsa", "fedpcl", "fednorm"},
-    "krum": {"fedsa", "fedpcl", "fedsgd"},
-    "norm_clip": {"scaffold", "fednova", "fedsa", "fedpcl", "fedsgd", "sgdm"},
+    "krum": {"fedsa", "fedpcl", "fedsgd", "local"},
+    "norm_clip": {"scaffold", "fednova", "fedsa", "fedpcl", "fedsgd", "local", "sgdm"},
     "norm_filter": set(),
     "mean": set(),
 }

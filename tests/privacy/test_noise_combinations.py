@@ -29,6 +29,8 @@ PLUGINS = catalogue.choices("plugin")
 REFUSED = {
     "feddiskab": "plugin feddisk: ratio=raw",
     "fedgen": "method=fedgen: .*label counts",
+    "local": "method=local: its clients send nothing",
+    "pooled": "method=pooled: pools the clients' raw data",
     "scaffold": "method=scaffold: .*control variates",
 }
 

@@ -84,6 +84,38 @@ def test_constant_models_give_no_count_of_few_test_samples() -> None:
         assert n - rest[1] <= 0 and n - rest[0] >= 4  # none, one, ..., four of them
 
 
+def test_constant_models_give_no_more_with_all_scores() -> None:
+    """Confusion, bins and the scores from them are those of coarse counts of the classes."""
+    run = workspace(*[samples([9] * CLASSES)] * 2, samples(COUNTS), scores="all")
+    msg, rounded = asked(run), [0, 0, 10, 0, 0, 30, 5, 0, 20, 15]
+    for label in range(CLASSES):
+        (reply,) = received(
+            [run.client().handle(replace(msg, weights=constant(label)))], run.strategy
+        )
+        tally = reply.extras["test.global"]
+        assert tally["confusion"][:, label].tolist() == rounded
+        assert tally["confusion"].sum() == sum(rounded)
+        assert tally["hits"].sum() == rounded[label] and tally["bins"].sum() == sum(COUNTS)
+        told = {name.rpartition(".")[2]: value for name, value in reply.metrics.items()}
+        assert told.keys() >= {"accuracy", "ece", "n"} and "f1" not in told and "loss" not in told
+        assert told["accuracy"] == rounded[label] / sum(COUNTS)
+        middle = 14.5 / 15  # of the bin of the only confidence, 1
+        assert tally["confidence"].sum() == pytest.approx(sum(COUNTS) * middle)
+
+
+def test_the_roc_curve_of_a_site_has_no_few_samples() -> None:
+    """Each point is coarse, so that no class of few samples has one."""
+    x = torch.linspace(-3, 3, 60)[:, None].expand(-1, 4)
+    for few in (0, 4, 5):
+        y = (torch.arange(60) < few).long()
+        target = make("class", 2, detailed=True)
+        sent = target.releasable(target.tally(torch.stack([-x[:, 0], x[:, 0]], 1), y), y, 5)[1]
+        assert (sent["above"] % 5 == 0).all()
+        assert sent["above"][1, 0] == (5 if few == 5 else 0)
+        assert sent["above"][0].unique().tolist()[:2] == [0, 5]
+        target.check(sent)
+
+
 def test_the_number_of_right_predictions_and_that_of_wrong_ones_tell_the_same() -> None:
     for n, least in itertools.product((1, 4, 5, 20, 23, 40), (0, 1, 2, 5, 50)):
         counts = torch.arange(n + 1)

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from fedhet.core import targets
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import check_scores, client_means, evaluation_messages, received
+from fedhet.core.evaluation import (
+    check_scores,
+    client_details,
+    client_means,
+    evaluation_messages,
+    received,
+)
 from fedhet.core.messages import Failure, Update
 from fedhet.core.metrics import assess
 from fedhet.core.targets import Labels, Number
@@ -222,10 +228,11 @@ def test_hits_are_among_targets_and_guesses() -> None:
             target.check({**tally, name: torch.full_like(tally[name], value)})
 
 
-@pytest.mark.parametrize("target", ["number", "labels"])
+@pytest.mark.parametrize("target", ["number", "labels", "class"])
 def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> None:
     """The scores are the same from replies that have been on the wire, as EvaluateRes."""
-    run = federation(task_of(target), FedAvg)
+    task = replace(toy_task(), detailed=True) if target == "class" else task_of(target)
+    run = federation(task, FedAvg)
     run.step()
     sent, arrived = [], []
     for msg in evaluation_messages(run.strategy):
@@ -240,6 +247,8 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
         for replies in (sent, arrived)
     ]
     assert both[0] == both[1]
+    details = [client_details(replies, ["global"], scoring) for replies in (sent, arrived)]
+    assert details[0] == details[1] and bool(details[0]) == (target == "class")
     assert scoring.key("clients_weighted") in both[0]
 
 

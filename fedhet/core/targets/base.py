@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,9 +26,10 @@ class Target(ABC):
         name: the kind, as `dataset.target` and `Task.target` name it.
         title: the deciding score in words, for tables and figures; "" where there is none.
         keys: score -> the beginning of its keys in rounds.jsonl, the deciding score first.
-        pooled: whether clients send their tallies, so that a score of several clients is that of
-            all their samples together. Where it is false, the mean that is weighted by the samples
-            is that already.
+        pooled: whether a score of several clients is that of all their samples together, from
+            their tallies. Where it is false, the mean that is weighted by the samples is that
+            already.
+        tallied: whether clients send their tallies.
         optional: what a tally may lack.
         outputs: the number of the model's outputs for a sample.
     """
@@ -37,6 +38,7 @@ class Target(ABC):
     title: ClassVar[str] = ""
     keys: ClassVar[dict[str, str]] = {}
     pooled: ClassVar[bool] = True
+    tallied: ClassVar[bool] = True
     optional: ClassVar[frozenset[str]] = frozenset()
 
     outputs: int
@@ -81,6 +83,14 @@ class Target(ABC):
     def scores(self, tally: Tally) -> Scores:
         """The scores of a tally; one that is not defined for these samples is left out."""
 
+    def details(self, tally: Tally) -> dict[str, Any]:
+        """What is recorded of a tally beside its scores: numbers, and a table; empty for nothing.
+
+        Args:
+            tally: that of some samples; empty where there are none.
+        """
+        return {}
+
     def join(self, first: Tally, second: Tally) -> Tally:
         """The tally of two sets of samples together."""
         return {name: value + second[name] for name, value in first.items() if name in second}
@@ -98,7 +108,7 @@ class Target(ABC):
             least: the smallest number of samples that is revealed.
 
         Returns:
-            The scores, without the loss, and the tally, if the target is `pooled`; both are empty
+            The scores, without the loss, and the tally, if the target is `tallied`; both are empty
             where nothing may leave.
         """
         return {}, {}
@@ -135,6 +145,7 @@ class LossOnly(Target):
 
     name: ClassVar[str] = "loss"
     pooled: ClassVar[bool] = False
+    tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         raise NotImplementedError("the criterion of such a task is its caller's")

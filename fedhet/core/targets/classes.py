@@ -42,6 +42,7 @@ class Classes(Target):
     title: ClassVar[str] = "accuracy"
     keys: ClassVar[dict[str, str]] = {"accuracy": "acc"}
     pooled: ClassVar[bool] = False
+    tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(output, y)

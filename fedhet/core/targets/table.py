@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedhet.core.targets.base import LossOnly, Target
 from fedhet.core.targets.classes import Classes, NextCharacter
+from fedhet.core.targets.detailed import DetailedClasses
 from fedhet.core.targets.labels import Labels
 from fedhet.core.targets.number import Number
 
@@ -15,14 +16,24 @@ TARGETS: dict[str, type[Target]] = {
 WITH_CLASSES = ("class", "next_char")  # each sample has one of the classes
 
 
-def make(name: str, outputs: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Target:
+def make(
+    name: str,
+    outputs: int,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    *,
+    detailed: bool = False,
+) -> Target:
     """The target of a task.
 
     Args:
         name: the kind.
         outputs: the number of the model's outputs for a sample.
         mean, std: of each number, see `Number`.
+        detailed: whether classes are scored as `DetailedClasses`.
     """
+    if name == Classes.name and detailed:
+        return DetailedClasses(outputs)
     if name == Number.name:
         return Number(outputs, tuple(mean), tuple(std))
     return TARGETS[name](outputs)

@@ -76,7 +76,7 @@ def heart_disease(
 
     key = {"loader": "heart_disease", "version": version("scikit-learn")}
     key |= {**columns.key, "files": signature([FILE])}
-    return assemble(name, key, read, missing=missing, **statistics)
+    return assemble(name, key, read, missing=missing, detailed=True, **statistics)
 
 
 def held_out(samples: RawSamples) -> list[int]:

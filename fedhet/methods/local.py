@@ -1,0 +1,54 @@
+"""Local training: every client trains a model of its own, and nobody communicates.
+
+It is what a client has without a federation, and so the reference that a federation must beat.
+From the common initial model w_k = x_0, each participant continues with its own data:
+
+    client: w_k <- w_k - lr g_k(w_k) over E epochs of mini-batches
+
+    down:          nothing but the settings of the step
+    up:            n_k
+    client keeps:  w_k, buffers included
+    server keeps:  x_0, the model slot, which never changes
+
+A client takes part, and takes its steps, when and as it would under FedAvg with the same settings.
+Its personal model is Ditto's with lam = 0 and as many `plocal_epochs` as `client.epochs`, bit for
+bit where the model draws no random numbers, without the global model and its messages. A client
+that has never taken part is evaluated with x_0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from fedhet.core.client import FedClient
+from fedhet.core.messages import Broadcast, Update
+from fedhet.core.strategy import FedStrategy
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Scope
+
+
+class LocalClient(FedClient):
+    """FedAvg's training, which starts from the client's own model, and keeps it."""
+
+    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
+        return {"personal": super().views(msg)["global"]}
+
+
+class Local(FedStrategy):
+    """Shares nothing, so that there is nothing to merge."""
+
+    name = "local"
+    client_cls = LocalClient
+    weighted = False
+    refuses_noise = "its clients send nothing to which noise could be added"
+    only_means = only_weights = True
+    evaluates = ("personal",)
+
+    @classmethod
+    def scope(cls, model: nn.Module) -> Scope:
+        return Scope(shared=lambda name: False)
+
+    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+        return {}
