@@ -138,6 +138,7 @@ class Section:
         figures: figures.
         notes: what is assumed.
         listings: texts that are shown as they are, each with its title.
+        folded: whether the page shows it only when asked.
     """
 
     title: str
@@ -146,11 +147,7 @@ class Section:
     figures: list[FigureFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     listings: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def slug(self) -> str:
-        """Its name in addresses."""
-        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+    folded: bool = True
 
 
 @dataclass
@@ -161,7 +158,6 @@ class Document:
         title: of the experiment.
         about: a line about it.
         sentences: the summary.
-        rule: how the summary is found.
         warnings: what a reader must know before anything else.
         sections: the rest.
     """
@@ -169,7 +165,6 @@ class Document:
     title: str
     about: str
     sentences: list[str]
-    rule: str
     warnings: list[str]
     sections: list[Section]
 
