@@ -45,9 +45,9 @@ ASSUMPTIONS = [
     "Wilcoxon's test assumes independent pairs whose differences are distributed symmetrically;"
     " zeros are split. With n pairs its smallest possible two-sided p-value is 2/2ⁿ. The t-test"
     " also assumes normal differences, which few pairs cannot show.",
-    "The 95 % interval is that of each comparison by itself, without the correction, so that it can"
-    " leave out 0 where nothing is shown. It is a bootstrap interval (BCa, 2000 resamples), which is"
-    " too narrow for fewer than about ten seeds.",
+    "The 95 % interval is that of each comparison by itself, without the correction, so that it"
+    " can leave out 0 where nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
+    " which is too narrow for fewer than about ten seeds.",
     "Seeds needed: how many find a difference of the size seen in 80 % of all experiments, by the"
     " normal approximation to the power of Wilcoxon's test at the level .05 divided by the number"
     " of comparisons. The size seen is itself uncertain, and so is this number.",
@@ -150,9 +150,9 @@ def pairs_table(study: Study) -> Table:
         ),
     ]
     caption = (
-        "The small marks of the picture: means over the seeds that both methods have, without a test"
-        " of their own. The effect size is the mean difference in units of the standard deviation of"
-        " the differences."
+        "The small marks of the picture: means over the seeds that both methods have, without a"
+        " test of their own. The effect size is the mean difference in units of the standard"
+        " deviation of the differences."
     )
     return Table.of("pairs", "Differences by setting", caption, data, columns)
 
@@ -201,7 +201,7 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         if told:
             yield f"Shown to be {word} than {study.reference}: {joined(told)}."
     told = [
-        f"{row['a']} ({row['difference']:+.3f}; {_seeds(row)})"
+        f"{row['a']} ({row['difference']:+.3f}{_seeds(row)})"
         for row in rows
         if row["verdict"] == NOT_SHOWN
     ]
@@ -216,8 +216,9 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
     signs: dict[str, set[bool]] = {}
     for condition in study.conditions:
         for row in in_setting(study, condition).itertuples():
-            signs.setdefault(str(row.a), set()).add(row.difference > 0)
-    turns = [row["a"] for row in shown if len(signs[row["a"]]) > 1]
+            if row.low * row.high > 0:
+                signs.setdefault(str(row.a), set()).add(row.difference > 0)
+    turns = [row["a"] for row in shown if len(signs.get(row["a"], ())) > 1]
     if turns:
         yield f"Better in some settings and worse in others: {joined(turns)}; see the picture."
 
@@ -229,7 +230,7 @@ def _between(row: Mapping[str, Any], sign: int) -> str:
 
 def _seeds(row: Mapping[str, Any]) -> str:
     needed = _needed(row)
-    return f"showing that much takes about {needed} seeds" if needed else "no seeds show that"
+    return f"; showing that much takes about {needed} seeds" if needed else ""
 
 
 def _gaps(study: Study) -> Iterator[str]:

@@ -18,8 +18,6 @@ from markupsafe import Markup
 from fedhet.core.errors import clean
 
 NOTHING = "–"
-NOT_SHOWN_WORSE = "†"
-WORSE_IF_NORMAL = "‡"
 
 
 @dataclass
@@ -30,13 +28,11 @@ class TableEntry:
         text: what people read.
         value: what the column is sorted by; the text if None.
         best: whether it is the best of its column and condition.
-        mark: † or ‡ behind it.
     """
 
     text: str
     value: float | None = None
     best: bool = False
-    mark: str = ""
 
 
 # The head of each column, and what makes an entry of a record.
@@ -246,8 +242,6 @@ IN_LATEX = {
     '"': r"\textquotedbl{}",
     "±": r"$\pm$",
     "–": "--",
-    "†": r"\textsuperscript{\textdagger}",
-    "‡": r"\textsuperscript{\textdaggerdbl}",
     "χ": r"$\chi$",
     "²": r"\textsuperscript{2}",
     "ⁿ": r"\textsuperscript{n}",
@@ -299,7 +293,7 @@ def as_latex(table: Table) -> str:
         text = in_latex(entry.text)
         # A row that begins with [ would be read as an option of the line break before it.
         text = f"{{{text}}}" if text.startswith(("[", "*")) else text
-        return (rf"\textbf{{{text}}}" if entry.best else text) + in_latex(entry.mark)
+        return rf"\textbf{{{text}}}" if entry.best else text
 
     rows = [list(map(entry, row)) for row in table.rows]
     written = pd.DataFrame(rows, columns=list(map(in_latex, table.columns))).style.hide()

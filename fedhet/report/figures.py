@@ -109,6 +109,13 @@ def methods_at(axes: Axes, methods: Sequence[str], inverted: bool = False) -> No
         axes.invert_yaxis()
 
 
+def same_range(grid: Sequence[Axes], axis: str) -> None:
+    """Give all panels the range on the "x" or "y" axis that shows everything."""
+    ends = [getattr(axes, f"get_{axis}lim")() for axes in grid]
+    for axes in grid:
+        getattr(axes, f"set_{axis}lim")(min(low for low, _ in ends), max(high for _, high in ends))
+
+
 def widen(picture: Picture, methods: Sequence[str], count: int) -> None:
     """Make room for the methods' names beside each of so many panels."""
     columns = columns_of(count)
@@ -213,6 +220,8 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                 axes.set_ylim(*ranges[condition])
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            if same:
+                same_range(grid, "x")
             for axes in grid[:: columns_of(len(grid))]:
                 axes.set_ylabel(study.title, fontsize=8)
             add_legend(picture, grid, study.methods)
@@ -397,6 +406,7 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
             methods_at(axes, study.methods, inverted=True)
             axes.set_xlabel(f"{study.title} of a client", fontsize=8)
             axes.grid(axis="x", alpha=0.3)
+        same_range(grid, "x")
         widen(picture, study.methods, len(grid))
         caption = (
             f"{study.title.capitalize()} of the clients on their own test data at the last"
@@ -499,7 +509,9 @@ def differences(study: Study, found: pd.DataFrame, folder: Path) -> list[FigureF
                 axes.plot(at, place + 0.3, marker, color=GREY, markersize=4, alpha=0.8)
     methods_at(axes, methods, inverted=True)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel(f"difference in {study.title} from {study.reference}: better to the right")
+    axes.set_xlabel(
+        f"difference in {study.title} from {study.reference}: better to the right", fontsize=8
+    )
     if several and len(own) < len(MARKERS):
         looks_ = [
             Line2D([], [], color=GREY, marker=MARKERS[1:][i], markersize=4, linestyle="")
@@ -540,6 +552,7 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
                 _response(study, axes, known[known["setting"] == condition], str(column))
                 axes.set_xlabel(shortened(key, 40), fontsize=8)
                 axes.set_ylabel("validation score", fontsize=8)
+            same_range(grid, "y")
             add_legend(picture, grid, study.methods)
             caption = (
                 f"The trials of the tuning: score on the clients' validation data by {key}; points"

@@ -125,11 +125,16 @@ def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[st
     With a reference, only the pairs of each other column with it.
     """
     known = blocks.notna()
-    pairs = combinations(blocks.columns, 2)
+    pairs = list(combinations(blocks.columns, 2))
     if reference is not None:
-        pairs = ((name, reference) for name in blocks if name != reference)
+        pairs = [(name, reference) for name in blocks if name != reference]
     shared = {(a, b): int((known[a] & known[b]).sum()) for a, b in pairs}
     return {couple: rows for couple, rows in shared.items() if rows}
+
+
+def fewest_pairs(blocks: pd.DataFrame) -> int:
+    """The number of rows that the two columns share which share the fewest; 0 if none do."""
+    return min(couples(blocks).values(), default=0)
 
 
 def compare(
@@ -143,11 +148,12 @@ def compare(
         effects: also compute the bootstrap intervals.
 
     Returns:
-        A row per pair with rows in common: `a` (without a reference the better one by its mean), `b`, `pairs`,
-        `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high` (its bootstrap
-        interval), `effect` (Cohen's d_z: the mean difference in units of its standard deviation),
-        `wilcoxon` and `t_test` (p-values after Holm's correction; all of Wilcoxon's are NaN if a
-        couple has not enough pairs, so that one test decides on all), and `verdict`.
+        A row per pair with rows in common: `a` (without a reference the better one by its mean),
+        `b`, `pairs`, `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high`
+        (its bootstrap interval), `effect` (Cohen's d_z: the mean difference in units of its
+        standard deviation), `wilcoxon` and `t_test` (p-values after Holm's correction; all of
+        Wilcoxon's are NaN if a couple has not enough pairs, so that one test decides on all), and
+        `verdict`.
     """
     family = couples(blocks, reference)
     place = {name: i for i, name in enumerate(blocks.columns)}
