@@ -208,11 +208,12 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
     if told:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."
     if _deciding(found) == "t_test":
-        yield (
-            f"{counted(int(found['pairs'].min()), 'seed')} are too few for Wilcoxon's test, which"
-            f" takes {pairs_needed(len(found))} (seed=range(0,{pairs_needed(len(found))})); so the"
-            " t-test decides, which assumes that differences are normal."
+        few, needed = counted(int(found["pairs"].min()), "seed"), pairs_needed(len(found))
+        told = (
+            f"With {few} Wilcoxon's test cannot decide: it takes {needed} (seed=range(0,{needed}))"
         )
+        instead = "; the t-test does, which assumes that differences are normal"
+        yield f"{told}{instead if found['t_test'].notna().any() else ''}."
     signs: dict[str, set[bool]] = {}
     for condition in study.conditions:
         for row in in_setting(study, condition).itertuples():

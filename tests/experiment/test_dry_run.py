@@ -39,4 +39,4 @@ def test_it_measures_and_leaves_no_folder(
 
 def test_a_single_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rounds=1", "--dry-run"]) == 2
-    assert "--dry-run needs an experiment" in capsys.readouterr().err
+    assert "--dry-run goes with an experiment" in capsys.readouterr().err

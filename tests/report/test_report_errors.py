@@ -26,7 +26,7 @@ def test_it_prints_its_summary_and_its_place(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 methods in one setting with 1 seed, by accuracy")
     assert lines[1] == "Not shown to differ from fedavg: scaffold (+0.100)."
-    wanted = "1 seed cannot decide which method is best: that takes at least 6 (seed=range(0,6))."
+    wanted = "With 1 seed Wilcoxon's test cannot decide: it takes 6 (seed=range(0,6))."
     assert lines[2] == wanted
     assert lines[-1] == f"report: {tmp_path / 'there' / 'index.html'}"
     assert (tmp_path / "there" / "index.html").exists()
