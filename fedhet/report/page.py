@@ -139,7 +139,7 @@ def compose(found: Results, pictures: Path) -> Document:
                 *([f"{duplicates} {DUPLICATES}"] if duplicates else []),
             ],
             [missing] if missing else [],
-            folded=not (missing or found.problems or duplicates),
+            folded=not any((missing, found.problems, duplicates)),
         ),
         made,
     ]
