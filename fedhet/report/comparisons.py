@@ -209,11 +209,11 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."
     if _deciding(found) == "t_test":
         few, needed = counted(int(found["pairs"].min()), "seed"), pairs_needed(len(found))
-        told = (
+        opening = (
             f"With {few} Wilcoxon's test cannot decide: it takes {needed} (seed=range(0,{needed}))"
         )
         instead = "; the t-test does, which assumes that differences are normal"
-        yield f"{told}{instead if found['t_test'].notna().any() else ''}."
+        yield f"{opening}{instead if found['t_test'].notna().any() else ''}."
     signs: dict[str, set[bool]] = {}
     for condition in study.conditions:
         for row in in_setting(study, condition).itertuples():
