@@ -8,7 +8,6 @@ measures.py    what is measured of a run: an accuracy, rounds to a target, sizes
 judge.py       compares the runs of a folder with the paper
 table.py       the comparison as Markdown and csv
 picture.py     our figures beside the paper's, and curves, drawn
-estimate.py    how long a reproduction takes, from a few measured steps
 command.py     python -m fedhet reproduce
 leaderboard.py and helps.py: experiments of all methods, and the search for where each helps
 tables.py      what the pages share

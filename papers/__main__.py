@@ -23,14 +23,14 @@ import pandas as pd
 
 from fedhet.cli.errors import report_error
 from fedhet.core.errors import ConfigError
+from fedhet.experiment.estimate import in_words
 from fedhet.report.document import escaped
 from fedhet.report.figures import curve_points
 from fedhet.report.results import results
 from fedhet.report.study import Study
 from papers import helps, leaderboard, paper, picture, table
-from papers.estimate import TIMES, in_words, note_time
 from papers.judge import judge
-from papers.tables import HOME, RESULTS, check_experiment, kept, markdown, replace
+from papers.tables import HOME, RESULTS, TIMES, check_experiment, kept, markdown, note_time, replace
 
 SUMMARY = HOME.parent / "docs" / "reproduction.md"
 PAGES = HOME.parent / "pages"

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from fedhet.cli.help import columns
 from fedhet.config.lines import by_key, value_of
-from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
 from papers import paper as papers
 from papers.paper import Paper
@@ -134,8 +133,8 @@ def verdicts(folder: Path) -> int:
 
 
 def _estimate(experiment: Experiment, times: Path | None) -> int:
-    from papers.estimate import TIMES, estimate, in_words, note_time
-    from papers.tables import kept
+    from fedhet.experiment.estimate import estimate
+    from papers.tables import TIMES, kept, note_time
 
     if times is not None:  # before the measuring
         if times.is_dir() or not os.access(times if times.exists() else times.parent, os.W_OK):
@@ -145,18 +144,8 @@ def _estimate(experiment: Experiment, times: Path | None) -> int:
             )
         kept(times, TIMES)
     found = estimate(experiment)
-    rows = [
-        (
-            name,
-            f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
-            f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
-            f" {cost.start + cost.phases:.3g} s before them",
-        )
-        for name, cost in found.measured.items()
-    ]
-    print(columns(rows))
-    trials = f" and {counted(found.trials, 'trial')}" if found.trials else ""
-    print(f"{counted(found.runs, 'run')}{trials}, one after another: {in_words(found.seconds)}")
+    print(columns(found.rows()))
+    print(found)
     if times is not None:
         scale = value_of(by_key(experiment.command)["scale"])
         seconds = round(found.seconds)

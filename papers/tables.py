@@ -16,6 +16,8 @@ from fedhet.report.results import Results
 
 HOME = Path(__file__).resolve().parent
 RESULTS = HOME / "results"
+# How long each scale of each reproduction takes: its runs and trials, one after another.
+TIMES = {"reproduction": object, "scale": object, "runs": int, "trials": int, "seconds": int}
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
@@ -50,6 +52,15 @@ def replace(path: Path, found: pd.DataFrame, key: Sequence[str]) -> None:
     stays = ~pd.MultiIndex.from_frame(earlier[[*key]]).isin(again)
     rows = pd.concat([earlier[stays], found]) if stays.any() else found
     rows.sort_values([*key], kind="stable").to_csv(path, index=False)
+
+
+def note_time(path: Path, *values: str | int) -> None:
+    """Write a row of TIMES to a csv file, in the place of the one of the same name and scale.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    replace(path, pd.DataFrame([values], columns=[*TIMES]), ["reproduction", "scale"])
 
 
 def check_experiment(read: Results, name: str) -> None:

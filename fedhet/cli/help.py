@@ -33,6 +33,7 @@ options
   -m, --multirun     run a sweep
   --list             list the methods and the plug-ins, and which of them can be combined
   --config-dir DIR   also choose from DIR/method, DIR/plugin, ...: pieces of your own
+  --dry-run          say how many runs an experiment has and how long they take, and make none
   --cfg job          print the configuration and run nothing
   --version
   -h, --help         print this text

@@ -12,11 +12,13 @@ from omegaconf import OmegaConf
 
 from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
+from fedhet.cli.help import columns
 from fedhet.config import composition, overrides, resuming
 from fedhet.config.lines import key_of
 from fedhet.core import interruptions
 from fedhet.core.errors import ConfigError, OtherCode, clean, uncreatable
 from fedhet.experiment import definition
+from fedhet.experiment.cells import check, covering
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import count
@@ -26,12 +28,13 @@ from fedhet.launchers.live import Watch
 from fedhet.record.schema import read_object
 
 
-def start(lines: list[str], *, sweep: bool) -> int:
+def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
     """Run what the overrides describe: an experiment, a sweep or a run; return the exit code.
 
     Args:
         lines: the overrides of the command line.
         sweep: whether the overrides may give several values.
+        dry: whether to tell what an experiment would run, and run nothing that stays.
 
     Raises:
         ConfigError: an override is wrong; nothing was run.
@@ -40,7 +43,11 @@ def start(lines: list[str], *, sweep: bool) -> int:
         if sweep:
             raise ConfigError("-m with resume=...: it continues a single run as it was set up")
     elif (experiment := definition.read(lines)) is not None:
-        return run_experiment(experiment)[0]
+        return _foretell(experiment) if dry else run_experiment(experiment)[0]
+    if dry:
+        raise ConfigError(
+            "--dry-run goes with an experiment, as in experiment=first_look --dry-run"
+        )
     return _sweep(lines) if sweep else _run(lines)
 
 
@@ -105,17 +112,35 @@ def is_degraded(summary: dict[str, Any], name: str) -> bool:
     return degraded
 
 
-def run_experiment(experiment: Experiment) -> tuple[int, Path]:
-    """Run an experiment and write its report; return the exit code and the folder."""
+def _foretell(experiment: Experiment) -> int:
+    """Say what an experiment would run, and how long that takes; return the exit code."""
+    from fedhet.experiment.estimate import estimate
+
+    check(list(covering(experiment)))
+    found = estimate(experiment)
+    print(columns(found.rows()))
+    print(found)
+    places = executor(_launching(experiment)).places
+    print(found.side_by_side(min(places, found.runs + found.trials)))
+    return 0
+
+
+def _launching(experiment: Experiment) -> composition.Launching:
+    """Where and by what the runs of an experiment are made."""
     given = [line for line in experiment.command if key_of(line).startswith("hydra")]
     presets = {
         "hydra/launcher": "processes",
         "hydra.sweep.dir": f"experiments/{experiment.name}",
     }
     own = [f"{key}={value}" for key, value in presets.items() if key not in map(key_of, given)]
+    return composition.launching([f"experiment={experiment.name}", *own, *given])
+
+
+def run_experiment(experiment: Experiment) -> tuple[int, Path]:
+    """Run an experiment and write its report; return the exit code and the folder."""
     print(f"experiment {experiment.name}: checking its runs", file=sys.stderr)
     code = Code.current()
-    launching = composition.launching([f"experiment={experiment.name}", *own, *given])
+    launching = _launching(experiment)
     progress = Progress(experiment, launching.folder, code, executor(launching))
     try:
         outcome = progress.run()

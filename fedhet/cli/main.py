@@ -67,7 +67,7 @@ def _main(argv: Sequence[str]) -> int:
     else:
         from fedhet.cli.launch import start
 
-        return start(args.overrides, sweep=args.multirun)
+        return start(args.overrides, sweep=args.multirun, dry=args.dry_run)
     return 0
 
 
@@ -92,7 +92,13 @@ def _find_packages_here() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for flags in (("-h", "--help"), ("--version",), ("--list",), ("-m", "--multirun")):
+    for flags in (
+        ("-h", "--help"),
+        ("--version",),
+        ("--list",),
+        ("--dry-run",),
+        ("-m", "--multirun"),
+    ):
         parser.add_argument(*flags, action="store_true")
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
     parser.add_argument("-p", "--package")

@@ -310,6 +310,7 @@ class Executor(ABC):
 class Here(Executor):
     """Makes one run after another in this process."""
 
+    places = 1
     reads_here = True
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:

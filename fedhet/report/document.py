@@ -18,8 +18,6 @@ from markupsafe import Markup
 from fedhet.core.errors import clean
 
 NOTHING = "–"
-NOT_SHOWN_WORSE = "†"
-WORSE_IF_NORMAL = "‡"
 
 
 @dataclass
@@ -30,13 +28,11 @@ class TableEntry:
         text: what people read.
         value: what the column is sorted by; the text if None.
         best: whether it is the best of its column and condition.
-        mark: † or ‡ behind it.
     """
 
     text: str
     value: float | None = None
     best: bool = False
-    mark: str = ""
 
 
 # The head of each column, and what makes an entry of a record.
@@ -138,6 +134,7 @@ class Section:
         figures: figures.
         notes: what is assumed.
         listings: texts that are shown as they are, each with its title.
+        folded: whether the page shows it only when asked.
     """
 
     title: str
@@ -146,11 +143,7 @@ class Section:
     figures: list[FigureFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     listings: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def slug(self) -> str:
-        """Its name in addresses."""
-        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+    folded: bool = True
 
 
 @dataclass
@@ -161,7 +154,6 @@ class Document:
         title: of the experiment.
         about: a line about it.
         sentences: the summary.
-        rule: how the summary is found.
         warnings: what a reader must know before anything else.
         sections: the rest.
     """
@@ -169,7 +161,6 @@ class Document:
     title: str
     about: str
     sentences: list[str]
-    rule: str
     warnings: list[str]
     sections: list[Section]
 
@@ -251,8 +242,6 @@ IN_LATEX = {
     '"': r"\textquotedbl{}",
     "±": r"$\pm$",
     "–": "--",
-    "†": r"\textsuperscript{\textdagger}",
-    "‡": r"\textsuperscript{\textdaggerdbl}",
     "χ": r"$\chi$",
     "²": r"\textsuperscript{2}",
     "ⁿ": r"\textsuperscript{n}",
@@ -304,7 +293,7 @@ def as_latex(table: Table) -> str:
         text = in_latex(entry.text)
         # A row that begins with [ would be read as an option of the line break before it.
         text = f"{{{text}}}" if text.startswith(("[", "*")) else text
-        return (rf"\textbf{{{text}}}" if entry.best else text) + in_latex(entry.mark)
+        return rf"\textbf{{{text}}}" if entry.best else text
 
     rows = [list(map(entry, row)) for row in table.rows]
     written = pd.DataFrame(rows, columns=list(map(in_latex, table.columns))).style.hide()

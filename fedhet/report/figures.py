@@ -12,14 +12,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.core.check import counted
 from fedhet.record.figures import Picture, save
 from fedhet.record.files import written
 from fedhet.record.summary import OWN_MODELS
+from fedhet.report.comparisons import in_setting
 from fedhet.report.document import FigureFile, joined
-from fedhet.report.statistics import Ranking
+from fedhet.report.statistics import NOT_SHOWN
 from fedhet.report.study import Study
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
@@ -105,6 +107,13 @@ def methods_at(axes: Axes, methods: Sequence[str], inverted: bool = False) -> No
     axes.set_ylim(-0.6, len(methods) - 0.4)
     if inverted:
         axes.invert_yaxis()
+
+
+def same_range(grid: Sequence[Axes], axis: str) -> None:
+    """Give all panels the range on the "x" or "y" axis that shows everything."""
+    ends = [getattr(axes, f"get_{axis}lim")() for axes in grid]
+    for axes in grid:
+        getattr(axes, f"set_{axis}lim")(min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def widen(picture: Picture, methods: Sequence[str], count: int) -> None:
@@ -211,6 +220,8 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
                 axes.set_ylim(*ranges[condition])
                 if x == "round":
                     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            if same:
+                same_range(grid, "x")
             for axes in grid[:: columns_of(len(grid))]:
                 axes.set_ylabel(study.title, fontsize=8)
             add_legend(picture, grid, study.methods)
@@ -395,6 +406,7 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
             methods_at(axes, study.methods, inverted=True)
             axes.set_xlabel(f"{study.title} of a client", fontsize=8)
             axes.grid(axis="x", alpha=0.3)
+        same_range(grid, "x")
         widen(picture, study.methods, len(grid))
         caption = (
             f"{study.title.capitalize()} of the clients on their own test data at the last"
@@ -475,37 +487,46 @@ def win_matrix(study: Study, folder: Path) -> list[FigureFile]:
     return [store(picture, folder, "wins", caption, f"Matrix of wins between {count} methods.")]
 
 
-def critical_difference(study: Study, ranking: Ranking | None, folder: Path) -> list[FigureFile]:
-    """Draw Demsar's diagram of mean ranks."""
-    if ranking is None:
+def differences(study: Study, found: pd.DataFrame, folder: Path) -> list[FigureFile]:
+    """Draw how each method differs from the reference: over the settings, and in each of them."""
+    if found.empty:
         return []
-    from scikit_posthocs import critical_difference_diagram
-
-    names = {method: shortened(method, LABEL) for method in map(str, ranking.ranks.index)}
-    if len(set(names.values())) < len(names):
-        names = {m: f"{i + 1}: {name}" for i, (m, name) in enumerate(names.items())}
-    height = 1.2 + 0.16 * len(names)
-    picture = Picture(figsize=(7, height), dpi=110, layout="constrained")
-    axes = picture.subplots()
-    look = looks(study.methods)
-    critical_difference_diagram(
-        ranking.ranks.rename(names),
-        ranking.nemenyi.rename(index=names, columns=names),
-        ax=axes,
-        label_fmt_left="{label} ({rank:.2f})",
-        label_fmt_right="({rank:.2f}) {label}",
-        label_props={"fontsize": 8},
-        color_palette={names[m]: look[m].color for m in names},
+    methods = [str(name) for name in found["a"]]
+    own = {name: in_setting(study, name).set_index("a") for name in study.conditions}
+    several = len(own) > 1
+    picture, (axes,) = panels([""], height=1.0 + 0.36 * len(methods), legend=0.4)
+    picture.set_size_inches(8.6, picture.get_size_inches()[1])
+    axes.axvline(0, color="black", linewidth=1)
+    for place, row in enumerate(found.itertuples()):
+        color = GREY if row.verdict == NOT_SHOWN else COLORS[0 if row.difference > 0 else 1]
+        axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.2)
+        filled = "white" if row.verdict == NOT_SHOWN else color
+        axes.plot(row.difference, place, "o", color=color, markerfacecolor=filled, markersize=9)
+        for i, frame in enumerate(own.values() if several else ()):
+            if row.a in frame.index:
+                marker = MARKERS[1:][i % (len(MARKERS) - 1)]
+                at = frame.loc[row.a, "difference"]
+                axes.plot(at, place + 0.3, marker, color=GREY, markersize=4, alpha=0.8)
+    methods_at(axes, methods, inverted=True)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel(
+        f"difference in {study.title} from {study.reference}: better to the right", fontsize=8
     )
-    for text in axes.texts:
-        text.set_color("black")  # pale colours are hard to read
-    axes.set_title(f"critical distance {ranking.critical:.2f}", fontsize=9, color=GREY)
+    if several and len(own) < len(MARKERS):
+        looks_ = [
+            Line2D([], [], color=GREY, marker=MARKERS[1:][i], markersize=4, linestyle="")
+            for i in range(len(own))
+        ]
+        names = [shortened(name, 40) for name in own]
+        picture.legend(looks_, names, loc="lower center", ncols=4, fontsize=8, frameon=False)
+    widen(picture, methods, 1)
     caption = (
-        "Critical-distance diagram (Demšar 2006): mean ranks, 1 is best. A bar joins methods that"
-        " Nemenyi's test does not tell apart at the level .05."
+        f"Each method's difference from {study.reference} with its 95 % interval: large marks are"
+        " the mean over all settings, filled where the test shows it and hollow where it does not."
     )
-    alt = "Mean ranks: " + ", ".join(f"{m} {r:.2f}" for m, r in ranking.ranks.sort_values().items())
-    return [store(picture, folder, "critical-distance", caption, alt)]
+    caption += " Small marks are single settings." if several else ""
+    alt = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
+    return [store(picture, folder, "differences", caption, f"Differences: {alt}.")]
 
 
 def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
@@ -531,6 +552,7 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
                 _response(study, axes, known[known["setting"] == condition], str(column))
                 axes.set_xlabel(shortened(key, 40), fontsize=8)
                 axes.set_ylabel("validation score", fontsize=8)
+            same_range(grid, "y")
             add_legend(picture, grid, study.methods)
             caption = (
                 f"The trials of the tuning: score on the clients' validation data by {key}; points"

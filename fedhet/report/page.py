@@ -10,7 +10,13 @@ from fedhet.core.check import counted
 from fedhet.core.errors import clean
 from fedhet.record.files import unwritable, write_text
 from fedhet.report import figures, tables
-from fedhet.report.comparisons import RULE, sentences, statistics_section
+from fedhet.report.comparisons import (
+    ASSUMPTIONS,
+    against_reference,
+    comparison_table,
+    pairs_table,
+    sentences,
+)
 from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown
 from fedhet.report.folders import Written
 from fedhet.report.results import Results, results
@@ -20,20 +26,16 @@ PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
 TABLES = (
-    "scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
+    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
     "|environment"
 )
 FIGURES = (
-    "wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
+    "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
     r"|tuning-[\w-]+"
 )
 NO_THRESHOLDS = (
     "No thresholds were set, so that what it costs to reach one is unknown;"
     " eval.thresholds=[.8,.9] records it."
-)
-NO_TRIALS = (
-    "These runs had no trials before them: their settings are those that the file or the"
-    " command line of the experiment gives, and the defaults."
 )
 DUPLICATES = (
     "runs have the same method, setting and seed as others, of which only the last by its folder's"
@@ -91,20 +93,31 @@ def compose(found: Results, pictures: Path) -> Document:
         WriteError: a figure cannot be written.
     """
     study, experiment = Study(found), found.source.experiment
-    tests, ranking = statistics_section(study)
-    tests.figures += figures.critical_difference(study, ranking, pictures)
-    tests.figures += figures.win_matrix(study, pictures)
+    tested = against_reference(study)
+    notes = experiment.get("report", {}).get("notes") or []
     costs, tuned = tables.cost_tables(study), tables.tuning_table(study)
     missing, made = tables.missing_table(study), tables.making_section(study)
     duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)
     sections = [
         Section(
-            "Scores",
-            [tables.DIVERGENCE],
-            [tables.deciding(study), tables.every_score(study), *tables.detail_tables(study)],
-            figures.curves(study, pictures),
+            f"Compared with {study.reference}",
+            [clean(str(note)) for note in notes],
+            [comparison_table(study, tested)] if len(study.methods) > 1 else [],
+            figures.differences(study, tested, pictures),
+            ASSUMPTIONS if len(study.methods) > 1 else [],
+            folded=False,
         ),
-        tests,
+        Section(
+            "Scores by setting, and curves",
+            [tables.DIVERGENCE],
+            [
+                tables.deciding(study),
+                pairs_table(study),
+                tables.every_score(study),
+                *tables.detail_tables(study),
+            ],
+            [*figures.curves(study, pictures), *figures.win_matrix(study, pictures)],
+        ),
         Section(
             "Clients",
             figures=[
@@ -118,8 +131,8 @@ def compose(found: Results, pictures: Path) -> Document:
             costs,
         ),
         Section(
-            "Tuning",
-            [] if tuned else [NO_TRIALS],
+            "Settings of the methods",
+            [],
             [table for table in (tables.methods_table(study), tuned) if table],
             figures.tuning_response(study, pictures),
         ),
@@ -131,6 +144,7 @@ def compose(found: Results, pictures: Path) -> Document:
                 *([f"{duplicates} {DUPLICATES}"] if duplicates else []),
             ],
             [missing] if missing else [],
+            folded=not any((missing, found.problems, duplicates)),
         ),
         made,
     ]
@@ -141,8 +155,7 @@ def compose(found: Results, pictures: Path) -> Document:
             or f"Runs in {found.source.folders[0].resolve().name}"
         ),
         about=_about(study),
-        sentences=sentences(study, ranking),
-        rule=RULE,
+        sentences=sentences(study, tested),
         warnings=[*study.notes, *tables.mixed_code(study)],
         sections=sections,
     )
@@ -154,5 +167,4 @@ def _about(study: Study) -> str:
         {str(c.summary.get("dataset") or "data given as a Task") for c in study.cells}
     )
     runs = counted(shown, "run") if shown == every else f"{shown} of {every} runs"
-    notes = study.results.source.experiment.get("report", {}).get("notes") or []
-    return " ".join([f"{runs} on {', '.join(datasets)}.", *(clean(str(note)) for note in notes)])
+    return f"{runs} on {', '.join(datasets)}."

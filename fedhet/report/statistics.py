@@ -12,6 +12,9 @@ import pandas as pd
 from scipy import stats
 
 LEVEL = 0.05
+POWER = 0.8  # of a test that has the seeds which it needs
+WILCOXON_EFFICIENCY = 3 / math.pi  # relative to the t-test, for normal differences
+PRINTED = 3  # decimals of a score, after which ranks share what looks equal
 RESAMPLES = 2000
 FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
 DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
@@ -37,6 +40,23 @@ def enough(pairs: int, comparisons: int) -> bool:
 def pairs_needed(comparisons: int) -> int:
     """The least number of pairs that are enough."""
     return next(n for n in range(2, 64) if enough(n, comparisons))
+
+
+def seeds_needed(effect: float, comparisons: int) -> int:
+    """How many seeds find a difference of this size in 80 % of all experiments.
+
+    With Wilcoxon's test in the place of Holm's correction that asks most, the first of so many
+    comparisons. The power is that of the z-test (n = ((z_a + z_b) / effect)^2) by Wilcoxon's
+    asymptotic efficiency for normal differences (3 / pi), with z_a^2 / 2 more because the spread is
+    estimated (Guenther 1981), and no fewer than the test needs at all.
+
+    Args:
+        effect: the mean difference in units of the standard deviation of the differences.
+        comparisons: how many there are in the family.
+    """
+    level, power = stats.norm.ppf([1 - LEVEL / (2 * comparisons), POWER])
+    by_power = ((level + power) / effect) ** 2 / WILCOXON_EFFICIENCY + level**2 / 2
+    return max(pairs_needed(comparisons), math.ceil(by_power))
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -99,10 +119,16 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def couples(blocks: pd.DataFrame) -> dict[tuple[str, str], int]:
-    """All pairs of columns with rows in common -> how many; they are one family of tests."""
+def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[str, str], int]:
+    """All pairs of columns with rows in common -> how many; they are one family of tests.
+
+    With a reference, only the pairs of each other column with it.
+    """
     known = blocks.notna()
-    shared = {(a, b): int((known[a] & known[b]).sum()) for a, b in combinations(blocks.columns, 2)}
+    pairs = list(combinations(blocks.columns, 2))
+    if reference is not None:
+        pairs = [(name, reference) for name in blocks if name != reference]
+    shared = {(a, b): int((known[a] & known[b]).sum()) for a, b in pairs}
     return {couple: rows for couple, rows in shared.items() if rows}
 
 
@@ -111,21 +137,25 @@ def fewest_pairs(blocks: pd.DataFrame) -> int:
     return min(couples(blocks).values(), default=0)
 
 
-def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
-    """Compare all columns in pairs, each over the rows that both have.
+def compare(
+    blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
+) -> pd.DataFrame:
+    """Compare all columns in pairs, or each with the reference, over the rows that both have.
 
     Args:
         blocks: scores, a row per block (a seed, a condition), a column per method.
+        reference: the column that is `b` in all pairs; None compares all columns with each other.
         effects: also compute the bootstrap intervals.
 
     Returns:
-        A row per pair with rows in common: `a` (the better one by its mean), `b`, `pairs`,
-        `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high` (its bootstrap
-        interval), `effect` (Cohen's d_z: the mean difference in units of its standard deviation),
-        `wilcoxon` and `t_test` (p-values after Holm's correction; all of Wilcoxon's are NaN if a
-        couple has not enough pairs, so that one test decides on all), and `verdict`.
+        A row per pair with rows in common: `a` (without a reference the better one by its mean),
+        `b`, `pairs`, `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high`
+        (its bootstrap interval), `effect` (Cohen's d_z: the mean difference in units of its
+        standard deviation), `wilcoxon` and `t_test` (p-values after Holm's correction; all of
+        Wilcoxon's are NaN if a couple has not enough pairs, so that one test decides on all), and
+        `verdict`.
     """
-    family = couples(blocks)
+    family = couples(blocks, reference)
     place = {name: i for i, name in enumerate(blocks.columns)}
     values = blocks.to_numpy(float)
     decided_by_wilcoxon = enough(min(family.values(), default=0), len(family))
@@ -134,7 +164,7 @@ def compare(blocks: pd.DataFrame, *, effects: bool = True) -> pd.DataFrame:
         differences = np.round(values[:, place[a]] - values[:, place[b]], DECIMALS)
         differences = differences[~np.isnan(differences)]
         mean = float(differences.mean())
-        if mean < 0:
+        if mean < 0 and reference is None:
             a, b, mean, differences = b, a, -mean, -differences
         low, high = interval(differences) if effects else (math.nan, math.nan)
         spread = float(differences.std(ddof=1)) if n > 1 else 0.0
@@ -208,6 +238,7 @@ def rank(blocks: pd.DataFrame) -> Ranking | None:
     count, methods = blocks.shape
     if methods < 3 or count < 2:
         return None
+    blocks = blocks.round(PRINTED)
     with warnings.catch_warnings(action="ignore"):  # all scores are equal: NaN, which is printed
         found = stats.friedmanchisquare(*(blocks[name] for name in blocks))
         values = posthoc_nemenyi_friedman(blocks.to_numpy())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import cached_property
 
 import pandas as pd
+import yaml
 
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
@@ -39,7 +41,8 @@ class Study:
         methods: its values, as text; "method" stands for whatever is compared.
         conditions: the name of each condition -> its axes.
         metric: the score that decides, a key of SCORES.
-        reference: the method whose pairs alone are in the table of paired tests, or None.
+        reference: the method with which all others are compared: that of `report.reference`, or
+            else FedAvg, or else the first one.
         notes: what the reader has to know about the choice of the score.
     """
 
@@ -59,9 +62,10 @@ class Study:
             self.methods = list(dict.fromkeys(map(self._method, counted)))
         self.metric = str(report.get("metric") or "last")
         one_of("report.metric", self.metric, SCORES)
-        self.reference = report.get("reference")
-        if self.reference is not None:
-            one_of("report.reference", self.reference, self.methods)
+        if report.get("reference") is not None:
+            one_of("report.reference", report["reference"], self.methods)
+        plain = [name for name in self.methods if name.lower() == "fedavg"]
+        self.reference = str(report.get("reference") or [*plain, *self.methods, NO_METHOD][0])
         self._others = [axis for axis in axes if axis != self.compare]
         short = [axis.rpartition(".")[2] for axis in self._others]
         self._names = {
@@ -179,6 +183,39 @@ class Study:
         """
         complete = paired(self.blocks(score))
         return complete.groupby(level="setting", sort=False).mean()
+
+    def gains(self) -> pd.DataFrame:
+        """What each method gains over the reference, with a row per seed and a column per method.
+
+        It is the mean over the settings in which both have a seed in common, of the seeds that both
+        have in all of these: settings of one seed share data and weights, and are no pairs of their
+        own. Empty if the reference has no result.
+        """
+        scores = self.blocks(self.metric)
+        if self.reference not in scores:
+            return pd.DataFrame()
+        gaps = scores.sub(scores[self.reference], axis=0)
+        own = {m: gaps[m].dropna().unstack("setting").dropna().mean(axis=1) for m in gaps}
+        return pd.DataFrame(own)
+
+    @cached_property
+    def rates(self) -> dict[str, str]:
+        """The learning rates that each method was run with."""
+        found: dict[str, set[float]] = {}
+        for cell in self.cells:
+            own = found.setdefault(self.place(cell)[0], set())
+            rate = cell.overrides.get("client.lr")
+            if rate is None and not own:
+                with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
+                    text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
+                    rate = yaml.safe_load(text).get("client", {}).get("lr")
+            if isinstance(rate, int | float):
+                own.add(float(rate))
+        return {
+            method: " to ".join(f"{rate:g}" for rate in dict.fromkeys((min(own), max(own))))
+            for method, own in found.items()
+            if own
+        }
 
     @cached_property
     def own_models(self) -> dict[str, str]:

@@ -16,9 +16,7 @@ from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
 from fedhet.record.summary import DETAILS, detailed
 from fedhet.report.document import (
-    NOT_SHOWN_WORSE,
     NOTHING,
-    WORSE_IF_NORMAL,
     Columns,
     Section,
     Table,
@@ -29,17 +27,12 @@ from fedhet.report.document import (
     size,
 )
 from fedhet.report.results import DIVERGED, FAILED, FINISHED, Values
-from fedhet.report.statistics import IF_NORMAL, NOT_SHOWN, compare
+from fedhet.report.statistics import NOT_SHOWN, compare
 from fedhet.report.study import SCORES, Study, paired
 
-MARKS = {NOT_SHOWN: NOT_SHOWN_WORSE, IF_NORMAL: WORSE_IF_NORMAL}
 LEGEND = (
-    "Mean ± standard deviation over seeds; the best mean is bold. Only seeds that all methods of"
-    " a setting have decide which that is, and without such seeds none is bold. n: the seeds of a"
-    f" method that has not all. {NOT_SHOWN_WORSE}: no test shows"
-    f" that it is worse than the best. {WORSE_IF_NORMAL}: worse by the paired t-test only, which"
-    " assumes normal differences; there are too few seeds for Wilcoxon's test. No mark: worse by"
-    " Wilcoxon's test. Holm's correction is over all pairs of methods of a setting."
+    "Mean ± standard deviation over seeds; the best mean is bold, over the seeds that all methods"
+    " of a setting have. That is no test. n: the seeds of a method that has not all."
 )
 DIVERGENCE = (
     "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
@@ -152,14 +145,13 @@ def _by_client(study: Study, names: list[str]) -> list[Table]:
 
 
 def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:
-    """The entries of one condition by method, with the best one and the others marked."""
+    """The entries of one condition by method, with the best one marked."""
     blocks = study.blocks(score, condition).dropna(axis=1, how="all")
     if blocks.empty:
         return {}
     diverged = study.counted.query("setting == @condition").groupby("method")["diverged"].sum()
     means = paired(blocks).mean()
     best = None if means.isna().all() else str(means.idxmax())
-    verdicts = against_best(blocks, best) if best else {}
     entries = {}
     for method in blocks:
         entry = mean_std(blocks[method])
@@ -168,7 +160,6 @@ def condition_entries(study: Study, score: str, condition: str) -> dict[str, Tab
         if diverged[method]:
             entry.text += f" ({diverged[method]} diverged)"
         entry.best = best is not None and means[method] == means[best]
-        entry.mark = "" if entry.best else MARKS.get(verdicts.get(str(method), ""), "")
         entries[str(method)] = entry
     return entries
 

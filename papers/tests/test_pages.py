@@ -16,11 +16,10 @@ from fedhet.experiment import definition
 from fedhet.report.results import FoundRuns, Results
 from papers import __main__ as pages
 from papers.command import main
-from papers.estimate import TIMES, note_time
 from papers.judge import compare
 from papers.paper import LEVELS, Figure, Paper, every, find
 from papers.table import Record, read_csv, records
-from papers.tables import RESULTS, kept
+from papers.tables import RESULTS, TIMES, kept, note_time
 from papers.verdict import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,

@@ -11,12 +11,12 @@ from report.made_runs import make_experiment
 from fedhet.cli import launch
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.experiment import definition
+from fedhet.experiment import estimate as estimation
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.definition import Experiment
-from papers import estimate as estimation
+from fedhet.experiment.estimate import Cost
 from papers import table
 from papers.command import main
-from papers.estimate import Cost
 from papers.verdict import NOT_COMPARABLE
 
 pytestmark = pytest.mark.usefixtures("own_process")

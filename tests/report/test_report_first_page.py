@@ -12,7 +12,7 @@ from report.made_runs import Axes, make_experiment, make_run
 import fedhet
 from fedhet.record.figures import Picture
 from fedhet.report import figures, page, tables
-from fedhet.report.document import FigureFile
+from fedhet.report.document import FigureFile, as_markdown
 from fedhet.report.study import Study
 
 
@@ -43,10 +43,13 @@ def test_the_rates_are_shown_and_nothing_contradicts_them(tmp_path: Path) -> Non
         ["FedDisk", "method=feddisk client.lr=0.1"],
     ]
     document = page.compose(study.results, tmp_path / "figures")
-    (tuning,) = [section for section in document.sections if section.title == "Tuning"]
-    assert [each.name for each in tuning.tables] == ["methods"]
-    assert "no trials before them" in tuning.paragraphs[0]
-    assert "alpha = 0.05: " in document.sentences[1]
+    first = document.sections[0]
+    assert not first.folded and all(section.folded for section in document.sections[1:])
+    (shown,) = first.tables
+    assert {row[0].text: row[1].text for row in shown.rows} == {"FedAvg": "0.3", "FedDisk": "0.1"}
+    assert [figure.name for figure in first.figures] == ["differences"]
+    text = as_markdown(document)
+    assert "no trials" not in text and "Nemenyi" not in text and "Friedman" not in text
 
 
 @pytest.mark.parametrize(("other", "same"), [(0.22, True), (0.9, False)])

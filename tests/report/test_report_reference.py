@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from made_runs import Axes, make_experiment
 
 import fedhet
 from fedhet import report
-from fedhet.report.comparisons import few_pairs, pairs_table, sentences
-from fedhet.report.document import WORSE_IF_NORMAL
+from fedhet.report.comparisons import (
+    against_reference,
+    comparison_table,
+    pairs_table,
+    sentences,
+)
 from fedhet.report.study import Study
-from fedhet.report.tables import deciding
 
 
 def study_of(
@@ -39,61 +40,63 @@ def study_of(
     return Study(fedhet.results(make_experiment(folder, axes, score, report=chosen)))
 
 
-def test_a_reference_chooses_rows_and_changes_no_test(tmp_path: Path) -> None:
-    """7 seeds are enough for 3 comparisons with a reference, and too few for all 6."""
+def summary(study: Study) -> list[str]:
+    return sentences(study, against_reference(study))
+
+
+def test_the_summary_the_table_and_the_family_say_the_same(tmp_path: Path) -> None:
+    """7 seeds are enough for 3 comparisons, and all of them are shown, with their sizes."""
     counts = {0.1: dict.fromkeys(["C", "FedAvg", "A", "B"], 7)}
-    every = pairs_table(study_of(tmp_path / "all", counts)).data
-    study = study_of(tmp_path / "reference", counts, "FedAvg")
-    table = pairs_table(study)
-    with_it = every[(every[["a", "b"]] == "FedAvg").any(axis=1)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(table.data, with_it)
-    assert len(table.data) == 3 and len(every) == 6
-    # The test, the text, the summary and the marks say the same.
-    assert table.data["wilcoxon"].isna().all() and set(table.data["verdict"]) == {"if normal"}
-    assert "with 6 comparisons it takes 8 seeds" in few_pairs(study)
-    assert "from all others is real if differences are normal" in sentences(study, None)[1]
-    assert [row[1].mark for row in deciding(study).rows] == ["", *[WORSE_IF_NORMAL] * 3]
+    study = study_of(tmp_path / "made", counts)
+    assert study.reference == "FedAvg"  # by its name
+    found = against_reference(study)
+    assert list(found["a"]) == ["C", "A", "B"] and set(found["verdict"]) == {"real"}
+    assert found["wilcoxon"].to_numpy() == pytest.approx([3 * 2 / 2**7] * 3)
+    _, better, worse = summary(study)
+    own = dict(zip(found["a"], found["difference"], strict=True))
+    assert better.startswith(f"Shown to be better than FedAvg: C by {own['C']:.3f} (")
+    assert (
+        f"worse than FedAvg: B by {-own['B']:.3f} (" in worse and f"A by {-own['A']:.3f}" in worse
+    )
+    table = comparison_table(study, found)
+    texts = {row[0].text: row[7].text for row in table.rows}
+    assert texts == {"C": "better", "FedAvg": "reference", "A": "worse", "B": "worse"}
 
 
-def test_a_reference_without_a_result_leaves_no_rows(tmp_path: Path) -> None:
-    counts = {0.1: {"A": 3, "B": 3, "Gone": 0}}
-    assert not pairs_table(study_of(tmp_path / "made", counts, "Gone")).rows
+def test_another_reference_is_that_of_the_experiment(tmp_path: Path) -> None:
+    counts = {0.1: dict.fromkeys(["C", "FedAvg", "A"], 7)}
+    found = against_reference(study_of(tmp_path / "made", counts, "A"))
+    assert set(found["b"]) == {"A"} and (found["difference"] > 0).all()
 
 
-def test_settings_that_lack_seeds_are_named(tmp_path: Path) -> None:
-    counts = {0.1: {"A": 3, "B": 3}, 0.5: {"A": 10, "B": 10}}
-    text = few_pairs(study_of(tmp_path / "made", counts))
-    told = r"3 to 10 seeds.*alpha = 0\.1: with 3 .* 0\.25, .* 1 comparison .* 6 seeds "
-    assert re.search(told, text) and "alpha = 0.5" not in text
+def test_a_reference_without_a_result_compares_nothing(tmp_path: Path) -> None:
+    study = study_of(tmp_path / "made", {0.1: {"A": 3, "B": 3, "Gone": 0}}, "Gone")
+    assert not pairs_table(study).rows
+    assert "seed in common with Gone: nothing is compared" in summary(study)[1]
+    assert len(comparison_table(study, against_reference(study)).rows) == 3
 
 
-def test_a_setting_with_fewer_methods_has_fewer_comparisons(tmp_path: Path) -> None:
-    """6 seeds are enough for the one comparison of the first setting."""
-    counts = {0.1: {"A": 6, "B": 6, "C": 0}, 0.5: {"A": 6, "B": 6, "C": 6}}
-    text = few_pairs(study_of(tmp_path / "made", counts))
-    assert text.startswith("Each setting has 6 seeds. That is too few")
-    assert "in alpha = 0.5: with 6 " in text and "with 3 comparisons it takes 7" in text
-
-
-def test_the_pair_with_the_fewest_seeds_is_what_is_told(tmp_path: Path) -> None:
-    """Three methods have 10 seeds; the 5 of the last one force the t-test."""
+def test_too_few_seeds_leave_the_t_test_which_is_told(tmp_path: Path) -> None:
     study = study_of(tmp_path / "made", {0.1: {"A": 10, "B": 10, "C": 10, "D": 5}})
-    assert "the fewest common seeds has 5 seeds. That is" in few_pairs(study)
-    assert "the 5 seeds of the pair" in sentences(study, None)[1]
+    found = against_reference(study)
+    assert found["wilcoxon"].isna().all() and set(found["verdict"]) == {"if normal"}
+    assert "With 5 seeds Wilcoxon's test cannot decide: it takes 7" in " ".join(summary(study))
 
 
-@pytest.mark.parametrize(
-    ("counts", "told"),
-    [
-        ({"A": 0, "B": 3}, "No two methods"),
-        ({"A": 6, "B": 6}, "Each setting in which two methods share a seed has 6 seeds"),
-    ],
-)
-def test_a_setting_without_pairs_is_no_comparison(
-    counts: dict[str, int], told: str, tmp_path: Path
-) -> None:
-    study = study_of(tmp_path / "made", {0.1: counts, 0.5: {"A": 3, "B": 0}})
-    assert few_pairs(study).startswith(told)
+def test_the_mean_over_settings_hides_no_change_of_sign(tmp_path: Path) -> None:
+    """.2 better in one setting, .1 worse in the other: better on average, with a warning."""
+    noise = np.random.default_rng(1).normal(0, 0.01, 8)
+    gain = {0.1: 0.2, 0.5: -0.1}
+
+    def score(axes: Axes) -> float:
+        own = gain[axes["partition.alpha"]] if axes["method"] == "B" else 0
+        return 0.5 + own + float(noise[axes["seed"]]) * (axes["method"] == "B")
+
+    axes: dict[str, list[Any]] = {"method": ["A", "B"], "partition.alpha": [0.1, 0.5]}
+    axes["seed"] = list(range(8))
+    told = summary(Study(fedhet.results(make_experiment(tmp_path / "made", axes, score))))
+    assert told[1].startswith("Shown to be better than A: B by 0.0")
+    assert told[2] == "Better in some settings and worse in others: B; see the picture."
 
 
 @pytest.mark.usefixtures("undrawn")

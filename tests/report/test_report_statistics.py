@@ -62,6 +62,7 @@ def test_the_critical_distance_of_demsars_example() -> None:
 
 def test_friedman_and_nemenyi_agree_with_their_formulas() -> None:
     scores = np.random.default_rng(3).normal(size=(9, 4)) + np.array([0, 0.3, 0.6, 4.0])
+    scores = scores.round(statistics.PRINTED)
     ranking = statistics.rank(pd.DataFrame(scores, columns=list("abcd")))
     assert ranking is not None
     ranks = np.array([[sum(row >= value) for value in row] for row in scores]).mean(0)
@@ -180,3 +181,37 @@ def test_a_pair_without_a_common_block_is_no_comparison() -> None:
     assert pairs["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**7] * 2)
     assert statistics.fewest_pairs(table) == 7
     assert statistics.fewest_pairs(table[["b", "c"]]) == 0
+
+
+def test_what_looks_equal_shares_its_rank() -> None:
+    scores = pd.DataFrame({"a": [0.9504, 0.9496], "b": [0.9496, 0.9504], "c": [0.8, 0.8]})
+    ranking = statistics.rank(scores.assign(b=[0.9501, 0.9501]))
+    assert ranking is not None
+    assert ranking.ranks.to_dict() == {"a": 1.5, "b": 1.5, "c": 3.0}
+
+
+@pytest.mark.parametrize(("effect", "comparisons"), [(0.5, 1), (0.8, 6), (-1.2, 6)])
+def test_the_seeds_needed_find_the_difference_in_four_of_five_experiments(
+    effect: float, comparisons: int
+) -> None:
+    """By simulation with the test itself, at the level that Holm's correction begins with."""
+    seeds = statistics.seeds_needed(effect, comparisons)
+    draws = np.random.default_rng(0).normal(effect, 1, (2000, seeds))
+    p = stats.wilcoxon(draws, axis=1, method="exact").pvalue
+    assert (p < statistics.LEVEL / comparisons).mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_large_difference_still_needs_what_the_test_needs() -> None:
+    assert statistics.seeds_needed(50.0, 6) == max(8, math.ceil(stats.norm.isf(0.05 / 12) ** 2 / 2))
+
+
+def test_with_a_reference_the_family_is_its_pairs() -> None:
+    """Two comparisons in the place of three; the sign is that of the other method's gain."""
+    table = blocks(8, ref=0.5, better=0.6, worse=0.4)
+    found = statistics.compare(table, "ref").set_index("a")
+    assert set(found["b"]) == {"ref"} and found.index.tolist() == ["better", "worse"]
+    assert found["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**8] * 2)
+    assert found.loc["better", "difference"] == pytest.approx(
+        (table["better"] - table["ref"]).mean(), abs=1e-8
+    )
+    assert found.loc["worse", "difference"] < 0 and found.loc["worse", "low"] < 0

@@ -1,8 +1,4 @@
-"""How long a reproduction takes on this machine, from a few rounds of each method.
-
-A csv file of times has a row for each scale of each reproduction: how many runs and trials it has,
-and how many seconds they take one after another.
-"""
+"""How long an experiment takes on this machine, from a few rounds of each method."""
 
 from __future__ import annotations
 
@@ -12,20 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from fedhet.config import composition
 from fedhet.config.lines import by_key
+from fedhet.core.check import counted
 from fedhet.experiment import cells
 from fedhet.experiment.axes import SEED
 from fedhet.experiment.cells import Cell
 from fedhet.experiment.definition import Experiment
 from fedhet.record.results import Run
-from papers.tables import replace
 
 ROUNDS = 3
 TRAIN = "train"
-TIMES = {"reproduction": object, "scale": object, "runs": int, "trials": int, "seconds": int}
 
 
 class Cost(NamedTuple):
@@ -63,12 +56,39 @@ class Estimate(NamedTuple):
         runs: how many runs there are.
         trials: how many trials of the tuning.
         seconds: for all of them, one after another.
+        longest: of one of them.
     """
 
     measured: dict[str, Cost]
     runs: int
     trials: int
     seconds: float
+    longest: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Each measured run and what it costs, for people."""
+        return [
+            (
+                name,
+                f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
+                f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
+                f" {cost.start + cost.phases:.3g} s before them",
+            )
+            for name, cost in self.measured.items()
+        ]
+
+    def __str__(self) -> str:
+        trials = f" and {counted(self.trials, 'trial')}" if self.trials else ""
+        return f"{counted(self.runs, 'run')}{trials}, one after another: {in_words(self.seconds)}"
+
+    def side_by_side(self, processes: int) -> str:
+        """What is known of the time that so many processes take."""
+        least = max(self.seconds / processes, self.longest)
+        return (
+            f"{counted(processes, 'process', 'processes')} at once: about {in_words(least)};"
+            " an upper bound where runs train as one (engine.fused=auto), because each was measured"
+            " by itself"
+        )
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -80,7 +100,7 @@ def estimate(experiment: Experiment) -> Estimate:
         ConfigError: a setting is wrong.
         DataError: data are missing.
     """
-    axis = str(experiment.report["compare"])
+    axis = str(experiment.report.get("compare") or next(iter(experiment.axes)))
     runs = cells.wanted(experiment, cells.runs(experiment))
     trials = cells.wanted(experiment, cells.trials(experiment))
     places = [_place(cell, axis) for cell in runs]
@@ -95,18 +115,20 @@ def estimate(experiment: Experiment) -> Estimate:
         by_setting = seconds[method, place[1]] / seconds[method, setting]
         return seconds.get(place, seconds[place[0], setting] * by_setting)
 
+    every = [total(place) for place in [*places, *(_place(cell, axis) for cell in trials)]]
     return Estimate(
         {", ".join(filter(None, place)): cost for place, cost in measured.items()},
         len(runs),
         len(trials),
-        sum(total(place) for place in [*places, *(_place(cell, axis) for cell in trials)]),
+        sum(every),
+        max(every),
     )
 
 
 def _place(cell: Cell, axis: str) -> tuple[str, str]:
     """The method and the setting of a cell."""
     others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED)}
-    return str(cell.axes[axis]), ", ".join(f"{k}={v}" for k, v in others.items())
+    return str(cell.axes.get(axis, "")), ", ".join(f"{k}={v}" for k, v in others.items())
 
 
 def measure(cell: Cell) -> Cost:
@@ -143,13 +165,4 @@ def in_words(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
-def note_time(path: Path, *values: str | int) -> None:
-    """Write a row of TIMES to a csv file, in the place of the one of the same name and scale.
-
-    Raises:
-        ConfigError: the file holds something else.
-    """
-    replace(path, pd.DataFrame([values], columns=[*TIMES]), ["reproduction", "scale"])
+    return f"{seconds:.{int(seconds < 10)}f} seconds"
