@@ -16,8 +16,12 @@ _GRADIENTS = "it changes the local steps, from which this method recovers gradie
 # (method, plug-in) of fedhet's own -> why they cannot be combined, so that `--list` need not import
 # torch to ask them. A test, which builds every pair, compares.
 REFUSED = {
-    **{("fedpcl", name): _MODEL for name in ("drift", "fedlex", "fedntd", "fedprox", "moon")},
-    ("fedpcl", "fednorm"): _WEIGHTS,
+    **{
+        (method, name): _MODEL
+        for method in ("fedpcl", "fedproto")
+        for name in ("drift", "fedlex", "fedntd", "fedprox", "moon")
+    },
+    **{(method, "fednorm"): _WEIGHTS for method in ("feddyn", "fedpcl", "fedproto")},
     ("fedsa", "fednorm"): f"{_WEIGHTS}; use method.client_weighting=samples",
     ("fedsgd", "drift"): _MODELS,
     **{("fedsgd", name): _STEPS for name in ("fedntd", "fedprox")},

@@ -119,9 +119,12 @@ def distances(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Te
 
 
 def nearness(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
-    """Return 2 z.C_c - |C_c|^2, shape (B, C), -inf for unknown classes (FedProto).
+    """Return 2 z.C_c - |C_c|^2, shape (B, C) (FedProto).
 
     It is -|z - C_c|^2 up to |z|^2, which all classes share: the largest one is the nearest class.
+    Unknown classes have less than all others, by 1 or more, and no -inf: a sample of such a class
+    would have an infinite loss, which means that a model has diverged.
     """
     scores = 2 * z_Bd @ mean_Cd.T - mean_Cd.square().sum(1)
-    return scores.masked_fill(~known_C, -torch.inf)
+    least = scores.masked_fill(~known_C, torch.inf).amin(1, keepdim=True).clamp(max=0)
+    return torch.where(known_C, scores, least - 1)

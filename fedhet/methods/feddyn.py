@@ -76,7 +76,7 @@ class FedDyn(FedStrategy):
     name = "feddyn"
     client_cls = FedDynClient
     weighted = False
-    enters = "the sum h of all changes"
+    only_means = only_weights = True
     memory = ("_h",)
     refuses_noise = "the noise of all earlier changes would add up in h"
 
@@ -91,8 +91,11 @@ class FedDyn(FedStrategy):
         return {ALPHA: self.alpha}
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        moved = trees.Sum()  # w_k - x
+        average = self.setting.merge.average()
+        participants = 0
         for update in updates:
-            moved.add(update.change, 1.0)
-        self._h = trees.add(self._h, moved.tree, -self.alpha / len(self.sizes))
-        return trees.add(trees.add(old, moved.mean()), self._h, -1 / self.alpha)
+            average.add(update.change, 1.0)
+            participants += 1
+        moved = average.mean()  # the mean of w_k - x
+        self._h = trees.add(self._h, moved, -self.alpha * participants / len(self.sizes))
+        return trees.add(trees.add(old, moved), self._h, -1 / self.alpha)

@@ -86,7 +86,7 @@ class PrototypeClassifier(nn.Module):
     Args:
         model: a model with features(x).
         prototypes: "mean" (C, d), and "has" (C,), which classes have a prototype.
-        closeness: (z (B, d), mean, has) -> (B, C), -inf for a class without a prototype.
+        closeness: (z (B, d), mean, has) -> (B, C), least for a class without a prototype.
     """
 
     def __init__(

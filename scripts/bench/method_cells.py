@@ -24,6 +24,13 @@ OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
         "g += c - c_i in each step; the work of five means: each client's new control, its old one"
         " recovered, two more sums",
     ),
+    "feddyn": (0.28, "g += alpha (w - x) - g_k in each step; two sums, and each client's new g_k"),
+    "fedrep": (2.0, "ten epochs of the last layer before those of the body, and no head is sent"),
+    "fedproto": (
+        1.0,
+        "class means of each batch's features and their distances; an inference pass over each"
+        " client's data",
+    ),
     "feddisk": (0.04, "a weight for each sample in each step"),
     "feddiskab": (0.04, "a weight for each sample in each step"),
     "fedgmm": (0.7, f"steps on generated samples, {GENERATED_PER_CLASS} of each missing class"),

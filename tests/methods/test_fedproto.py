@@ -132,16 +132,19 @@ def test_the_distance_has_a_gradient_of_zero_where_it_is_zero() -> None:
     z = torch.ones(2, 3, requires_grad=True)
     far = maths.distances(z, torch.tensor([0, 0]), torch.ones(2, 3), torch.tensor([True, True]))
     (grad,) = torch.autograd.grad(far, z)
-    assert float(far) == 0 and not grad.any()
+    assert float(far.detach()) == 0 and not grad.any()
 
 
 def test_the_nearest_class_has_the_largest_score() -> None:
-    z, prototypes = torch.randn(50, 3), torch.randn(4, 3)
+    draws = torch.Generator().manual_seed(0)
+    z, prototypes = torch.randn(50, 3, generator=draws), torch.randn(4, 3, generator=draws)
     known = torch.tensor([True, True, False, True])
     scores = maths.nearness(z, prototypes, known)
     far = torch.cdist(z, prototypes).masked_fill(~known, torch.inf)
     assert torch.equal(scores.argmax(1), far.argmin(1))
     torch.testing.assert_close((z.square().sum(1)[:, None] - scores)[:, known], far[:, known] ** 2)
+    assert (scores[:, 2] <= scores[:, known].amin(1) - 1).all() and scores.isfinite().all()
+    assert maths.nearness(z, prototypes, known & False).isfinite().all()
 
 
 def test_classes_of_few_samples_are_not_sent(federation: Federation) -> None:

@@ -28,7 +28,9 @@ METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")
 REFUSED = {
     "feddiskab": "plugin feddisk: ratio=raw",
+    "feddyn": "method=feddyn: .*changes would add up",
     "fedgen": "method=fedgen: .*label counts",
+    "fedproto": "method=fedproto: .*label counts",
     "scaffold": "method=scaffold: .*control variates",
 }
 
