@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from convergence.quadratic import final_weight, quadratic
-from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, each, gradient, same
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, each, gradient, mean, same
 from methods.readouts import arrays, client_state, step_and_replies
 
 from fedhet.core.errors import ConfigError
@@ -47,8 +47,7 @@ def test_by_hand(case: Callable[..., Case], alpha: float) -> None:
             sent.append(w)
         moved = each(lambda x, *sent: sum(sent) - len(sent) * x, x, *sent)
         h = each(lambda h, d: h - alpha / len(SIZES) * d, h, moved)
-        mean = each(lambda d, n=len(cohort): d / n, moved)
-        same(merged, each(lambda x, d, h: x + d - h / alpha, x, mean, h))
+        same(merged, each(lambda w, h: w - h / alpha, mean(sent, [1] * len(sent)), h))
         for k in range(len(SIZES)):
             same(arrays(client_state(running.run, k, GRADIENT)) or zero, g[k])
 
