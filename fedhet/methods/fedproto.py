@@ -33,7 +33,8 @@ Deviations and choices:
 - The paper does not say whose prototypes predict. Here they are the global ones, which a client
   also has for classes of which it has no sample. The last layer is trained, and predicts nothing.
 
-Default: `lam = 1`, as in the paper's experiments with digits.
+Default: `lam = 0.1`. The paper has 1, and its code another distance (above): with the L2 distance
+and lam = 1 all features and prototypes become 0 on the digits (docs/methods/fedproto.md).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class FedProto(FedStrategy):
     enters = "prototypes"
     refuses_noise = "its clients send exact label counts"
 
-    def __init__(self, setting: Setting, *, lam: float = 1.0) -> None:
+    def __init__(self, setting: Setting, *, lam: float = 0.1) -> None:
         self.lam = check.number("method.lam", lam, low=0)
         super().__init__(setting)
 
