@@ -77,9 +77,8 @@ class FedProtoClient(FedClient):
         classes = self.workspace.task.classes
         counts = self.workspace.train_data(self.pid).y.bincount(minlength=classes)
         counts = suppressed(counts, self.workspace.min_count)
-        mean = class_means(self, self.model)[0].where(counts[:, None] > 0, 0)
-        dtype = self.workspace.initial["head.weight"].dtype
-        update.extras = {PROTOTYPES: {"mean": mean.to(dtype)}, COUNTS: counts}
+        mean = class_means(self, self.model)[0].to(self.workspace.initial["head.weight"].dtype)
+        update.extras = {PROTOTYPES: {"mean": mean.where(counts[:, None] > 0, 0)}, COUNTS: counts}
         return update
 
     def prepare(self, msg: Broadcast) -> Tree:
@@ -125,10 +124,12 @@ class FedProto(FedStrategy):
     def setup(self) -> None:
         self.workspace.task.check_classes("method=fedproto")
         why = "method=fedproto compares the features that a model's last layer reads, by class"
-        self._head = feature_head(self.workspace.model, why)
+        head = feature_head(self.workspace.model, why)
+        self._none = no_prototypes(head, self.workspace.task.classes)
+        self.evaluation_extras = {PROTOTYPES: self._none}
 
     def slots(self) -> dict[str, Tree]:
-        return {SLOT: no_prototypes(self._head, self.workspace.task.classes)}
+        return {SLOT: self._none}
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {PROTOTYPES: self.weights[SLOT], LAM: self.lam}
@@ -138,12 +139,11 @@ class FedProto(FedStrategy):
 
     def _sent(self, update: Update) -> tuple[Tensor, Tensor]:
         """A client's prototypes (C, d), and its label counts (C,)."""
-        like = {"mean": self.weights[SLOT]["mean"]}
         workspace = self.workspace
         counts = update.counts(
             COUNTS, update.num_examples, workspace.task.classes, workspace.min_count
         )
-        return update.tree(PROTOTYPES, like)["mean"], counts
+        return update.tree(PROTOTYPES, {"mean": self._none["mean"]})["mean"], counts
 
     def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
         """The new prototypes; the model slot keeps its value."""
