@@ -10,7 +10,8 @@ SLACK = 1.15  # how much a method may take beyond its arithmetic, by the host's 
 
 # What a method adds to its host, by the host's round, and in words. It was timed once, as plain
 # torch in the floor's loop. A plug-in of the same name is the same code. Without batch norm FedBN
-# is FedAvg, so both run on a model that has it.
+# is FedAvg, so both run on a model that has it. Those of FedDyn, FedRep and FedProto are estimates,
+# which nobody has timed yet.
 OF_AN_OPTIMIZER = (0.0, "at most twelve operations per parameter and round in float64")
 OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedbabu": (0.0, "it sends less"),
