@@ -19,10 +19,10 @@ _ALONE = "it acts on a client's own data and model, and this method has none"
 REFUSED = {
     **{
         (method, name): _MODEL
-        for method in ("fedpcl", "local")
+        for method in ("fedpcl", "fedproto", "local")
         for name in ("drift", "fedlex", "fedntd", "fedprox", "moon")
     },
-    **{(method, "fednorm"): _WEIGHTS for method in ("fedpcl", "local")},
+    **{(method, "fednorm"): _WEIGHTS for method in ("feddyn", "fedpcl", "fedproto", "local")},
     **{("pooled", name): _ALONE for name in catalogue.built_in("plugin")},
     ("fedsa", "fednorm"): f"{_WEIGHTS}; use method.client_weighting=samples",
     ("fedsgd", "drift"): _MODELS,

@@ -6,7 +6,8 @@ The loop itself is in descent.py. FedGen's server trains its generator by a smal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_
@@ -376,6 +377,24 @@ def _values(terms: Terms, records: Tree) -> Tensor:
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require gradients, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def only(model: nn.Module, names: Container[str]) -> Iterator[None]:
+    """Train these parameters of the model, and no others, as long as the context lasts.
+
+    Args:
+        model: the model.
+        names: names of parameters.
+    """
+    before = {p: p.requires_grad for p in model.parameters()}
+    try:
+        for name, p in model.named_parameters():
+            p.requires_grad_(name in names)
+        yield
+    finally:
+        for p, trains in before.items():
+            p.requires_grad_(trains)
 
 
 def usable(model: nn.Module, n: int, size: int) -> int:

@@ -31,19 +31,21 @@ def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]
     return sums / counts.clamp(min=1)[:, None], counts > 0
 
 
-def pooled(means_KCd: Tensor, has_KC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the global prototypes, plain means over the clients that have the class.
+def pooled(means_KCd: Tensor, counts_KC: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the global prototypes, means over the clients.
 
     Args:
         means_KCd: the clients' prototypes.
-        has_KC: which classes each client has.
+        counts_KC: whole numbers, or whether a client has the class, by which they are weighted.
 
     Returns:
         (C, d) float64, the means, 0 for a class that no client has; and (C,) bool, whether any
         client has the class.
     """
-    sums = torch.where(has_KC[..., None], means_KCd.double(), 0).sum(0)
-    return sums / has_KC.sum(0).clamp(min=1)[:, None], has_KC.any(0)
+    sums = torch.where(counts_KC[..., None] > 0, means_KCd.double() * counts_KC[..., None], 0).sum(
+        0
+    )
+    return sums / counts_KC.sum(0).clamp(min=1)[:, None], (counts_KC > 0).any(0)
 
 
 def contrast(scores_BC: Tensor, y_B: Tensor, known_C: Tensor, denominator: str) -> Tensor:
@@ -98,3 +100,31 @@ def losses(
 def cosines(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
     """Return the cosine of each sample with each prototype, (B, C), -inf for unknown classes."""
     return (normalize(z_Bd) @ normalize(mean_Cd).T).masked_fill(~known_C, -torch.inf)
+
+
+def distances(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
+    """Return the sum over classes of |mean of z over the class - prototype|, a scalar (FedProto).
+
+    Args:
+        z_Bd: features.
+        y_B: labels.
+        mean_Cd: the global prototypes.
+        known_C: which classes have a prototype; the sum runs over those of them that y has.
+    """
+    of_BC = (y_B[:, None] == torch.arange(len(known_C), device=y_B.device)).to(z_Bd.dtype)
+    counts = of_BC.sum(0)
+    means = of_BC.T @ z_Bd / counts.clamp(min=1)[:, None]
+    counted = known_C & (counts > 0)
+    return (means - mean_Cd).where(counted[:, None], 0).norm(dim=1).sum()
+
+
+def nearness(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
+    """Return 2 z.C_c - |C_c|^2, shape (B, C) (FedProto).
+
+    It is -|z - C_c|^2 up to |z|^2, which all classes share: the largest one is the nearest class.
+    Unknown classes have less than all others, by 1 or more, and no -inf: a sample of such a class
+    would have an infinite loss, which means that a model has diverged.
+    """
+    scores = 2 * z_Bd @ mean_Cd.T - mean_Cd.square().sum(1)
+    least = scores.masked_fill(~known_C, torch.inf).amin(1, keepdim=True).clamp(max=0)
+    return torch.where(known_C, scores, least - 1)

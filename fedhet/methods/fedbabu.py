@@ -36,6 +36,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
+from fedhet.core.training import only
 from fedhet.core.workspace import Scope
 
 HEAD = "head."  # how the names of its parameters begin
@@ -55,17 +56,11 @@ class FedBABUClient(FedClient):
         epochs = msg.epochs(EPOCHS)
         part = msg.text(PART)
         model = workspace.load(self.start(msg))
-        head = {name: p for name, p in model.named_parameters() if name.startswith(HEAD)}
-        body = dict(zip(workspace.trained, workspace.parameters, strict=True))
-        try:
-            for p in body.values():
-                p.requires_grad_(part != "head")
-            for p in head.values():
-                p.requires_grad_(part != "body")
+        body = set(workspace.trained) if part != "head" else set()
+        names = (name for name, _ in model.named_parameters() if name.startswith(HEAD))
+        head = set(names) if part != "body" else set()
+        with only(model, body | head):
             self.train_model(model, workspace.train_data(self.pid), epochs=epochs, hooks=False)
-        finally:
-            for name, p in (body | head).items():
-                p.requires_grad_(name in body)
         return model
 
 
@@ -88,14 +83,23 @@ class FedBABU(FedStrategy):
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
-        head = getattr(model, HEAD.rstrip("."), None)
-        if not isinstance(head, nn.Module) or not list(head.parameters()):
-            raise ConfigError(
-                "method=fedbabu freezes the head of the model, a module `head` with parameters;"
-                f" {type(model).__name__} has none"
-            )
-        return Scope(trained=_in_body, shared=_in_body)
+        body = body_names(model, "method=fedbabu freezes the head of the model")
+        return Scope(trained=body, shared=body)
 
 
-def _in_body(name: str) -> bool:
-    return not name.startswith(HEAD)
+def body_names(model: nn.Module, why: str) -> Callable[[str], bool]:
+    """Return whether a tensor belongs to the body, which is all of the model but its head, by name.
+
+    Args:
+        model: a model of any origin.
+        why: the beginning of the error message.
+
+    Raises:
+        ConfigError: the model has no module `head` with parameters.
+    """
+    head = getattr(model, HEAD.rstrip("."), None)
+    if not isinstance(head, nn.Module) or not list(head.parameters()):
+        raise ConfigError(
+            f"{why}, a module `head` with parameters; {type(model).__name__} has none"
+        )
+    return lambda name: not name.startswith(HEAD)

@@ -69,6 +69,7 @@ from fedhet.maths import fedpcl as maths
 from fedhet.models.base import feature_head
 
 log = logging.getLogger("fedhet")
+Closeness = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SLOT = "prototypes"
 PROTOTYPES = "fedpcl.prototypes"
@@ -80,23 +81,66 @@ OWN = "fedpcl.own"  # client state: its prototypes
 
 
 class PrototypeClassifier(nn.Module):
-    """Scores classes by the cosines of the features with the prototypes.
+    """Scores classes by how close the features are to the prototypes.
 
     Args:
         model: a model with features(x).
         prototypes: "mean" (C, d), and "has" (C,), which classes have a prototype.
+        closeness: (z (B, d), mean, has) -> (B, C), least for a class without a prototype.
     """
 
-    def __init__(self, model: nn.Module, prototypes: Tree) -> None:
+    def __init__(
+        self, model: nn.Module, prototypes: Tree, closeness: Closeness = maths.cosines
+    ) -> None:
         super().__init__()
         self.model = model
+        self.closeness = closeness
         self.register_buffer("mean", prototypes["mean"])
         self.register_buffer("has", prototypes["has"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, ...) -> cosines (B, C), -inf for a class without a prototype."""
+        """x (B, ...) -> scores (B, C)."""
         z = self.model.features(x)  # type: ignore[operator]
-        return maths.cosines(z, self.mean, self.has)  # type: ignore[arg-type]
+        return self.closeness(z, self.mean, self.has)  # type: ignore[arg-type]
+
+    @classmethod
+    def around(cls, model: nn.Module, closeness: Closeness = maths.cosines) -> PrototypeClassifier:
+        """A classifier without prototypes yet, into which `fedhet.load` puts them."""
+        mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
+        return cls(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0}, closeness)
+
+
+@torch.no_grad()
+def class_means(
+    client: FedClient, model: nn.Module, unit: Callable[[Tensor], Tensor] = lambda z: z
+) -> tuple[Tensor, Tensor]:
+    """Return the means over the classes of the client's real training samples, in eval mode.
+
+    Args:
+        client: whose samples they are.
+        model: a model with features(x).
+        unit: changes the features (B, d) before the means.
+
+    Returns:
+        As `maths.prototypes`.
+    """
+    model.eval()
+    workspace = client.workspace
+    data = workspace.train_data(client.pid)
+    z = torch.cat([unit(z) for z in outputs(model, data.x, workspace.performer, "features")])
+    return maths.prototypes(z, data.y, workspace.task.classes)
+
+
+def no_prototypes(head: nn.Linear, classes: int) -> Tree:
+    """Return the initial slot: "mean" (C, d) and "has" (C,), without any class."""
+    mean = head.weight.new_zeros(classes, head.in_features).detach()
+    return {"mean": mean, "has": torch.zeros(classes, dtype=torch.bool, device=mean.device)}
+
+
+def renewed(before: Tree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
+    """Return the slot with the means of the classes that are present; others keep their value."""
+    mean = torch.where(present_C[:, None], mean_Cd, before["mean"]).to(before["mean"].dtype)
+    return {"mean": mean, "has": before["has"] | present_C}
 
 
 class FedPCLClient(FedClient):
@@ -145,26 +189,19 @@ class FedPCLClient(FedClient):
             self.msg.text(DENOMINATOR),
         )
 
-    @torch.no_grad()
     def _prototypes(self, model: nn.Module, *, renormalise: bool = False) -> Tree:
-        """The class means of z over the client's real training samples, in eval mode."""
-        model.eval()
-        data = self.workspace.train_data(self.pid)
-        z = torch.cat(
-            [normalize(z) for z in outputs(model, data.x, self.workspace.performer, "features")]
-        )
-        mean, has = maths.prototypes(z, data.y, self.workspace.task.classes)
+        """The class means of z, and which classes there are."""
+        mean, has = class_means(self, model, normalize)
         if renormalise:
             mean = normalize(mean)
-        return {"mean": mean.to(z.dtype), "has": has}
+        return {"mean": mean.to(self.workspace.initial["head.weight"].dtype), "has": has}
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
         return {"personal": lambda: self._classifier(msg)}
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
-        mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
-        return PrototypeClassifier(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0})
+        return PrototypeClassifier.around(model)
 
     def _classifier(self, msg: Broadcast) -> nn.Module:
         """The personal model: this client's features and prototypes.
@@ -226,10 +263,7 @@ class FedPCL(FedStrategy):
         self._head = feature_head(self.workspace.model, why)
 
     def slots(self) -> dict[str, Tree]:
-        classes = self.workspace.task.classes
-        mean = self._head.weight.new_zeros(classes, self._head.in_features).detach()
-        has = torch.zeros(classes, dtype=torch.bool, device=self.workspace.device)
-        return {SLOT: {"mean": mean, "has": has}}
+        return {SLOT: no_prototypes(self._head, self.workspace.task.classes)}
 
     def phases(self) -> list[Phase]:
         collect = Phase("collect", 1, self.merge, check=self.check, cohort=1.0, uploads=False)
@@ -266,10 +300,9 @@ class FedPCL(FedStrategy):
         mean, present = maths.pooled(means, has)
         if self.renormalise:
             mean = normalize(mean)
-        mean = torch.where(present[:, None], mean, before["mean"]).to(means.dtype)
-        self.weights[SLOT] = {"mean": mean, "has": before["has"] | present}
+        self.weights[SLOT] = renewed(before, mean, present)
         self._warn_of_unknown()
-        self._client_prototypes = torch.where(has[..., None], means, mean)
+        self._client_prototypes = torch.where(has[..., None], means, self.weights[SLOT]["mean"])
         if self.unseen == "global":
             self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
         return {}

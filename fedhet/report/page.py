@@ -26,8 +26,8 @@ PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
 TABLES = (
-    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory|methods|tuned|missing|runs"
-    "|environment"
+    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory"
+    "|methods|tuned|missing|runs|environment"
 )
 FIGURES = (
     "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"

@@ -4,17 +4,17 @@
 
     def test_alpha_0_is_fedavg() -> None:
         plain = sha256("method=fedavg", task=toy_task())
-        assert sha256("method=feddyn", "method.alpha=0", task=toy_task()) == plain
+        assert sha256("method=fedmine", "method.pull=0", task=toy_task()) == plain
 
     def test_a_client_is_its_messages_and_its_state() -> None:
-        whole = sha256("method=feddyn", task=toy_task())
-        assert sha256_apart("method=feddyn", task=toy_task()) == whole
+        whole = sha256("method=fedmine", task=toy_task())
+        assert sha256_apart("method=fedmine", task=toy_task()) == whole
 
     def test_a_run_that_is_killed_goes_on() -> None:
-        check_resume("method=feddyn", "rounds=3", task=toy_task())
+        check_resume("method=fedmine", "rounds=3", task=toy_task())
 
     def test_the_file_lists_the_options() -> None:
-        check_choice("method", "feddyn")
+        check_choice("method", "fedmine")
 
 `fedhet new` writes such a test, and fedhet's own tests use the same functions. `Federation`
 advances a method and its clients step by step, to compare a round with one computed by hand.

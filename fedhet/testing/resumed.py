@@ -39,7 +39,7 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
     differs from the one that was not killed, or fails where it reads the attribute.
 
     Args:
-        overrides: the settings, such as "method=feddyn" and "rounds=3".
+        overrides: the settings, such as "method=fedmine" and "rounds=3".
         task: replaces the configured dataset, partition and model.
         again: what is given anew when the run goes on, such as "engine.workers=2".
 

@@ -30,7 +30,7 @@ def sha256(*overrides: str, task: Task | None = None) -> str:
     """Return the hash of the final weights of a run; equal hashes are equal bytes.
 
     Args:
-        overrides: the settings, such as "method=feddyn" and "engine.workers=2".
+        overrides: the settings, such as "method=fedmine" and "engine.workers=2".
         task: replaces the configured dataset, partition and model.
 
     Raises:

@@ -10,7 +10,8 @@ SLACK = 1.15  # how much a method may take beyond its arithmetic, by the host's 
 
 # What a method adds to its host, by the host's round, and in words. It was timed once, as plain
 # torch in the floor's loop. A plug-in of the same name is the same code. Without batch norm FedBN
-# is FedAvg, so both run on a model that has it.
+# is FedAvg, so both run on a model that has it. Those of FedDyn, FedRep and FedProto are estimates,
+# which nobody has timed yet.
 OF_AN_OPTIMIZER = (0.0, "at most twelve operations per parameter and round in float64")
 OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedbabu": (0.0, "it sends less"),
@@ -25,6 +26,13 @@ OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
         0.09,
         "g += c - c_i in each step; the work of five means: each client's new control, its old one"
         " recovered, two more sums",
+    ),
+    "feddyn": (0.28, "g += alpha (w - x) - g_k in each step; two sums, and each client's new g_k"),
+    "fedrep": (2.0, "ten epochs of the last layer before those of the body, and no head is sent"),
+    "fedproto": (
+        1.0,
+        "class means of each batch's features and their distances; an inference pass over each"
+        " client's data",
     ),
     "feddisk": (0.04, "a weight for each sample in each step"),
     "feddiskab": (0.04, "a weight for each sample in each step"),

@@ -35,7 +35,9 @@ PLUGINS = catalogue.choices("plugin")
 # Method -> the plug-ins that it refuses, each with its default options.
 REFUSED = {
     "feddiskab": {"feddisk"},
+    "feddyn": {"fednorm"},
     "fedpcl": {"drift", "fedlex", "fednorm", "fedntd", "fedprox", "moon"},
+    "fedproto": {"drift", "fedlex", "fednorm", "fedntd", "fedprox", "moon"},
     "fedsa": {"fednorm"},
     "local": {"drift", "fedlex", "fednorm", "fedntd", "fedprox", "moon"},
     "pooled": set(PLUGINS),

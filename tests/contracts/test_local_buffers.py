@@ -211,8 +211,8 @@ def test_statistics_that_the_method_averages_make_a_global_model() -> None:
 
 
 def test_fine_tuning_is_refused_where_the_method_shares_no_model() -> None:
-    """Under FedBN and FedPCL as before, with any buffers."""
-    for method in ("fedbn", "fedpcl"):
+    """Under methods without a global model as before, with any buffers."""
+    for method in ("fedbn", "fedpcl", "fedproto", "fedrep"):
         settings = composed(f"method={method}", "buffers=local", "eval.finetune_epochs=1")
         with pytest.raises(ConfigError, match=f"method={method} has no global model"):
             _ = Job(settings, toy_task(norm=True)).strategy

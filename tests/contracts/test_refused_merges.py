@@ -28,11 +28,13 @@ from fedhet.methods.fedbn import FedBN
 
 Federation = Callable[..., Any]
 
+# Methods whose merge takes more of the replies than a mean.
+ITS_OWN = {"scaffold", "fednova", "fedgen", "fedsa", "fedpcl", "fedproto"}
 REFUSED = {
-    "median": {"scaffold", "fednova", "fedgen", "fedsa", "fedpcl", "fednorm"},
-    "trimmed_mean": {"scaffold", "fednova", "fedgen", "fedsa", "fedpcl", "fednorm"},
-    "krum": {"fedsa", "fedpcl", "fedsgd", "local"},
-    "norm_clip": {"scaffold", "fednova", "fedsa", "fedpcl", "fedsgd", "local", "sgdm"},
+    "median": {*ITS_OWN, "fednorm"},
+    "trimmed_mean": {*ITS_OWN, "fednorm"},
+    "krum": {"fedsa", "fedpcl", "fedproto", "fedsgd", "local"},
+    "norm_clip": {*ITS_OWN - {"fedgen"}, "fedsgd", "local", "sgdm"},
     "norm_filter": set(),
     "mean": set(),
 }

@@ -1,4 +1,4 @@
-"""FedDyn, a method in a package outside of the clone, installed; and the console script."""
+"""DynReg, a method in a package outside of the clone, installed; and the console script."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the package in feddyn/."""
+    """The wheel of the package in dynreg/."""
     pytest.importorskip("setuptools", minversion="77")
-    source = tmp_path_factory.mktemp("source") / "feddyn"
-    shutil.copytree(HERE / "feddyn", source, ignore=shutil.ignore_patterns("__pycache__"))
+    source = tmp_path_factory.mktemp("source") / "dynreg"
+    shutil.copytree(HERE / "dynreg", source, ignore=shutil.ignore_patterns("__pycache__"))
     code = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, check=True
@@ -46,10 +46,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def installed(site: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The package of feddyn/, installed: pip would unpack its wheel in the same way."""
+    """The package of dynreg/, installed: pip would unpack its wheel in the same way."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    forget(monkeypatch, "feddyn_outside")
+    forget(monkeypatch, "dynreg_outside")
     return site
 
 

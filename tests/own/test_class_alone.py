@@ -15,13 +15,13 @@ from fedhet.config import Config, compose
 from fedhet.testing import sha256, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
-ALONE = ["method=fedavg", "method._target_=feddyn_outside.dyn.FedDyn"]
+ALONE = ["method=fedavg", "method._target_=dynreg_outside.dyn.DynReg"]
 FAST = ["rounds=1", "eval.clients=false"]
 
 
 @pytest.mark.usefixtures("read_once")
 def test_its_options_are_those_of_the_constructor() -> None:
-    expected = sha256("method=feddyn", "method.alpha=.7", *FAST, task=toy_task())
+    expected = sha256("method=dynreg", "method.alpha=.7", *FAST, task=toy_task())
     assert sha256(*ALONE, "method.alpha=.7", *FAST, task=toy_task()) == expected
     assert sha256(*ALONE, *FAST, task=toy_task()) != expected
     settings = compose([*ALONE, "method.alpha=.7"])
@@ -37,7 +37,7 @@ def test_others_are_refused_with_the_closest_one() -> None:
         ("method.alhpa=1", r"'method.alhpa' \(did you mean method.alpha\?\); method has alpha$"),
         ("client.alpha=1", r"unknown setting 'client.alpha'.* or method.alpha or"),
         ("method.alpha.x=1", r"unknown setting 'method.alpha.x'.*nothing below it"),
-        ("plugin.nope._target_=feddyn_outside.dyn.FedDyn", "unknown plug-in"),
+        ("plugin.nope._target_=dynreg_outside.dyn.DynReg", "unknown plug-in"),
     ):
         with pytest.raises(fedhet.ConfigError, match=message):
             compose([*ALONE, line])
@@ -61,8 +61,8 @@ def test_what_it_names_itself_is_recorded(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
     run = fedhet.run([*ALONE, "method.alpha=.7", *FAST], task=toy_task())
-    assert run.dir.name.endswith("-feddyn")
-    assert run.summary["method"] == "feddyn"
+    assert run.dir.name.endswith("-dynreg")
+    assert run.summary["method"] == "dynreg"
     model = compose(["model=mlp", "model._target_=fedhet.models.Logistic"])
     assert model.choices["model"] == "Logistic"
 
@@ -70,7 +70,7 @@ def test_what_it_names_itself_is_recorded(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_hydra_names_the_folder_after_it(tmp_path: Path, console: Command) -> None:
     done = console(*ALONE, *FAST, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1].endswith("-feddyn"), done.stderr
+    assert done.stdout.splitlines()[-1].endswith("-dynreg"), done.stderr
 
 
 def test_hydra_names_the_folder_of_a_job_after_it(
@@ -80,7 +80,7 @@ def test_hydra_names_the_folder_of_a_job_after_it(
     configs: list[Config] = []
     install_jobs(monkeypatch, configs, lambda settings: None)
     assert main.main(ALONE) == 0
-    assert configs[0].run_dir.endswith("-feddyn")
+    assert configs[0].run_dir.endswith("-dynreg")
 
 
 def test_a_class_without_a_name_of_its_own_is_not_fedavg(

@@ -50,7 +50,7 @@ def answer(overrides: str, **run_config: Any) -> Failure:
 @pytest.mark.parametrize(
     ("line", "piece"),
     [
-        ("method=feddyn method.alpha=.1", "unknown method 'feddyn'"),
+        ("method=dynreg method.alpha=.1", "unknown method 'dynreg'"),
         ("plugin=[mine]", "unknown plugin 'mine'"),
         ("model=mine", "unknown model 'mine'"),
     ],
@@ -98,5 +98,5 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_node_that_has_the_piece_serves_it() -> None:
-    client = client_for(context("method=feddyn partition.clients=3"), MemoryStore()).numpy_client
-    assert type(client._client).__name__ == "FedDynClient"
+    client = client_for(context("method=dynreg partition.clients=3"), MemoryStore()).numpy_client
+    assert type(client._client).__name__ == "DynRegClient"

@@ -25,6 +25,7 @@ from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import FedNormPlugin, Z, contribution
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
+from fedhet.methods.fedproto import FedProto
 
 Make = Callable[..., Any]
 SMALL = {"noise_dim": 2, "hidden": 3, "server_steps": 2}
@@ -229,6 +230,7 @@ def test_what_is_neither_a_loss_nor_withheld_is_refused(federation: Make, value:
     "cls,plugin,options",
     [
         (FedPCL, None, {}),
+        (FedProto, None, {}),
         (FedGen, None, SMALL),
         (FedAvg, FedGMMPlugin, {}),
         (FedAvg, FedNormPlugin, {}),

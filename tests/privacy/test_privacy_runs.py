@@ -21,7 +21,14 @@ RUN = ["partition.clients=12", "partition.alpha=.1", "rounds=1", "client.epochs=
 FEDGEN = [f"method.{name}=4" for name in ("noise_dim", "hidden", "server_steps")]
 FEDDISK = ["plugin.feddisk.made_max_rounds=1", "plugin.feddisk.local_max_epochs=1"]
 FEDNORM = ["partition.min_size=2", "partition.clients=25"]
-METHODS = {"fedpcl": [], "fedgmm": [], "fednorm": FEDNORM, "fedgen": FEDGEN, "feddisk": FEDDISK}
+METHODS = {
+    "fedpcl": [],
+    "fedproto": [],
+    "fedgmm": [],
+    "fednorm": FEDNORM,
+    "fedgen": FEDGEN,
+    "feddisk": FEDDISK,
+}
 SMALL = ["method=fedpcl", "partition.clients=4", "rounds=1", "client.epochs=1"]
 
 

@@ -19,7 +19,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.job import Job
 from fedhet.testing import run_quietly
 
-NEEDS_CLASSES = {"fedgen", "fedgmm", "fedntd", "fedpcl", "fedrod"}
+NEEDS_CLASSES = {"fedgen", "fedgmm", "fedntd", "fedpcl", "fedproto", "fedrod"}
 SETTINGS = ["rounds=8", "client.lr=0.2", "client.epochs=2", "client.batch_size=8", "device=cpu"]
 PIECES = [(f"method={name}", name) for name in METHODS]
 PIECES += [(f"method=fedavg plugin=[{name}]", name) for name in PLUGINS]

@@ -1,4 +1,4 @@
-"""FedDyn: a linear and a quadratic term make the clients' optima agree (Acar et al. 2021).
+"""DynReg: a linear and a quadratic term make the clients' optima agree (Acar et al. 2021).
 
 The paper is "Federated learning based on dynamic regularization"; this is its algorithm 1, with m
 clients and the participants P.
@@ -8,7 +8,7 @@ clients and the participants P.
     server: h <- h - alpha/m sum_{k in P} (w_k - x)
             x <- 1/|P| sum_{k in P} w_k - h/alpha
 
-    down:          x, `feddyn.alpha`
+    down:          x, `dynreg.alpha`
     up:            w_k
     client keeps:  g_k, which is 0 before its first participation
     server keeps:  x, h
@@ -30,11 +30,11 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree, Prepared, Tree
 
-ALPHA = "feddyn.alpha"  # extra down
-GRADIENT = "feddyn.g"  # the client's state: g_k
+ALPHA = "dynreg.alpha"  # extra down
+GRADIENT = "dynreg.g"  # the client's state: g_k
 
 
-class FedDynClient(FedClient):
+class DynRegClient(FedClient):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
     def train(self, msg: Broadcast) -> Update:
@@ -55,11 +55,11 @@ class FedDynClient(FedClient):
                 grads[name].sub_(g).add_(params[name] - own["x"][name], alpha=alpha)
 
 
-class FedDyn(FedStrategy):
+class DynReg(FedStrategy):
     """The mean of the weights, corrected by the accumulated drift h."""
 
-    name = "feddyn"
-    client_cls = FedDynClient
+    name = "dynreg"
+    client_cls = DynRegClient
     memory = ("h",)
 
     def __init__(self, setting: Setting, *, alpha: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""FedDyn from a package outside of the clone behaves as a built-in method, in every engine."""
+"""DynReg from a package outside of the clone behaves as a built-in method, in every engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedhet.core.plugin import Plugin
 from fedhet.testing import Federation, check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
-RUN = ["method=feddyn", "method.alpha=.3", "partition.clients=4", "rounds=2", "fraction=.75"]
+RUN = ["method=dynreg", "method.alpha=.3", "partition.clients=4", "rounds=2", "fraction=.75"]
 FAST = ["rounds=2", "client.lr=.1", "client.batch_size=5", "eval.clients=false"]
 
 
 def test_it_is_the_method_of_the_paper() -> None:
     """Its limit is the optimum of two quadratic clients, whose drift biases FedAvg."""
     problem = {"a": [1.0, 4.0], "b": [1.0, -1.0], "steps": 10, "lr": 0.05}
-    found = final_weight(**problem, method="feddyn", rounds=30, method_args={"alpha": 2.0})
+    found = final_weight(**problem, method="dynreg", rounds=30, method_args={"alpha": 2.0})
     assert found == pytest.approx(-0.6, abs=1e-6)
     assert final_weight(**problem, method="fedavg", rounds=30) > -0.4
 
@@ -32,8 +32,8 @@ def test_it_is_the_method_of_the_paper() -> None:
 def test_alpha_0_is_fedavg_with_equal_weights() -> None:
     task = toy_task(equal=True)
     fedavg = sha256("method=fedavg", *FAST, task=task)
-    assert sha256("method=feddyn", "method.alpha=0", *FAST, task=task) == fedavg
-    assert sha256("method=feddyn", *FAST, task=task) != fedavg
+    assert sha256("method=dynreg", "method.alpha=0", *FAST, task=task) == fedavg
+    assert sha256("method=dynreg", *FAST, task=task) != fedavg
 
 
 class Together(Plugin):
@@ -44,25 +44,25 @@ class Together(Plugin):
 
 
 def test_the_scale_of_the_weights_does_not_matter() -> None:
-    cls = find_target(compose(["method=feddyn"]).cfg.method)
+    cls = find_target(compose(["method=dynreg"]).cfg.method)
     plain = Federation(toy_task(), cls, rounds=2).run()
     scaled = Federation(toy_task(), cls, plugins=lambda: [Together()], rounds=2).run()
     torch.testing.assert_close(scaled.model, plain.model)
 
 
 def test_a_run_that_is_killed_goes_on() -> None:
-    check_resume("method=feddyn", *FAST, task=toy_task())
+    check_resume("method=dynreg", *FAST, task=toy_task())
 
 
 @pytest.mark.slow
 def test_a_memory_that_is_not_named_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_target(compose(["method=feddyn"]).cfg.method), "memory", ())
+    monkeypatch.setattr(find_target(compose(["method=dynreg"]).cfg.method), "memory", ())
     with pytest.raises(AssertionError, match=r"no attribute 'h'.*lack the name of an attribute"):
-        check_resume("method=feddyn", *FAST, task=toy_task())
+        check_resume("method=dynreg", *FAST, task=toy_task())
 
 
 def test_its_file_and_its_class_say_the_same() -> None:
-    check_choice("method", "feddyn")
+    check_choice("method", "dynreg")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_its_file_and_its_class_say_the_same() -> None:
     ],
 )
 def test_it_takes_plugins(plugin: str) -> None:
-    lines = ["method=feddyn", f"plugin=[{plugin}]", *FAST]
+    lines = ["method=dynreg", f"plugin=[{plugin}]", *FAST]
     lines += ["plugin.fedlex.e_exp=2"] if plugin == "fedlex" else []
     assert sha256_apart(*lines, task=toy_task()) == sha256(*lines, task=toy_task())
 
@@ -84,10 +84,10 @@ def test_folder_summary_and_table_name_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
-    run = fedhet.run(["method=feddyn", "method.alpha=.3", *FAST], task=toy_task())
-    assert run.dir.name.endswith("-feddyn")
-    assert run.summary["method"] == "feddyn"
-    assert "feddyn" in capsys.readouterr().out
+    run = fedhet.run(["method=dynreg", "method.alpha=.3", *FAST], task=toy_task())
+    assert run.dir.name.endswith("-dynreg")
+    assert run.summary["method"] == "dynreg"
+    assert "dynreg" in capsys.readouterr().out
     assert "alpha: 0.3" in (run.dir / "config.yaml").read_text()
 
 
@@ -122,7 +122,7 @@ def test_three_nodes_change_no_byte(tmp_path: Path) -> None:
         output, log = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, log
     summary = json.loads((run_folder(output) / "summary.json").read_text())
-    assert summary["method"] == "feddyn"
+    assert summary["method"] == "dynreg"
     assert summary["weights_sha256"] == sha256(*lines)
 
 
@@ -130,12 +130,12 @@ def test_three_nodes_change_no_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["method=feddin"], r"unknown method 'feddin' \(did you mean feddyn"),
+        (["method=dinreg"], r"unknown method 'dinreg' \(did you mean dynreg"),
         (
-            ["method=feddyn", "method.alhpa=1"],
+            ["method=dynreg", "method.alhpa=1"],
             r"'method.alhpa' \(did you mean method.alpha\?\).*method has alpha",
         ),
-        (["plugin=[feddyn]"], "it is a method"),
+        (["plugin=[dynreg]"], "it is a method"),
     ],
 )
 def test_wrong_names_get_the_closest_one(lines: list[str], message: str) -> None:
@@ -145,18 +145,18 @@ def test_wrong_names_get_the_closest_one(lines: list[str], message: str) -> None
 
 def test_its_options_are_checked() -> None:
     with pytest.raises(fedhet.ConfigError, match=r"method\.alpha=-1 is not allowed"):
-        fedhet.run(["method=feddyn", "method.alpha=-1"])
+        fedhet.run(["method=dynreg", "method.alpha=-1"])
 
 
 def test_help_and_list_have_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["--help"]) == 0
-    assert "feddyn" in capsys.readouterr().out.split()
+    assert "dynreg" in capsys.readouterr().out.split()
     every = catalogue.choices
-    few = {"method": ("fedavg", "feddyn"), "plugin": ("fedprox", "moon")}
+    few = {"method": ("fedavg", "dynreg"), "plugin": ("fedprox", "moon")}
     monkeypatch.setattr(catalogue, "choices", lambda group: few.get(group) or every(group))
     assert main.main(["--list"]) == 0
     out = capsys.readouterr().out
-    assert "FedDyn: dynamic regularisation makes" in out
-    assert ["feddyn", "+", "+"] in [line.split() for line in out.splitlines()]
+    assert "DynReg: dynamic regularisation makes" in out
+    assert ["dynreg", "+", "+"] in [line.split() for line in out.splitlines()]

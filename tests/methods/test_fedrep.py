@@ -1,0 +1,132 @@
+"""FedRep and FedPer: rounds by hand, what travels, and the reductions to FedAvg and FedBABU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, gradient, mean, same
+from methods.readouts import arrays, client_state, step_and_replies
+from torch import nn
+
+from fedhet.core.client import UNSHARED
+from fedhet.core.errors import ConfigError
+from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.training import only
+from fedhet.data.toy import toy_task
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fedbabu import FedBABU
+from fedhet.methods.fedrep import FedRep
+
+__all__ = ["case"]
+Federation = Callable[..., Any]
+
+
+def stepped(w: Weights, pid: int, part: str, epochs: int) -> Weights:
+    """The weights after so many steps of the tensors whose names begin with `part`."""
+    for _ in range(epochs):
+        g = gradient(w, *DATA[pid])
+        w = {name: a - LR * g[name] if name.startswith(part) else a for name, a in w.items()}
+    return w
+
+
+def head(tree: Weights) -> Weights:
+    return {name: a for name, a in tree.items() if name.startswith("head.")}
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["fedrep", "fedper"])
+def test_by_hand(case: Callable[..., Case], joint: bool) -> None:
+    """Collins et al., algorithm 1: the head, then the body. Arivazhagan et al.: both at once."""
+    running = case(FedRep, options={"head_epochs": 2, "joint": joint})
+    heads = [head(running.weights)] * len(SIZES)
+    for x, cohort, merged in running.rounds():
+        ends = []
+        for k in cohort:
+            w = {**x, **heads[k]}
+            if joint:
+                w = stepped(w, k, "", EPOCHS)
+            else:
+                w = stepped(stepped(w, k, "head.", 2), k, "body.", EPOCHS)
+            heads[k] = head(w)
+            ends.append(w)
+        expected = mean(ends, [SIZES[k] if joint else 1 for k in cohort])
+        same(merged, {**expected, **head(x)})  # the server's own head is never trained
+        for k in range(len(SIZES)):
+            same(arrays(client_state(running.run, k, UNSHARED)) or heads[k], heads[k])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_no_head_travels(federation: Federation, joint: bool) -> None:
+    run = federation(toy_task(norm=True), FedRep, options={"joint": joint}, rounds=2, fraction=0.5)
+    for _ in range(2):
+        plan, replies = step_and_replies(run)
+        for message in [*plan, *replies, *evaluation_messages(run.strategy)]:
+            assert not any(name.startswith("head.") for name in message.weights)
+            assert not any("head." in name for name in message.extras)
+    assert global_scores(run.strategy) == {}
+
+
+def test_without_epochs_of_the_head_it_is_fedbabu(federation: Federation) -> None:
+    """Whose head nobody trains either; clients of equal size, since FedRep has a plain mean."""
+    settings: dict[str, Any] = {"rounds": 3, "lr": 0.1, "epochs": 2, "local": {"momentum": 0.5}}
+    task = toy_task(equal=True, norm=True)
+    babu = federation(task, FedBABU, **settings).run()
+    rep = federation(task, FedRep, options={"head_epochs": 0}, **settings).run()
+    assert rep.sha256 == babu.sha256
+    trained = federation(task, FedRep, options={"head_epochs": 1}, **settings).run()
+    assert trained.sha256 != babu.sha256
+
+
+def test_the_first_bodies_of_fedper_are_those_of_fedavg(federation: Federation) -> None:
+    """All heads are the common one in the first round; later FedAvg's are averaged."""
+    settings: dict[str, Any] = {"rounds": 2, "lr": 0.1, "epochs": 2}
+    per = federation(toy_task(), FedRep, options={"joint": True}, **settings)
+    avg = federation(toy_task(), FedAvg, **settings)
+    for equal in (True, False):
+        per.step()
+        avg.step()
+        bodies = [name for name in per.model if not name.startswith("head.")]
+        assert all(torch.equal(per.model[name], avg.model[name]) for name in bodies) is equal
+
+
+def test_fedper_with_one_client_is_fedavg(federation: Federation) -> None:
+    """Bit for bit: the head that it keeps is the one that FedAvg would send back to it."""
+    settings: dict[str, Any] = {"rounds": 3, "lr": 0.1, "epochs": 2}
+    per = federation(toy_task(1), FedRep, options={"joint": True}, **settings).run()
+    avg = federation(toy_task(1), FedAvg, **settings).run()
+    own = {**per.model, **client_state(per, 0, UNSHARED)}
+    assert all(torch.equal(own[name], t) for name, t in avg.model.items())
+
+
+def test_a_client_is_evaluated_with_its_own_head(federation: Federation) -> None:
+    """With the common one where it has never taken part."""
+    run = federation(toy_task(), FedRep, rounds=2, fraction=0.5, lr=0.5, epochs=2)
+    cohort = {msg.pid for msg in run.step()}
+    assert 0 < len(cohort) < 4
+    for msg in evaluation_messages(run.strategy):
+        metrics = run.client().handle(msg).metrics
+        model = run.workspace.load({**run.model, **client_state(run, msg.pid, UNSHARED)}).eval()
+        test = run.workspace.parts(msg.pid, "test")["test"]
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(model(test.x), test.y))
+        assert metrics["test.personal.loss"] == pytest.approx(loss, rel=1e-5)
+        assert bool(client_state(run, msg.pid, UNSHARED)) is (msg.pid in cohort)
+
+
+def test_only_trains_what_it_names_and_restores_the_rest() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model[0].bias.requires_grad_(False)
+    before = [p.requires_grad for p in model.parameters()]
+    with pytest.raises(KeyError), only(model, {"1.weight"}):
+        assert [n for n, p in model.named_parameters() if p.requires_grad] == ["1.weight"]
+        raise KeyError
+    assert [p.requires_grad for p in model.parameters()] == before
+
+
+def test_refusals(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"method=fedrep keeps the head.*Linear has none"):
+        FedRep.scope(nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match=r"method\.head_epochs=-1 is not allowed"):
+        federation(toy_task(), FedRep, options={"head_epochs": -1})
