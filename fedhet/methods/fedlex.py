@@ -149,17 +149,12 @@ class FedLExPlugin(Plugin):
         client = self.client
         workspace = client.workspace
         model = workspace.load(client.start(msg))
-        steps = client.train_model(
+        client.train_model(
             model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
         )
         start = trees.pick(msg.weights, workspace.mergeable)
         deviation = maths.deviation(start, workspace.read(workspace.mergeable), torch.float32)
-        return Update(
-            client.pid,
-            client.num_examples,
-            extras={D: deviation},
-            metrics={"fedlex.steps": float(steps)},
-        )
+        return Update(client.pid, client.num_examples, extras={D: deviation})
 
     def released(self, update: Update) -> None:
         if D in update.extras:  # deviations are >= 0
