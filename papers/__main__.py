@@ -2,8 +2,8 @@
 
 python -m papers              write them into pages/, and the tables of docs/reproduction.md
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
-                              experiments leaderboard, leaderboard_personal, helps/search and
-                              helps/confirm
+                              experiments leaderboard, leaderboard_personal, helps/search,
+                              helps/confirm and helps/compute
 python -m papers --check      write nothing; exit code 1 if docs/reproduction.md has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -151,6 +151,11 @@ def _confirmed() -> str:
     return helps.confirmed(search, pd.read_csv(runs) if runs.exists() else None)
 
 
+def _computed() -> str:
+    runs = RESULTS / "helps-compute.csv"
+    return helps.computed(pd.read_csv(runs)) if runs.exists() else "Not run yet."
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "reproductions": listed,
     "leaderboard, all settings": lambda: _overall("leaderboard"),
@@ -159,6 +164,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaderboard_personal": lambda: _board("leaderboard_personal"),
     "searched": _searched,
     "confirmed": _confirmed,
+    "computed": _computed,
 }
 
 
