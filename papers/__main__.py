@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def listed() -> str:
 def _results(one: paper.Paper) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Each scale of a reproduction that has results, with their lines."""
     path = RESULTS / _file(one.name)
-    lines = table.read_csv(path) if path.exists() else []
+    lines = table.read_csv(path, one) if path.exists() else []
     for scale in dict.fromkeys(line["scale"] for line in lines):
         yield scale, [line for line in lines if line["scale"] == scale]
 
@@ -129,6 +130,21 @@ def reproductions(folder: Path) -> Iterator[str]:
             drawn = picture.draw(lines, one, folder, f"{name}-{picture.NAME}")
             for file in [*drawn, *picture.curves(own, name, folder)]:
                 yield f"![{file.alt}]({folder.name}/{file.name}.svg)"
+
+
+def _both_rules() -> str:
+    rows = []
+    every: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for one in paper.every():
+        for scale, lines in _results(one):
+            both = table.by_both_rules(lines, one)
+            if both[0]:
+                before, now = map(table.counts, both)
+                rows.append({"figures of": f"`{one.name}`, {scale}", "before": before, "now": now})
+            for total, found in zip(every, both, strict=True):
+                total.update(found)
+    before, now = map(table.counts, every)
+    return markdown([*rows, {"figures of": "all", "before": before, "now": now}])
 
 
 def _board(name: str) -> str:
@@ -158,6 +174,7 @@ def _computed() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "reproductions": listed,
+    "both rules": _both_rules,
     "leaderboard, all settings": lambda: _overall("leaderboard"),
     "leaderboard_personal, all settings": lambda: _overall("leaderboard_personal"),
     "leaderboard": lambda: _board("leaderboard"),

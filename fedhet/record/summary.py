@@ -111,7 +111,12 @@ def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     spent = summary["privacy"]
     most = counted(spent["releases"], "release")
-    return [("privacy", f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g} ({most})")]
+    told = [
+        f"{spent[key]:.4g} against {what}"
+        for key, what in (("epsilon_replaced", "other data"), ("epsilon", "no data"))
+        if key in spent  # earlier versions recorded the second one alone
+    ]
+    return [("privacy", f"epsilon {', '.join(told)}, at delta {spent['delta']:g} ({most})")]
 
 
 def summarise(

@@ -204,7 +204,7 @@ def test_methods_are_compared_with_equal_steps() -> None:
     )
     told = helps.computed(runs)
     p = 8 * 2 / 2**10  # all of ten pairs agree, of which Holm's correction makes eight tests
-    row = f"| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.4 | +10.3 to +10.6 |"
+    row = "| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.4 | +10.3 to +10.6 |"
     assert row in told and f" | 10 of 10 | {p:.3f} |" in told
     assert "| b | FedAvg with FedGMM's steps in each round | 5.0 |" in told
     assert "| b | both with FedAvg's steps in each round | 1.0 | 0.504" in told
