@@ -94,7 +94,7 @@ def test_a_reproduction_without_its_data_ends_before_its_runs(
 def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["fedgmm/figure6", "scale=smoke", "method=FedAvg", "client.lr=0.05", "seed=0,1", HERE]
     assert main([*given, "hydra.sweep.dir='my runs'"]) == 0
-    lines = table.read_csv(Path("my runs/report/reproduction.csv"), find(NAME))
+    lines = table.read_csv(Path("my runs/report/reproduction.csv"), find("fedgmm/figure6"))
     assert {(line["method"], line["seeds"]) for line in lines} == {("FedAvg", "2")}
     assert "Changed for these runs: `method=FedAvg client.lr=0.05`." in capsys.readouterr().out
 
