@@ -97,7 +97,7 @@ def _row(line: Record, paper: Paper) -> Row:
         line["setting"],
         line["method"],
         line["measure"],
-        Sample(int(line["seeds"]), number("mean") or math.nan, number("spread")),
+        Sample(int(line["seeds"]), float(line["mean"] or math.nan), number("spread")),
         number("paper"),
         number("paper_spread"),
         line["direction"] or None,
