@@ -2,8 +2,8 @@
 
 python -m papers              write them into pages/, and the tables of docs/reproduction.md
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
-                              experiments leaderboard, leaderboard_personal, helps/search and
-                              helps/confirm
+                              experiments leaderboard, leaderboard_personal, helps/search,
+                              helps/confirm and helps/compute
 python -m papers --check      write nothing; exit code 1 if docs/reproduction.md has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def listed() -> str:
 def _results(one: paper.Paper) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Each scale of a reproduction that has results, with their lines."""
     path = RESULTS / _file(one.name)
-    lines = table.read_csv(path) if path.exists() else []
+    lines = table.read_csv(path, one) if path.exists() else []
     for scale in dict.fromkeys(line["scale"] for line in lines):
         yield scale, [line for line in lines if line["scale"] == scale]
 
@@ -131,6 +132,21 @@ def reproductions(folder: Path) -> Iterator[str]:
                 yield f"![{file.alt}]({folder.name}/{file.name}.svg)"
 
 
+def _both_rules() -> str:
+    rows = []
+    every: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for one in paper.every():
+        for scale, lines in _results(one):
+            both = table.by_both_rules(lines, one)
+            if both[0]:
+                before, now = map(table.counts, both)
+                rows.append({"figures of": f"`{one.name}`, {scale}", "before": before, "now": now})
+            for total, found in zip(every, both, strict=True):
+                total.update(found)
+    before, now = map(table.counts, every)
+    return markdown([*rows, {"figures of": "all", "before": before, "now": now}])
+
+
 def _board(name: str) -> str:
     return "\n\n".join(leaderboard.tables(name, pd.read_csv(RESULTS / f"{name}.csv")))
 
@@ -151,14 +167,21 @@ def _confirmed() -> str:
     return helps.confirmed(search, pd.read_csv(runs) if runs.exists() else None)
 
 
+def _computed() -> str:
+    runs = RESULTS / "helps-compute.csv"
+    return helps.computed(pd.read_csv(runs)) if runs.exists() else "Not run yet."
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "reproductions": listed,
+    "both rules": _both_rules,
     "leaderboard, all settings": lambda: _overall("leaderboard"),
     "leaderboard_personal, all settings": lambda: _overall("leaderboard_personal"),
     "leaderboard": lambda: _board("leaderboard"),
     "leaderboard_personal": lambda: _board("leaderboard_personal"),
     "searched": _searched,
     "confirmed": _confirmed,
+    "computed": _computed,
 }
 
 

@@ -21,6 +21,13 @@ CONF = HOME / "conf" / "experiment" / "helps"
 HOST = "FedAvg"
 BESIDE = f"{HOST} beside "  # the label of the host's runs in a method's setting
 AT_RATE = f"{HOST} at the rate of "  # those with the learning rate of the method's trials
+# What helps/compute compares: FedGMM in one form with FedAvg in another.
+COMPUTE = {
+    "as published": ("FedGMM", HOST),
+    "FedAvg with FedGMM's steps in each round": ("FedGMM", f"{HOST}, FedGMM's steps"),
+    "both with FedAvg's steps in each round": ("FedGMM, FedAvg's steps", f"{HOST}, its steps"),
+    "FedAvg with as many steps, in more rounds": ("FedGMM", f"{HOST}, more rounds"),
+}
 SEEDS = "range(100,110)"  # none of them is a seed of the search or of its tuning
 HEAD = """\
 # @package _global_
@@ -31,7 +38,7 @@ HEAD = """\
 
 # ---- from a folder to a csv file
 def keep(read: Results, stage: str, path: Path) -> None:
-    """Write the runs of the search or of the confirmation to a csv file.
+    """Write the runs of a stage (search, confirm, compute) to a csv file.
 
     Raises:
         ConfigError: a run is missing.
@@ -54,8 +61,10 @@ def keep(read: Results, stage: str, path: Path) -> None:
                 "tuned": json.dumps(cell.tuned, sort_keys=True),
                 "diverged": score is None,
                 "accuracy": round(score or 0.0, 6),
+                "steps": cell.summary.get("steps"),
                 "sha256": str(cell.summary.get("weights_sha256"))[:16],
                 "code": Code.text(cell.code),
+                "cpu": read.environment(cell).get("cpu"),
             }
         )
     pd.DataFrame(rows).to_csv(path, index=False)
@@ -149,18 +158,25 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
                 "setting": setting,
                 f"{HOST}'s trials chose": host,
                 "the method's chose": own,
-                f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
-                "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
-                "gain": f"{100 * row['gain']:+.1f}",
-                "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
-                "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
-                "p": f"{row['p']:.3f}",
+                **_shown(row),
                 "gain at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
                 "p at the same rate": f"{row['p_at_rate']:.3f}",
                 "verdict": verdict(row),
             }
         )
     return f"{markdown(rows)}\n\n{_source(runs)}"
+
+
+def _shown(row: pd.Series) -> dict[str, str]:
+    """The cells of a row of `_paired`."""
+    return {
+        f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
+        "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
+        "gain": f"{100 * row['gain']:+.1f}",
+        "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
+        "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
+        "p": f"{row['p']:.3f}",
+    }
 
 
 def verdict(row: pd.Series) -> str:
@@ -198,26 +214,66 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for method in (str(case) for case in blocks if not str(case).startswith(f"{HOST} ")):
         own, host = blocks[method], blocks[BESIDE + method]
-        differences = (own - host).to_numpy()
         at_rate = (own - blocks[AT_RATE + method]).to_numpy()
-        low, high = statistics.interval(differences)
-        if np.isnan(low):  # differences that do not vary
-            low = high = differences.mean()
         rows[method] = {
-            "host": host.mean(),
-            "host_std": host.std(),
-            "mean": own.mean(),
-            "std": own.std(),
-            "gain": differences.mean(),
+            **_paired(own, host),
             "gain_at_rate": at_rate.mean(),
             "p_at_rate": statistics.wilcoxon(at_rate),
-            "low": low,
-            "high": high,
-            "wins": int((differences > 0).sum()),
-            "pairs": len(differences),
-            "p": statistics.wilcoxon(differences),
         }
     table = pd.DataFrame.from_dict(rows, orient="index")
     for p in ("p", "p_at_rate"):
         table[p] = statistics.holm(table[p].to_numpy(float))
     return table
+
+
+def _paired(own: pd.Series, host: pd.Series) -> dict[str, float]:
+    """What the differences between two methods show, one for each seed."""
+    differences = (own - host).to_numpy()
+    low, high = statistics.interval(differences)
+    if np.isnan(low):  # differences that do not vary
+        low = high = differences.mean()
+    return {
+        "host": host.mean(),
+        "host_std": host.std(),
+        "mean": own.mean(),
+        "std": own.std(),
+        "gain": differences.mean(),
+        "low": low,
+        "high": high,
+        "wins": int((differences > 0).sum()),
+        "pairs": len(differences),
+        "p": statistics.wilcoxon(differences),
+    }
+
+
+def computed(runs: pd.DataFrame) -> str:
+    """FedGMM and FedAvg with equal numbers of steps; p is after Holm's correction over all rows.
+
+    Args:
+        runs: those of helps/compute: `case` ("<setting>: <form of a method>"), `seed`, `accuracy`,
+            `steps` and `code`.
+    """
+    blocks = runs.pivot(index="seed", columns="case", values="accuracy")
+    steps = runs.groupby("case")["steps"].sum()
+    settings = dict.fromkeys(case.partition(": ")[0] for case in runs["case"])
+    places = {
+        (setting, told): (f"{setting}: {own}", f"{setting}: {host}")
+        for setting in settings
+        for told, (own, host) in COMPUTE.items()
+    }
+    found = [_paired(blocks[own], blocks[host]) for own, host in places.values()]
+    table = pd.DataFrame(found, index=pd.MultiIndex.from_tuples(places))
+    table["p"] = statistics.holm(table["p"].to_numpy(float))
+    rows = [
+        {
+            "setting": setting,
+            "compared": told,
+            "steps": f"{steps[places[setting, told][0]] / steps[places[setting, told][1]]:.1f}",
+            **_shown(row),
+        }
+        for (setting, told), row in table.iterrows()  # type: ignore[misc]
+    ]
+    ahead = (table["gain"] > 0) & (table["p"] < statistics.LEVEL)
+    counts = ahead.groupby(level=1).sum()
+    shown = "; ".join(f"{told}, in {counts[told]} of {len(settings)} settings" for told in COMPUTE)
+    return f"{markdown(rows)}\n\nFedGMM is shown to be better: {shown}. {_source(runs)}"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 
-from fedhet.config.lines import by_key, key_of, value_of
+from fedhet.config.lines import by_key, value_of
 from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
 from papers import measures
+from papers.measures import EXACT, is_share
 from papers.paper import (
     DIRECTIONS,
     LEVELS,
+    Claim,
     Figure,
     Paper,
     as_text,
@@ -25,6 +27,7 @@ from papers.paper import (
 from papers.runs import ReproducedRun, runs_of
 from papers.verdict import (
     DIRECTION_ONLY,
+    FEWEST,
     NOT_REPRODUCED,
     Sample,
     direction,
@@ -32,6 +35,7 @@ from papers.verdict import (
     verdict,
 )
 
+FIGURE, CLAIM = "figure", "claim"
 Place = tuple[tuple[str, str], ...]  # axis and label, of some of the axes
 
 
@@ -40,18 +44,21 @@ class Row:
     """A row of the comparison.
 
     Attributes:
+        kind: FIGURE or CLAIM.
         setting: the axes without the method and the seed; the text of a claim.
         method: what is measured; for a claim, what is compared with what.
         measure: the measure.
-        ours: our values, one for each seed.
+        ours: our values, one for each seed; of a claim, the differences.
         value: the paper's figure; None for a claim.
         spread: the paper's spread, or None.
         direction: what the order shows; None where the paper compares nothing.
-        verdict: the verdict by the rule.
-        reason: why it is not reproduced, where that is known.
         tuned: the settings that trials have chosen; empty if nothing was tuned.
+        run: whether there are runs, if perhaps without such a value.
+        verdict: the verdict by the rule, as `decided` says.
+        reason: why it is not reproduced, where that is known.
     """
 
+    kind: str
     setting: str
     method: str
     measure: str
@@ -59,9 +66,10 @@ class Row:
     value: float | None
     spread: float | None
     direction: str | None
-    verdict: str
-    reason: str
     tuned: str = ""
+    run: bool = True
+    verdict: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,21 +131,51 @@ def compare(
     """
     axis = str(read.source.experiment.get("report", {}).get("compare") or "method")
     runs = runs_of(read, axis, paper.hosts)
-    kind = paper.compared_at(scale)
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
-    explained = scale in paper.explained and all(key_of(line) in labels for line in changed)
-    directions = kind in (LEVELS, DIRECTIONS)
-    bench = _Bench(paper, axis, labels, runs, kind == LEVELS, directions, explained)
+    directions = paper.compared_at(scale) in (LEVELS, DIRECTIONS)
+    bench = _Bench(paper, axis, labels, runs, directions)
+    figures, claims = (
+        [decided(row, paper, scale, changed) for row in rows]
+        for rows in (bench.figures(), bench.claims())
+    )
     return Comparison(
         paper,
         scale,
         tuple(changed),
         len(read.missing),
         tuple(sorted({_code(run) for run in runs})),
-        list(bench.figures()),
-        list(bench.claims()),
+        figures,
+        claims,
     )
+
+
+def decided(row: Row, paper: Paper, scale: str | None, changed: Sequence[str]) -> Row:
+    """The row with its verdict, and the reason that the paper's file has for it."""
+    levels = paper.compared_at(scale) == LEVELS and paper.has_levels(row.measure)
+    agrees = False if row.ours.count >= FEWEST else None
+    if row.kind == FIGURE:
+        assert row.value is not None
+        rounding = (row.spread or 0.0) if row.measure in EXACT else None
+        agrees = level(row.ours, row.value, rounding, share=is_share(row.measure))
+    found = verdict(row.ours, agrees, row.direction, levels=levels, directions=True, run=row.run)
+    missed = found == NOT_REPRODUCED
+    reasons = {compared: claim.reason for claim in paper.claims for compared in _pairs(claim)}
+    if row.kind == FIGURE:
+        missed |= levels and found == DIRECTION_ONLY
+        reasons = {_place_of(row): paper.reasons.get(row.method, "")}
+    known = missed and paper.explains(scale, changed)
+    return replace(row, verdict=found, reason=reasons.get(_place_of(row), "") if known else "")
+
+
+def _place_of(row: Row) -> tuple[str, str, str]:
+    return row.setting, row.method, row.measure
+
+
+def _pairs(claim: Claim) -> list[tuple[str, str, str]]:
+    """What tells the rows of a claim."""
+    greater = _words(claim.greater)
+    return [(claim.says, f"{greater} above {_words(o)}", claim.measure) for o in claim.than]
 
 
 def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -167,18 +205,14 @@ class _Bench:
         axis: the axis that is compared.
         labels: axis -> the labels that the experiment has at this scale.
         runs: those with a result.
-        levels: whether levels are compared.
-        directions: whether directions are.
-        explained: whether the reasons are known to hold for these runs.
+        directions: whether directions are compared.
     """
 
     paper: Paper
     axis: str
     labels: dict[str, list[str]]
     runs: list[ReproducedRun]
-    levels: bool
     directions: bool
-    explained: bool
 
     def figures(self) -> Iterator[Row]:
         """A row per figure of the paper that the runs can be compared with."""
@@ -189,11 +223,8 @@ class _Bench:
             chosen = self._where(place)
             ours = sample(chosen, figure.measure)
             shown = self._against_host(figure, chosen)
-            levels = self.levels and figure.levels
-            agrees = level(ours, figure.value, figure.spread)
-            kinds = {"levels": levels, "directions": self.directions}
-            found = verdict(ours, agrees, shown, **kinds, run=bool(chosen))
             yield Row(
+                FIGURE,
                 ", ".join(f"{k}={v}" for k, v in figure.axes.items()),
                 figure.method,
                 figure.measure,
@@ -201,26 +232,23 @@ class _Bench:
                 figure.value,
                 figure.spread,
                 shown if self.directions else None,
-                found,
-                self._reason(figure.method, found, levels),
                 tuned(chosen),
+                bool(chosen),
             )
 
     def claims(self) -> Iterator[Row]:
         """A row per pair of a claim."""
         for claim in self.paper.claims:
-            levels = self.levels and self.paper.has_levels(claim.measure)
             for other in claim.than:
                 if not self._has({**claim.where, **claim.greater}) or not self._has(other):
                     continue
                 greater = self._where({**claim.where, **claim.greater})
                 less = self._where({**claim.where, **other})
                 differing = {*claim.greater, *other}
-                ours = Sample(tuple(differences(greater, less, claim.measure, differing)))
-                shown = direction(ours.values, 1.0)
-                kinds = {"levels": levels, "directions": self.directions}
-                found = verdict(ours, None, shown, **kinds, run=bool(greater and less))
+                ours = Sample.of(differences(greater, less, claim.measure, differing))
+                shown = direction(ours, 1.0)
                 yield Row(
+                    CLAIM,
                     claim.says,
                     f"{_words(claim.greater)} above {_words(other)}",
                     claim.measure,
@@ -228,9 +256,8 @@ class _Bench:
                     None,
                     None,
                     shown if self.directions else None,
-                    found,
-                    claim.reason if self.explained and found == NOT_REPRODUCED else "",
                     tuned(greater, less),
+                    bool(greater and less),
                 )
 
     def _against_host(self, figure: Figure, chosen: Sequence[ReproducedRun]) -> str | None:
@@ -240,7 +267,7 @@ class _Bench:
             return None
         others = self._where({**figure.axes, self.axis: host})
         shown = differences(chosen, others, figure.measure, {self.axis})
-        return direction(shown, figure.value - theirs.value)
+        return direction(Sample.of(shown), figure.value - theirs.value)
 
     def _where(self, labels: Mapping[str, str]) -> list[ReproducedRun]:
         return [
@@ -253,10 +280,6 @@ class _Bench:
         """Whether this scale has such a setting."""
         return all(label in self.labels.get(axis, ()) for axis, label in place.items())
 
-    def _reason(self, method: str, found: str, levels: bool) -> str:
-        missed = found == NOT_REPRODUCED or (levels and found == DIRECTION_ONLY)
-        return self.paper.reasons.get(method, "") if self.explained and missed else ""
-
 
 def _words(labels: Mapping[str, str]) -> str:
     return ", ".join(
@@ -268,7 +291,7 @@ def _words(labels: Mapping[str, str]) -> str:
 def sample(runs: Sequence[ReproducedRun], measure: str) -> Sample:
     """What each run measures; runs without a value are left out."""
     values = (measures.value(measure, run) for run in runs)
-    return Sample(tuple(value for value in values if math.isfinite(value)))
+    return Sample.of([value for value in values if math.isfinite(value)])
 
 
 def differences(

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
-from fedhet.record.summary import own_models, own_score, validation_score
+from fedhet.record.summary import all_steps, own_models, own_score, validation_score
 from fedhet.report import statistics
 from fedhet.report.document import joined
 from fedhet.report.results import FoundRun, Results
@@ -58,8 +58,16 @@ def take_over(read: Results, path: Path) -> None:
     """
     ended = [cell for cell in read.source.cells if cell.counts]
     found = pd.DataFrame(_row(cell, read, path.stem) for cell in ended)
-    if path.exists():
-        earlier = pd.read_csv(path)
+    earlier = pd.read_csv(path) if path.exists() else pd.DataFrame()
+    if path.stem == "leaderboard":
+        known = pd.concat([earlier, found])
+        hosts = known[(known["kind"] == "run") & (known["method"] == HOST)]
+        limits = hosts.groupby(["setting", "seed"])["steps"].last()
+        found["equal_steps"] = [
+            None if cell.trial else _after(limits.get((row.setting, row.seed)), cell, read)
+            for cell, row in zip(ended, found.itertuples(), strict=True)
+        ]
+    if len(earlier):
         again = set(found.loc[found["kind"] == "run", KEY[:-1]].itertuples(index=False, name=None))
         trials = [cell for cell in read.source.experiment["cells"] if cell["kind"] == "trial"]
         tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
@@ -71,6 +79,20 @@ def take_over(read: Results, path: Path) -> None:
         found = pd.concat([earlier[stays], found], ignore_index=True)
     found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
     found.round(6).to_csv(path, index=False)
+
+
+def _after(limit: float | None, cell: FoundRun, read: Results) -> float | None:
+    """The score at the first evaluation of a run by which its clients have taken so many steps.
+
+    None if they never do; a run that has diverged before then has its last score.
+    """
+    steps = read.steps(cell)
+    if limit is None or np.isnan(limit):
+        return None
+    for number, step in enumerate(steps, 1):
+        if step["acc_global"] is not None and (all_steps(steps[:number]) or 0) >= limit:
+            return float(step["acc_global"])
+    return _of_global_model(cell, read)["accuracy"] if cell.summary["status"] != "ok" else None
 
 
 def _place(cell: Mapping[str, Any]) -> tuple[str, str, str, int]:
@@ -93,6 +115,8 @@ def _row(cell: FoundRun, read: Results, board: str) -> dict[str, Any]:
         **of_board(cell, read),
         "megabytes": round(sent / 1e6, 3),
         "seconds": round(summary.get("seconds", {}).get("train", 0.0), 3),
+        "steps": summary.get("steps"),
+        "cpu": read.environment(cell).get("cpu"),
         "sha256": str(summary.get("weights_sha256"))[:16],
         "code": Code.text(cell.code),
     }
@@ -150,6 +174,7 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     if runs["setting"].nunique() >= statistics.FEWEST_CONDITIONS:
         yield f"{board.heading} All settings"
         yield from overall(runs, board.score)
+        yield from at_equal_steps(runs)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
         own = runs[runs["setting"].str.startswith(f"{dataset},")]
         yield f"{board.heading} {dataset}"
@@ -206,6 +231,29 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
         f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
         f" {joined(worse) or 'none'} to be worse."
     )
+
+
+def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
+    """All methods once more, each when its clients have taken as many steps as the host's in all.
+
+    Nothing where no run has such a score: those of personal models, and of earlier versions.
+
+    Args:
+        runs: the runs of all datasets.
+    """
+    column = "equal_steps"
+    if column not in runs or runs[column].isna().all():
+        return
+    groups = runs.groupby("method")
+    reach = groups[column].apply(lambda scores: scores.notna().all())
+    told, *_ = overall(runs[runs["method"].map(reach)], column)
+    yield "### At equal local steps"
+    yield told
+    steps = groups["steps"].sum() / groups["steps"].sum()[HOST]
+    more = [f"{method} {steps[method]:.1f}" for method in steps.index if steps[method] > 1.05]
+    yield f"Steps in all rounds, as multiples of {HOST}'s: {joined(more) or 'all have as many'}."
+    if fewer := [str(method) for method in reach.index if not reach[method]]:
+        yield f"{joined(fewer)} never take as many steps, and are left out."
 
 
 def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[str]:

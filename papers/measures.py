@@ -262,6 +262,10 @@ MEASURES: Measures = {
 }
 
 
+# Counts that no seed changes.
+EXACT = ("made_size", "model_size", "models_per_round")
+
+
 def is_share(name: str) -> bool:
     """Whether a measure is printed as a share, with three decimals."""
     return name.partition("@")[0] in (*SHARES, "gain_last", "gain_clients")

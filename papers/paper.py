@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from fedhet.config import catalogue
+from fedhet.config.lines import key_of
 from fedhet.core.check import did_you_mean, one_of
 from fedhet.core.errors import ConfigError
 
@@ -97,6 +98,7 @@ class Paper:
         claims: what it says in words.
         compared: scale -> what may be compared.
         data: scale -> what the runs need.
+        axes: those of the experiment.
         choices: what the paper leaves open, and what was chosen.
         reasons: method -> why its figures are not reproduced.
         explained: the scales for whose runs the reasons hold, and those of the claims.
@@ -111,6 +113,7 @@ class Paper:
     claims: tuple[Claim, ...] = ()
     compared: dict[str, str] = field(default_factory=lambda: dict(COMPARED))
     data: dict[str, str] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     explained: tuple[str, ...] = ("cpu",)
@@ -128,6 +131,10 @@ class Paper:
     def compared_at(self, scale: str | None) -> str:
         """What can be compared at a scale; where none was chosen, the runs are the paper's."""
         return self.compared.get(scale or "", LEVELS)
+
+    def explains(self, scale: str | None, changed: Sequence[str]) -> bool:
+        """Whether its reasons hold for runs of this scale, with these overrides."""
+        return scale in self.explained and all(key_of(line) in self.axes for line in changed)
 
     def has_levels(self, measure: str) -> bool:
         """Whether the levels of a measure can be compared; those of times cannot, for example."""
@@ -219,6 +226,7 @@ def _read(name: str, file: Mapping[str, Any]) -> Paper:
         claims=tuple(_claim(f"{where}.claims", c, measure) for c in content.get("claims", [])),
         compared=compared,
         data=_labels(content.get("data", {})),
+        axes=tuple(map(str, file.get("axes") or ())),
         choices=tuple(content.get("open", [])),
         reasons=_labels(content.get("reasons", {})),
         explained=tuple(content.get("explained", Paper.explained)),

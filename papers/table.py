@@ -12,10 +12,19 @@ import pandas as pd
 
 from fedhet.core.check import counted
 from fedhet.report.document import escaped
-from papers.judge import Comparison, Row
+from papers.judge import Comparison, Row, decided
 from papers.measures import in_words, is_share
+from papers.paper import LEVELS, Paper
 from papers.tables import markdown
-from papers.verdict import VERDICTS
+from papers.verdict import (
+    NOT_COMPARABLE,
+    NOT_RUN,
+    TOO_FEW,
+    VERDICTS,
+    Sample,
+    earlier_level,
+    verdict,
+)
 
 NAME = "reproduction"
 FIELDS = (
@@ -50,16 +59,16 @@ def records(comparison: Comparison) -> list[dict[str, str]]:
         "changed": json.dumps(list(comparison.changed)) if comparison.changed else "",
         "code": "; ".join(comparison.code),
     }
-    kinds = (("figure", comparison.figures), ("claim", comparison.claims))
-    return [{**common, "kind": kind, **_record(row)} for kind, rows in kinds for row in rows]
+    return [{**common, **_record(row)} for row in comparison.rows]
 
 
 def _record(row: Row) -> dict[str, str]:
     return {
+        "kind": row.kind,
         "setting": row.setting,
         "method": row.method,
         "measure": row.measure,
-        "seeds": str(len(row.ours.values)),
+        "seeds": str(row.ours.count),
         "mean": _exact(row.ours.mean),
         "spread": _exact(row.ours.spread),
         "paper": _exact(row.value),
@@ -71,16 +80,59 @@ def _record(row: Row) -> dict[str, str]:
     }
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The lines of a csv file of comparisons."""
-    return pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")  # type: ignore[return-value]
+def read_csv(path: Path, paper: Paper) -> list[dict[str, str]]:
+    """The lines of a csv file of comparisons with a paper; verdicts are those of today's rule."""
+    lines = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
+    return [{**line, **_record(_row(line, paper))} for line in lines]
+
+
+def _row(line: Record, paper: Paper) -> Row:
+    """The row that a line of a csv file keeps; only where nothing was measured, its verdict."""
+
+    def number(name: str) -> float | None:
+        return float(line[name]) if line[name] else None
+
+    row = Row(
+        line["kind"],
+        line["setting"],
+        line["method"],
+        line["measure"],
+        Sample(int(line["seeds"]), float(line["mean"] or math.nan), number("spread")),
+        number("paper"),
+        number("paper_spread"),
+        line["direction"] or None,
+        line["tuned"],
+        run=line["verdict"] != NOT_RUN,
+    )
+    changed = json.loads(line["changed"]) if line["changed"] else []
+    return decided(row, paper, line["scale"] or None, changed)
+
+
+def by_both_rules(lines: Sequence[Record], paper: Paper) -> tuple[Counter[str], Counter[str]]:
+    """How many figures whose levels are compared have which verdict, before 2026-11-25 and now."""
+    before: Counter[str] = Counter()
+    now: Counter[str] = Counter()
+    for line in lines:
+        row = _row(line, paper)
+        levels = paper.compared_at(line["scale"]) == LEVELS and paper.has_levels(row.measure)
+        if row.value is None or not levels or not row.ours.count:
+            continue
+        agreed = earlier_level(row.ours, row.value, row.spread)
+        earlier = verdict(row.ours, agreed, row.direction, levels=True, directions=True)
+        before[NOT_COMPARABLE if earlier == TOO_FEW else earlier] += 1
+        now[row.verdict] += 1
+    return before, now
 
 
 def tally(lines: Sequence[Record]) -> str:
     """How many figures have which verdict, in a sentence."""
-    found = Counter(line["verdict"] for line in lines)
-    parts = [f"{found[name]} {name}" for name in VERDICTS if found[name]]
-    return f"{counted(len(lines), 'comparison')}: {', '.join(parts)}" if lines else "no figures"
+    found = counts(Counter(line["verdict"] for line in lines))
+    return f"{counted(len(lines), 'comparison')}: {found}" if lines else "no figures"
+
+
+def counts(found: Counter[str]) -> str:
+    """How many have which verdict."""
+    return ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
 
 
 def as_markdown(lines: Sequence[Record]) -> str:

@@ -22,6 +22,7 @@ from fedhet.core.messages import (
     EVALUATE,
     LOST,
     STATE_BYTES,
+    STEPS,
     Broadcast,
     Extras,
     Failure,
@@ -80,7 +81,6 @@ class FedClient(LocalTraining, NumPyClient):
         state: what the client remembers between rounds.
         data: its prepared training set.
         model: the model, in the phase "train".
-        steps: the optimiser steps taken, after training.
         properties: the number of its node, and how many there are, as `partition-id` and
             `num-partitions`; empty where one process has all clients.
         site_name: of a site with data of its own, as its operator has named it; else None.
@@ -91,7 +91,6 @@ class FedClient(LocalTraining, NumPyClient):
     state: ClientState
     data: Samples
     model: nn.Module
-    steps: int
     site_name: str | None = None
     adapter: NumPyClient
     delivery: Callable[[FedClient], Update] | None = None  # keeps the final models at a site
@@ -168,7 +167,6 @@ class FedClient(LocalTraining, NumPyClient):
         super().receive(replace(msg, weights=weights, extras=extras))
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
-        self.steps = 0
 
     def begin(self) -> Callable[[Broadcast], Update]:
         """Get ready for the phase, and return the method that does its work."""
@@ -202,6 +200,8 @@ class FedClient(LocalTraining, NumPyClient):
         began = now()
         for plugin in reversed(self.active):
             plugin.finish(update)
+        if self.workspace.simulated:  # a real client's would tell how many samples were generated
+            update.metrics[STEPS] = float(self.steps)
         messages.check_extras(update.extras, update.metrics)
         if self.workspace.noise:
             self.workspace.release(self, update)
@@ -219,7 +219,7 @@ class FedClient(LocalTraining, NumPyClient):
     def train(self, msg: Broadcast) -> Update:
         """The phase `train`: start from the received weights, train as `local` says, reply."""
         self.model = self.workspace.load(self.start(msg))
-        self.steps = self.train_model(self.model, self.data, self.prepare(msg))
+        self.train_model(self.model, self.data, self.prepare(msg))
         return self.reply()
 
     def start(self, msg: Broadcast) -> AnyTree:

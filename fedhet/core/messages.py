@@ -24,6 +24,7 @@ Extras = dict[str, Extra]
 
 LOST = "lost state"  # the reason of a failure
 STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
+STEPS = "steps"  # metric: the optimiser steps that a simulated client has taken for a message
 EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
 
 

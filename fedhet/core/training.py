@@ -64,12 +64,14 @@ class LocalTraining:
         pid: the client's number.
         local: the settings of local training in this step.
         active: the plug-ins whose hooks run in this phase.
+        steps: the optimiser steps that `train_model` has taken for this message.
     """
 
     msg: Broadcast
     pid: int
     local: LocalSettings
     active: list[Plugin]
+    steps: int
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -83,6 +85,7 @@ class LocalTraining:
         self.msg = msg
         self.pid = msg.pid
         self.local = msg.local
+        self.steps = 0
         self.activate([])
 
     def activate(self, plugins: list[Plugin]) -> None:
@@ -158,23 +161,22 @@ class LocalTraining:
         descent = self.descent(model, data, own, beside=beside, hooks=hooks)
         n = self.train_mode(model, len(data), size)
         all_orders = self.orders(len(data))
-        steps = 0
+        before = self.steps
 
         def orders() -> Iterator[Tensor]:
-            nonlocal steps
             for length in self.local.epoch_sizes(n, epochs):
                 order = next(all_orders)[:length]
-                steps += -(-len(order) // size)
+                self.steps += -(-len(order) // size)
                 yield order
 
         if patience is None:
             descend(descent, orders(), workspace.performer)
-            return steps
+            return self.steps - before
         stop = EarlyStopping(patience)
         for order in orders():
             if stop(float(descend(descent, [order], workspace.performer))):
                 break
-        return steps
+        return self.steps - before
 
     def descent(
         self,

@@ -92,20 +92,26 @@ def global_guidance(
     return trees.mean((normalised(d, ranges([d], scope)), 1.0) for d in deviations)
 
 
-def adjusted(guidance: AnyTree, rescale: str = "none", g_min: float = 0.0) -> Tree:
+def adjusted(
+    guidance: AnyTree, rescale: str = "none", g_min: float = 0.0, *, explorers: int = 1
+) -> Tree:
     """Return G after the optional rescaling and with the floor g_min + (1 - g_min) G.
 
     Args:
         guidance: G.
         rescale: "none", or "mean1" for G / mean(G) per tensor. A tensor with G = 0 throughout,
-            which occurs with scope="model", becomes 1 instead of 0/0.
+            which occurs with scope="model", becomes 1 instead of 0/0. "sum" for the sum over the
+            explorers in place of their mean, which is eq. 4 without its factor 1 / C_exp.
         g_min: the share of the host's own step (G = 1) that every entry keeps, in [0, 1).
+        explorers: how many have determined G.
     """
 
     def adjust(g: Tensor) -> Tensor:
         if rescale == "mean1":
             mean = g.mean()
             g = torch.ones_like(g) if mean == 0 else g / mean
+        elif rescale == "sum":
+            g = g * explorers
         return g_min + (1 - g_min) * g
 
     return trees.map(adjust, guidance)

@@ -29,12 +29,13 @@ Deviations and choices:
 - Equation 4 normalises, then averages; the authors' program does it in reverse (`order`).
 - A constant D, for which equation 4 is 0/0, counts as G = 1, which is the host's step.
 - Where the text says that G is computed "with equation 5", it means equation 4.
-- Exploration is the host's own local training, with a fresh optimiser and without other plug-ins.
-  The explorer's copy and its buffers are discarded.
+- Exploration is the host's own local training, with a fresh optimiser and without other plug-ins,
+  and with its learning rate, of which the paper names one (`lr_exp`). The explorer's copy and its
+  buffers are discarded.
 
 Equation 6 is taken literally. The median of G is 1e-3 to 1e-1, so it divides the host's steps by
 ten to a thousand and hardly trains at the host's learning rate. `rescale=mean1` preserves the mean
-step of each tensor.
+step of each tensor, and `rescale=sum` sums over the explorers where equation 4 takes their mean.
 
 Defaults: c_exp 20 and e_exp 150 are the paper's. There is no early stopping of the exploration; the
 authors' program has a patience of 40.
@@ -45,7 +46,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 
 import torch
@@ -94,6 +95,7 @@ class FedLExPlugin(Plugin):
 
     c_exp: int | float = 20
     e_exp: int = setting(150, low=1)
+    lr_exp: float | None = setting(None, open_low=0)
     patience: int | None = setting(None, low=1)
     scope: str = setting("tensor", allowed=maths.SCOPES)
     order: str = setting("normalise_then_mean", allowed=maths.ORDERS)
@@ -101,7 +103,7 @@ class FedLExPlugin(Plugin):
     empty: str = setting("previous", allowed=maths.EMPTY)
     refresh: str = setting("participants", allowed=maths.REFRESH)
     apply_to: str = setting("gradient", allowed=("gradient", "update"))
-    rescale: str = setting("none", allowed=("none", "mean1"))
+    rescale: str = setting("none", allowed=("none", "mean1", "sum"))
     g_min: float = setting(0.0, low=0, open_high=1)
 
     def __post_init__(self) -> None:
@@ -148,18 +150,15 @@ class FedLExPlugin(Plugin):
         """Train a copy of the model, send how far each parameter has moved, discard the copy."""
         client = self.client
         workspace = client.workspace
+        if self.lr_exp is not None:
+            client.local = replace(client.local, lr=self.lr_exp)
         model = workspace.load(client.start(msg))
-        steps = client.train_model(
+        client.train_model(
             model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
         )
         start = trees.pick(msg.weights, workspace.mergeable)
         deviation = maths.deviation(start, workspace.read(workspace.mergeable), torch.float32)
-        return Update(
-            client.pid,
-            client.num_examples,
-            extras={D: deviation},
-            metrics={"fedlex.steps": float(steps)},
-        )
+        return Update(client.pid, client.num_examples, extras={D: deviation})
 
     def released(self, update: Update) -> None:
         if D in update.extras:  # deviations are >= 0
@@ -218,7 +217,8 @@ class FedLExPlugin(Plugin):
         guidance = maths.global_guidance(
             deviations, scope=self.scope, order=self.order, minmax=self.minmax
         )
-        guidance = maths.adjusted(guidance, self.rescale, self.g_min)
+        explorers = len(deviations)
+        guidance = maths.adjusted(guidance, self.rescale, self.g_min, explorers=explorers)
         self._guidance = trees.map(Tensor.float, guidance)
         tensors = list(self._guidance.values())
         self._statistics = {

@@ -25,7 +25,8 @@ cannot tell them apart, and the weights are the host's.
 
 Deviations and choices:
 - The paper computes z both before training and in its last epoch; here it is computed after
-  training, with the model that is sent (`z_when`).
+  training, with the model that is sent, or as a mean over the last epoch, as
+  the model in train mode saw each sample, generated ones included (`z_when`).
 - The paper requires T to be less than 1, which sharpens the softmax, but prints no value; the
   default is .5.
 - Line 3 of algorithm 1 draws a "random group of clients" once, before the loop over the rounds, and
@@ -49,13 +50,17 @@ from fedhet.core import check
 from fedhet.core.check import setting
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.metrics import outputs
-from fedhet.core.plugin import Plugin
-from fedhet.core.trees import Tree
+from fedhet.core.plugin import Plugin, Terms
+from fedhet.core.training import Batch, usable
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")
 
 Z = "fednorm.z"
+ROWS = "fednorm.rows"  # recorded: one entry for each sample of each epoch
+LAST_EPOCH = "last_epoch"
+WHEN = ("after_training", "before_training", LAST_EPOCH)
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -139,7 +144,12 @@ class FedNormPlugin(Plugin):
     releases = {"train": 1}
 
     temperature: float = setting(0.5, open_low=0)
-    z_when: str = setting("after_training", allowed=("after_training", "before_training"))
+    z_when: str = setting("after_training", allowed=WHEN)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.z_when == LAST_EPOCH:  # a hook is found by the class, and costs time in every step
+            self.__class__ = _LastEpoch
 
     # ---- client
     def prepare(self, msg: Broadcast) -> None:
@@ -219,6 +229,24 @@ class FedNormPlugin(Plugin):
         if len(compared) < len(received):
             self.recorded["withheld"] = len(received) - len(compared)
         return received
+
+
+class _LastEpoch(FedNormPlugin):
+    """z_when=last_epoch: the latents are recorded as the model sees each batch."""
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
+        records = {Z: batch.z.detach().flatten(1), ROWS: batch.index}
+        return batch.logits.new_zeros(len(batch.y)), records
+
+    def finish(self, update: Update) -> None:
+        client = self.client
+        self._z = torch.empty(0, device=client.workspace.device)
+        if client.num_examples >= client.workspace.min_count:
+            z = client.recorded(Z).reshape(len(client.recorded(ROWS)), -1)
+            used = usable(client.workspace.model, len(client.data), client.local.batch_size)
+            *_, last = client.local.epoch_sizes(used)
+            self._z = z[-min(last, used) :].double().mean(0).float()
+        super().finish(update)
 
 
 FedNorm = FedAvg.preset("FedNorm", FedNormPlugin)

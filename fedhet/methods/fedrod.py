@@ -104,7 +104,7 @@ class FedRODClient(FedClient):
         self.model = self.workspace.load(self.start(msg))
         head = self._personal_head(msg)
         beside = {f"{HEAD}.{name}": p for name, p in head.named_parameters()}
-        self.steps = self.train_model(self.model, self.data, self.prepare(msg), beside=beside)
+        self.train_model(self.model, self.data, self.prepare(msg), beside=beside)
         self.state.put(HEAD, head.state_dict())
         return self.reply()
 

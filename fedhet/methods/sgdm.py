@@ -53,7 +53,7 @@ class SGDMClient(FedClient):
     def train(self, msg: Broadcast) -> Update:
         self.model = self.workspace.load(self.start(msg))
         d = self.prepare(msg)  # which the optimiser changes in place
-        self.steps = self.train_model(self.model, self.data, d)
+        self.train_model(self.model, self.data, d)
         return self.reply({MOMENTUM: d} if d else None)
 
     def prepare(self, msg: Broadcast) -> Tree:

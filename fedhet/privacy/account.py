@@ -190,8 +190,17 @@ class Account(Callback):
     def _record(self) -> dict[str, Any]:
         noise = self._noise
         most = max(self.releases.values(), default=0)
-        spent = epsilon(noise.multiplier, noise.delta, most)
-        return {"epsilon": spent, "delta": noise.delta, "releases": most}
+        # Two clipped values are up to twice as far apart as one is from none.
+        replaced, spent = (
+            epsilon(multiplier, noise.delta, most)
+            for multiplier in (noise.multiplier / 2, noise.multiplier)
+        )
+        return {
+            "epsilon_replaced": replaced,
+            "epsilon": spent,
+            "delta": noise.delta,
+            "releases": most,
+        }
 
 
 def releases_of(strategy: FedStrategy, entry: TimetableEntry) -> int:

@@ -9,13 +9,16 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedhet.core import trees
 from fedhet.core.check import counted
+from fedhet.core.messages import STEPS
 from fedhet.core.metrics import comm_cost, effective_rounds
 from fedhet.core.state import state_sizes
 from fedhet.core.targets import TARGETS, Classes, LossOnly
@@ -43,6 +46,7 @@ def versions() -> dict[str, Any]:
     environment: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "cpu": cpu(),
         "cpus": os.cpu_count(),
     }
     for package in RECORDED_PACKAGES:
@@ -53,6 +57,17 @@ def versions() -> dict[str, Any]:
     if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
+
+
+@cache
+def cpu() -> str:
+    """The kind of CPU: equal seeds give equal weights on CPUs of one kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # only Linux has it
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (names or [platform.processor()])[0] or platform.machine()
 
 
 def peak_memory() -> dict[str, int]:
@@ -117,7 +132,12 @@ def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     spent = summary["privacy"]
     most = counted(spent["releases"], "release")
-    return [("privacy", f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g} ({most})")]
+    told = [
+        f"{spent[key]:.4g} against {what}"
+        for key, what in (("epsilon_replaced", "other data"), ("epsilon", "no data"))
+        if key in spent  # earlier versions recorded the second one alone
+    ]
+    return [("privacy", f"epsilon {', '.join(told)}, at delta {spent['delta']:g} ({most})")]
 
 
 def summarise(
@@ -171,6 +191,7 @@ def summarise(
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "memory": peak_memory(),
         "client_state": state_sizes(strategy.state_bytes),
+        "steps": all_steps(rows),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
         "restarted": sum(strategy.setting.starts_afresh(f["reason"]) for f in failures),
@@ -348,6 +369,16 @@ def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name, value in named.items():
             totals[name] = totals.get(name, 0) + value
     return totals
+
+
+def all_steps(rows: Sequence[Row]) -> int | None:
+    """The optimiser steps of all clients together, on the model or a copy of it.
+
+    None if clients have told none, as real ones, which are not asked, and those that add noise.
+    """
+    known = [row["accepted"] * row["metrics"][STEPS] for row in rows if STEPS in row["metrics"]]
+    answered = sum(row["accepted"] > 0 for row in rows)
+    return round(sum(known)) if len(known) == answered else None
 
 
 def _count_numbers(tree: trees.Tree) -> int:

@@ -178,3 +178,50 @@ def test_the_verdict_asks_for_a_gain_at_the_same_rate_too() -> None:
     assert verdicts(runs)["A"] == "by its learning rate"
     runs.loc[runs["case"] == "FedAvg beside A", "accuracy"] += 0.2
     assert verdicts(runs)["A"] == "worse"
+
+
+def test_methods_are_compared_with_equal_steps() -> None:
+    """FedGMM gains .1 + .001 i as published, which as many steps of FedAvg's halve."""
+    gains = {
+        "FedAvg": 0.0,
+        "FedGMM": 0.1,
+        "FedAvg, FedGMM's steps": 0.05,
+        "FedAvg, its steps": 0.0,
+        "FedGMM, FedAvg's steps": 0.0,
+        "FedAvg, more rounds": 0.2,
+    }
+    runs = pd.DataFrame(
+        {
+            "case": f"{setting}: {case}",
+            "seed": seed,
+            "accuracy": 0.5 + seed / 1000 + gain + 0.001 * seed * (case == "FedGMM"),
+            "steps": 500 if case == "FedGMM" else 100,
+            "code": "c",
+        }
+        for setting in ("a", "b")
+        for case, gain in gains.items()
+        for seed in range(10)
+    )
+    told = helps.computed(runs)
+    p = 8 * 2 / 2**10  # all of ten pairs agree, of which Holm's correction makes eight tests
+    row = "| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.4 | +10.3 to +10.6 |"
+    assert row in told and f" | 10 of 10 | {p:.3f} |" in told
+    assert "| b | FedAvg with FedGMM's steps in each round | 5.0 |" in told
+    assert "| b | both with FedAvg's steps in each round | 1.0 | 0.504" in told
+    assert (
+        "as published, in 2 of 2 settings; FedAvg with FedGMM's steps in each round, in 2 of 2"
+        " settings; both with FedAvg's steps in each round, in 0 of 2 settings; FedAvg with as many"
+        " steps, in more rounds, in 0 of 2 settings. 120 runs"
+    ) in told
+
+
+@pytest.mark.slow
+def test_the_runs_with_equal_steps_compose_and_have_a_place_in_the_table() -> None:
+    experiment = definition.read(["experiment=helps/compute"])
+    assert experiment is not None and experiment.tuning is not None
+    assert not {*experiment.labels["seed"]} & {*experiment.tuning.seeds}
+    names = {name for pair in helps.COMPUTE.values() for name in pair}
+    for setting, name in (str(case).split(": ") for case in experiment.labels["case"]):
+        assert name in names and setting
+    for run in cells.runs(experiment)[::10]:
+        compose(list(run.overrides))

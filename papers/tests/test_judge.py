@@ -24,12 +24,13 @@ from papers.verdict import (
     OPPOSITE,
     REPRODUCED,
     SAME,
+    TOO_FEW,
 )
 
 AXES: dict[str, Any] = {
     "method": ["host", "better", "worse", "lost"],
     "alpha": [0.1, 1],
-    "seed": [0, 1, 2],
+    "seed": [0, 1, 2, 3, 4],
 }
 # Means over the seeds: host .60, better .70, worse .50; the differences vary by .001.
 SCORES = {"host": 0.60, "better": 0.70, "worse": 0.50}
@@ -39,7 +40,7 @@ def score(axes: dict[str, Any]) -> float | None:
     if axes["method"] not in SCORES:
         return None
     own = 0.001 * axes["seed"] if axes["method"] != "host" else 0.0
-    return SCORES[axes["method"]] + 0.02 * (axes["seed"] - 1) + own
+    return SCORES[axes["method"]] + 0.002 * (axes["seed"] - 2) + own
 
 
 def figure(method: str, value: float, spread: float | None = None, **entries: Any) -> Figure:
@@ -47,7 +48,7 @@ def figure(method: str, value: float, spread: float | None = None, **entries: An
 
 
 FIGURES = (
-    figure("host", 0.61),  # within two standard errors, 2 (.02 / sqrt 3)
+    figure("host", 0.61),  # within two points, and so is the whole interval
     figure("better", 0.80),  # the level is not, the order is
     figure("worse", 0.90, 0.05),  # neither
     figure("lost", 0.9),
@@ -67,13 +68,14 @@ PAPER = Paper(
     claims=CLAIMS,
     reasons={"better": "Fewer rounds.", "worse": "The paper tuned it on test data."},
     explained=("paper", "cpu"),
+    axes=tuple(AXES),
     choices=("Everything.",),
 )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_experiment(tmp_path / "made", AXES, score)
+    return five_seeds(tmp_path)
 
 
 def rows(comparison: Comparison) -> dict[str, Row]:
@@ -90,11 +92,26 @@ def test_each_figure_has_the_verdict_of_the_rule(folder: Path) -> None:
         "lost": (NOT_RUN, "not shown"),
     }
     better = rows(found)["better"].ours
-    assert better.mean == pytest.approx(0.701)
-    assert better.spread == pytest.approx(0.021)
+    # .003 times the standard deviation of 0 to 4.
+    assert (better.mean, better.spread) == pytest.approx((0.702, 0.003 * 2.5**0.5))
     assert rows(found)["worse"].reason == "The paper tuned it on test data."
     assert rows(found)["better"].reason == "Fewer rounds."
-    assert found.missing == 6
+    assert found.missing == 10
+
+
+def test_three_seeds_show_directions_and_no_level(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "few", {**AXES, "seed": [0, 1, 2]}, score)
+    found = compare(PAPER, results(made), "paper")
+    verdicts = {name: row.verdict for name, row in rows(found).items()}
+    assert (verdicts["host"], verdicts["better"]) == (TOO_FEW, DIRECTION_ONLY)
+    same = dataclasses.replace(CLAIMS[0], greater={"method": "host"})
+    for folder, verdict in ((made, TOO_FEW), (five_seeds(tmp_path), NOT_REPRODUCED)):
+        [row] = compare(dataclasses.replace(PAPER, claims=(same,)), results(folder), "paper").claims
+        assert (row.direction, row.verdict) == ("not shown", verdict)
+
+
+def five_seeds(home: Path) -> Path:
+    return make_experiment(home / "made", AXES, score)
 
 
 def test_at_another_scale_only_the_direction_counts(folder: Path) -> None:
@@ -162,7 +179,7 @@ def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folde
         ("worse wins", "worse above lost", NOT_RUN),
     ]
     # One difference for each seed, the mean over both settings.
-    assert found[1].ours.values == pytest.approx((-0.1, -0.099, -0.098))
+    assert (found[1].ours.count, found[1].ours.mean) == (5, pytest.approx(-0.098))
 
 
 def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) -> None:
@@ -172,12 +189,12 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
         found = score(axes)
         if axes["method"] != "better" or found is None or axes["alpha"] == 1:
             return found
-        return None if axes["seed"] == 2 else found + 0.2
+        return None if axes["seed"] == 4 else found + 0.2
 
     made = make_experiment(folder.parent / "uneven", AXES, easier)
     claim = Claim("better wins", "last", {}, {"method": "better"}, ({"method": "host"},))
     [row] = compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper").claims
-    assert row.ours.values == pytest.approx((0.1, 0.101, 0.102))
+    assert (row.ours.count, row.ours.mean) == (5, pytest.approx(0.102))
 
 
 def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
@@ -198,7 +215,7 @@ def test_a_gain_is_that_over_the_host(folder: Path) -> None:
     paper = Paper("own/t", "", "", hosts=HOSTS, claims=(claim,))
     [row] = compare(paper, results(made), "paper").claims
     # Of the two methods with runs, one has .1 more; the host has no gain.
-    assert row.ours.values == pytest.approx((0.05, 0.05, 0.05))
+    assert (row.ours.mean, row.ours.spread) == pytest.approx((0.05, 0.0))
     assert row.verdict == DIRECTION_ONLY
 
 
@@ -243,13 +260,13 @@ def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
         "clients": 0.60,
         "loss": 0.5,
     }
-    targets = "rounds@.44"  # of .60: .30, .45, .525, .60; of seed 0: .58, hence .435 in round 2
+    targets = "rounds@.449"  # of .60: .30, .45, .525, .60; of seed 0: .596, hence .447 in round 2
     figures = [figure("host", 1, measure=measure) for measure in (targets, *measures)]
     paper = Paper("", "", "", figures=tuple(figures))
     made = make_experiment(tmp_path / "made", {**AXES, "method": list(SCORES)}, score)
     found = compare(paper, results(made), "paper").figures
     ours = {row.measure: row.ours for row in found}
-    assert ours.pop(targets).values == (3.0, 2.0, 2.0)
+    assert ours.pop(targets).mean == pytest.approx((3 + 3 + 2 + 2 + 2) / 5)
     assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)
     with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
         check("lastt")
@@ -259,10 +276,10 @@ def test_the_comparison_is_written_and_read_back(folder: Path) -> None:
     comparison = compare(PAPER, results(folder), "paper", ["rounds=4"])
     page = table.write(comparison, folder / "report").read_text()
     assert "7 comparisons: 1 reproduced, 2 direction only, 2 not reproduced, 2 not run" in page
-    assert "| alpha=1 | better | last | .701 ± .021 (3 seeds) | .800 |" in page
+    assert "| alpha=1 | better | last | .702 ± .005 (5 seeds) | .800 |" in page
     assert "Changed for these runs: `rounds=4`." in page
-    assert "6 runs of the experiment have no result." in page
-    lines = table.read_csv(folder / "report" / "reproduction.csv")
+    assert "10 runs of the experiment have no result." in page
+    lines = table.read_csv(folder / "report" / "reproduction.csv", PAPER)
     assert lines == table.records(comparison)
     assert table.as_markdown(lines) in page
 

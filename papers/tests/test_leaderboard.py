@@ -12,7 +12,7 @@ from scipy import stats
 import fedhet
 from fedhet.cli import main
 from fedhet.core.errors import ConfigError
-from fedhet.report.results import results
+from fedhet.report.results import Results, results
 from papers import leaderboard
 from papers.__main__ import take_over
 from papers.tables import RESULTS
@@ -82,6 +82,40 @@ def test_the_cells_of_a_board_are_those_of_the_last_runs(tmp_path: Path) -> None
     cells.assign(tuned='{"client.lr": 77}').to_csv(path, index=False)
     leaderboard.take_over(results(made), path)
     pd.testing.assert_frame_equal(pd.read_csv(path), cells)
+
+
+def test_a_method_is_scored_when_it_has_taken_the_hosts_steps(tmp_path: Path) -> None:
+    """FedAvg's five clients take 10 steps in each of 4 rounds, the others twice or half as many.
+
+    The runs are made up: one that ends at s has s/2, 3s/4 and 7s/8 before.
+    """
+    steps = {"FedAvg": 10.0, "twice": 20.0, "half": 5.0}
+    scores = {"FedAvg": 0.4, "twice": 0.8, "half": 0.9}
+
+    def made(*methods: str) -> Results:
+        axes = {"method": methods, "setting": ["digits, a", "digits, b"], "seed": [0, 1]}
+        folder = make_experiment(
+            tmp_path / methods[-1],
+            axes,
+            lambda axes: scores[axes["method"]],
+            steps=lambda axes: steps[axes["method"]],
+            name="leaderboard",
+        )
+        return results(folder)
+
+    path = tmp_path / "leaderboard.csv"
+    for methods in (["FedAvg", "half"], ["twice"]):  # without the host, the kept one counts
+        leaderboard.take_over(made(*methods), path)
+    cells = pd.read_csv(path)
+    found = cells.groupby("method")[["steps", "equal_steps"]].agg(["min", "max"])
+    assert found.loc["FedAvg"].to_list() == [200, 200, 0.4, 0.4]
+    assert found.loc["twice"].to_list() == [400, 400, 0.6, 0.6]
+    assert found.loc["half"].dropna().to_list() == [100, 100]
+    page = "\n".join(leaderboard.at_equal_steps(cells))
+    assert "| twice | 1.0 | +20.0 | 2 of 2 |" in page
+    assert "as multiples of FedAvg's: twice 2.0." in page
+    assert "half never take as many steps, and are left out." in page
+    assert not [*leaderboard.at_equal_steps(pd.read_csv(CELLS).query("kind == 'run'"))]
 
 
 @pytest.mark.slow

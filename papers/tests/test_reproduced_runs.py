@@ -17,6 +17,7 @@ from fedhet.experiment.definition import Experiment
 from fedhet.experiment.estimate import Cost
 from papers import table
 from papers.command import main
+from papers.paper import find
 from papers.verdict import NOT_COMPARABLE
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -42,7 +43,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
 
     monkeypatch.setattr(launch, "run_experiment", run)
     assert main(["fedgmm/figure6", "scale=smoke", "client.lr=0.05"]) == 3
-    lines = table.read_csv(Path("made/report/reproduction.csv"))
+    lines = table.read_csv(Path("made/report/reproduction.csv"), find("fedgmm/figure6"))
     rounds = {line["method"]: line for line in lines if line["measure"] == "rounds@.75"}
     assert {name: line["mean"] for name, line in rounds.items()} == {"FedAvg": "5", "FedGMM": "5"}
     assert rounds["FedGMM"]["verdict"] == NOT_COMPARABLE  # two rounds on digits say nothing
@@ -63,7 +64,7 @@ def test_a_reproduction_runs_and_ends_with_its_comparison(
 ) -> None:
     assert main([name, "scale=smoke", HERE]) == 0
     folder = Path("reproductions") / name / "smoke"
-    lines = table.read_csv(folder / "report" / "reproduction.csv")
+    lines = table.read_csv(folder / "report" / "reproduction.csv", find(name))
     assert lines
     for line in lines:
         assert int(line["seeds"]) == 1
@@ -93,7 +94,7 @@ def test_a_reproduction_without_its_data_ends_before_its_runs(
 def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["fedgmm/figure6", "scale=smoke", "method=FedAvg", "client.lr=0.05", "seed=0,1", HERE]
     assert main([*given, "hydra.sweep.dir='my runs'"]) == 0
-    lines = table.read_csv(Path("my runs/report/reproduction.csv"))
+    lines = table.read_csv(Path("my runs/report/reproduction.csv"), find("fedgmm/figure6"))
     assert {(line["method"], line["seeds"]) for line in lines} == {("FedAvg", "2")}
     assert "Changed for these runs: `method=FedAvg client.lr=0.05`." in capsys.readouterr().out
 

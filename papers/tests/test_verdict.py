@@ -15,43 +15,69 @@ from papers.verdict import (
     OPPOSITE,
     REPRODUCED,
     SAME,
+    TOO_FEW,
     Sample,
     direction,
+    earlier_level,
     level,
     verdict,
 )
 
-# Mean .80, standard deviation .01, standard error .01 / sqrt(4) = .005.
-FOUR = Sample((0.80 - 0.015 / math.sqrt(3), 0.80 + 0.015 / math.sqrt(3)) * 2)
+FIVE = Sample(5, 0.80, 0.01)
+REACH = 2.131847 * 0.01 / math.sqrt(5)  # of its 90 % interval, by the tables of Student's t
 
 
 def test_the_sample_says_what_statistics_books_say() -> None:
-    sample = Sample((1.0, 3.0))
-    assert sample.mean == 2
-    assert sample.spread == pytest.approx(math.sqrt(2))
+    sample = Sample.of((1.0, 3.0))
+    assert sample == Sample(2, 2.0, pytest.approx(math.sqrt(2)))
     assert sample.error == pytest.approx(1.0)
-    assert (Sample((1.0,)).spread, Sample((1.0,)).error) == (None, None)
-    assert math.isnan(Sample(()).mean)
+    assert Sample.of((1.0,)) == Sample(1, 1.0, None) and Sample(1, 1.0, None).error is None
+    assert math.isnan(Sample.of(()).mean)
 
 
-def test_a_level_agrees_within_two_standard_errors_or_the_papers_spread() -> None:
-    assert FOUR.error == pytest.approx(0.005)
-    assert level(FOUR, 0.81, None)  # two standard errors away
-    assert not level(FOUR, 0.8101, None)
-    assert level(FOUR, 0.84, 0.04)  # the paper's spread is the wider one
-    assert not level(FOUR, 0.85, 0.04)
-    assert level(FOUR, 0.809, 0.001)  # ours is
+def test_a_level_agrees_where_the_whole_interval_lies_within_the_margin() -> None:
+    """Two points of a share; it differs where the whole interval lies outside."""
+    for sign in (1, -1):
+        for off, agrees in (
+            (0.0, True),
+            (0.02 - REACH - 1e-5, True),
+            (0.02 - REACH + 1e-5, None),
+            (0.02 + REACH - 1e-5, None),
+            (0.02 + REACH + 1e-5, False),
+        ):
+            assert level(FIVE, 0.80 + sign * off, share=True) is agrees
 
 
-def test_a_level_needs_a_width() -> None:
-    one = Sample((0.8,))
-    assert level(one, 0.8, None) is None
-    assert level(one, 0.81, 0.02) is True
-    assert level(one, 0.83, 0.02) is False
-    assert level(Sample(()), 0.8, 0.1) is None
-    # Equal runs have a width: 0.
-    assert level(Sample((2.0, 2.0)), 2.0, None) is True
-    assert level(Sample((2.0, 2.0)), 2.001, None) is False
+def test_noise_makes_no_level_agree() -> None:
+    """The paper's .656 with our .421 +- .206, which two standard errors once reached."""
+    ours = Sample(3, 0.421, 0.206)
+    assert earlier_level(ours, 0.656, 0.03) is True
+    assert level(ours, 0.656, share=True) is None
+    assert level(Sample(5, 0.656, 0.206), 0.656, share=True) is None
+
+
+def test_a_level_needs_five_seeds_to_agree_and_two_to_differ() -> None:
+    assert level(Sample(5, 0.8, 0.0), 0.8, share=True) is True
+    assert level(Sample(4, 0.8, 0.0), 0.8, share=True) is None
+    assert level(Sample(2, 0.8, 0.0), 0.83, share=True) is False
+    assert level(Sample.of((0.8,)), 0.2, share=True) is None
+    assert level(Sample.of(()), 0.8, share=True) is None
+
+
+def test_the_margin_of_what_is_no_share_is_a_part_of_the_figure() -> None:
+    rounds = Sample(5, 104.0, 1.0)  # its interval reaches .95 farther
+    assert level(rounds, 100.0) is True
+    assert level(rounds, 98.0) is False
+    assert level(rounds, 99.0) is None
+    assert level(Sample(5, -104.0, 1.0), -100.0) is True
+
+
+def test_a_count_that_no_seed_changes_agrees_within_the_papers_rounding() -> None:
+    one = Sample.of((447_406.0,))
+    assert level(one, 447_000.0, 500.0) is True
+    assert level(one, 446_000.0, 500.0) is False
+    assert level(one, 447_406.0, 0.0) is True
+    assert level(Sample.of((447_406.0, 447_500.0)), 447_000.0, 500.0) is None  # it has changed
 
 
 @pytest.mark.parametrize(
@@ -74,7 +100,7 @@ def test_a_level_needs_a_width() -> None:
 def test_a_direction_exceeds_two_standard_errors(
     differences: tuple[float, ...], sign: float, shown: str
 ) -> None:
-    assert direction(differences, sign) == shown
+    assert direction(Sample.of(differences), sign) == shown
 
 
 @pytest.mark.parametrize(
@@ -87,20 +113,19 @@ def test_a_direction_exceeds_two_standard_errors(
         (False, NOT_SHOWN, NOT_REPRODUCED, NOT_COMPARABLE),
         (False, OPPOSITE, NOT_REPRODUCED, NOT_REPRODUCED),
         (False, None, NOT_REPRODUCED, NOT_COMPARABLE),
-        # A claim, which has no level.
         (None, SAME, DIRECTION_ONLY, DIRECTION_ONLY),
-        (None, NOT_SHOWN, NOT_REPRODUCED, NOT_COMPARABLE),
+        (None, NOT_SHOWN, TOO_FEW, NOT_COMPARABLE),
         (None, OPPOSITE, NOT_REPRODUCED, NOT_REPRODUCED),
+        (None, None, TOO_FEW, NOT_COMPARABLE),
     ],
 )
 def test_the_verdict(agrees: bool | None, shown: str | None, at_paper: str, at_cpu: str) -> None:
-    assert verdict(FOUR, agrees, shown, levels=True, directions=True) == at_paper
-    assert verdict(FOUR, agrees, shown, levels=False, directions=True) == at_cpu
-    assert verdict(FOUR, agrees, shown, levels=False, directions=False) == NOT_COMPARABLE
+    assert verdict(FIVE, agrees, shown, levels=True, directions=True) == at_paper
+    assert verdict(FIVE, agrees, shown, levels=False, directions=True) == at_cpu
+    assert verdict(FIVE, agrees, shown, levels=False, directions=False) == NOT_COMPARABLE
 
 
-def test_without_runs_there_is_no_verdict_and_one_run_shows_little() -> None:
+def test_without_values_there_is_no_verdict() -> None:
     kinds = {"levels": True, "directions": True}
-    assert verdict(Sample(()), None, None, **kinds, run=False) == NOT_RUN
-    assert verdict(Sample(()), None, None, **kinds, run=True) == NOT_COMPARABLE
-    assert verdict(Sample((0.8,)), None, NOT_SHOWN, levels=True, directions=True) == NOT_COMPARABLE
+    assert verdict(Sample.of(()), None, None, **kinds, run=False) == NOT_RUN
+    assert verdict(Sample.of(()), None, None, **kinds, run=True) == NOT_COMPARABLE

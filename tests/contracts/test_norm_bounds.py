@@ -60,6 +60,21 @@ def test_the_norm_filter_leaves_out_what_is_far_too_large(
         after_a_step(federation, Scaffold, merge=NormFilter(factor=10.0), alter=grow, norm=True)
 
 
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_the_norm_filter_keeps_what_is_just_within_its_factor(
+    federation: Federation, factor: float
+) -> None:
+    """The norms are in proportion to the numbers sent, whose median is 1."""
+    values = {0: 0.5, 1: 0.5, 2: 1.0, 3: 0.99 * factor, 4: 1.01 * factor}
+    merge = NormFilter(factor=factor)
+    given = {"clients": 5, "on_failure": "skip"}
+    run = after_a_step(federation, merge=merge, alter=sending(values), **given)
+    assert [failure.pid for failure in run.strategy.current.failures] == [4]
+    sizes = run.strategy.sizes
+    mean = sum(sizes[pid] * values[pid] for pid in range(4)) / sum(sizes[:4])
+    assert moved(run) == pytest.approx(mean, abs=1e-5)
+
+
 @pytest.mark.parametrize("merge", [NormClip(factor=1.0), NormFilter(factor=3.0)])
 def test_clients_that_change_nothing_have_no_say_about_norms(
     federation: Federation, merge: Mean

@@ -141,6 +141,16 @@ def test_every_tensor_spans_zero_to_one_in_the_authors_order() -> None:
     assert all(float(g.max()) < 1 for g in global_guidance(draw(1)).values())
 
 
+def test_the_sum_over_the_explorers_is_the_mean_times_their_number() -> None:
+    """By hand: of (0, 1/4, 1) and (0, 1, 1/2) the sum is (0, 5/4, 3/2), and 1 + 3/4 of its part."""
+    d = [torch.tensor([1.0, 2.0, 5.0]), torch.tensor([3.0, 5.0, 4.0])]
+    guidance = global_guidance([{"a": each} for each in d])
+    assert adjusted(guidance, "sum", explorers=2)["a"].tolist() == [0.0, 1.25, 1.5]
+    floor = adjusted(guidance, "sum", 0.5, explorers=2)["a"]
+    assert floor.tolist() == [0.5, 0.5 + 0.625, 0.5 + 0.75]
+    assert_close(adjusted(guidance, "sum", explorers=1), guidance)
+
+
 def test_an_explorers_scale_does_not_matter_before_the_mean() -> None:
     """Nor does a constant that is added to a tensor; in the authors' order both do."""
     explorers = draw(2)

@@ -170,6 +170,8 @@ def test_every_option_changes_the_result(federation: Make) -> None:
         {"minmax": "all"},
         {"refresh": "all"},
         {"rescale": "mean1"},
+        {"rescale": "sum"},
+        {"lr_exp": 0.5},
         {"g_min": 0.5},
         {"e_exp": 5},
         {"c_exp": 2},
@@ -187,6 +189,27 @@ def test_every_option_changes_the_result(federation: Make) -> None:
         )
         sha256.add(run.run().sha256)
     assert len(sha256) == len(changes) + 1
+
+
+def test_an_exploration_has_the_rate_that_it_is_given(federation: Make) -> None:
+    """Its D are those of a client with that rate; the training keeps its own."""
+
+    def run(lr: float, **options: Any) -> Any:
+        def plugins() -> list[FedLExPlugin]:
+            return [FedLExPlugin(c_exp=2, e_exp=3, **options)]
+
+        made = federation(toy_task(), FedAvg, plugins=plugins, lr=lr, rounds=1)
+        made.step()
+        return made
+
+    one, other, same = run(0.1, lr_exp=0.3), run(0.3), run(0.1, lr_exp=0.1)
+    explored = [made.strategy.plugins[0]._deviations for made in (one, other)]
+    assert explored[0].keys() == explored[1].keys()
+    for pid, d in explored[0].items():
+        assert all(torch.equal(t, explored[1][pid][name]) for name, t in d.items())
+    for made in (one, same):
+        assert {msg.local.lr for msg in made.step()} == {0.1}
+    assert same.sha256 == run(0.1).run().sha256 != one.sha256
 
 
 def test_cohorts_and_batches_are_the_hosts(federation: Make) -> None:

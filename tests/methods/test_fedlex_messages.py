@@ -76,7 +76,7 @@ def test_messages_and_report(federation: Make) -> None:
     mask = sum(run.model[name].nbytes for name in names)
     explorers = {msg.pid for msg in run.step()}
     assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
-    assert run.strategy.current.metrics["fedlex.steps"] > 0
+    assert run.strategy.current.metrics["steps"] > 0
     assert run.strategy.all_recorded() == {}
     assert run.strategy.versions == {}
     used = explorers
@@ -111,7 +111,7 @@ def test_patience_ends_the_exploration(federation: Make) -> None:
 
         run = federation(toy_task(1), FedAvg, plugins=plugins, lr=0.0)
         run.step()
-        return float(run.strategy.current.metrics["fedlex.steps"])
+        return float(run.strategy.current.metrics["steps"])
 
     assert steps(None) == 100 * 3
     assert steps(3) < 60

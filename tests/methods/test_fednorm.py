@@ -20,6 +20,7 @@ from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
+from fedhet.record.files import read_tensors
 
 Federation = Callable[..., Any]
 
@@ -137,6 +138,31 @@ class Inputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x)
+
+
+@pytest.mark.parametrize("fused", [0, 3])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_latents_of_the_last_epoch_are_those_of_its_beginning_with_one_batch(
+    launch: Callable[..., Any], epochs: int, fused: int
+) -> None:
+    """One batch sees the model as it was before its step, which one epoch less leaves behind.
+
+    The last epoch must therefore be told from the earlier ones.
+    """
+
+    def similarity(*lines: str) -> Any:
+        common = ["plugin=[fednorm]", "rounds=1", "client.batch_size=1000", "privacy.min_count=0"]
+        run = launch("method=fedavg", *common, *lines, task=toy_task(3))
+        return read_tensors(run.dir / "arrays" / "fednorm-1.safetensors")["similarity"]
+
+    target = "plugin.fednorm.z_when=last_epoch"
+    where = f"engine.fused={fused or 'off'}"
+    before = ["plugin.fednorm.z_when=before_training"] if epochs == 1 else []
+    expected = similarity(*before, f"client.epochs={max(1, epochs - 1)}")
+    found = similarity(target, f"client.epochs={epochs}", where)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    other = similarity(f"client.epochs={epochs}")  # after the training
+    assert float((other - expected).abs().max()) > 1e-4
 
 
 def identical_latents() -> Task:

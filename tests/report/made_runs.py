@@ -30,6 +30,7 @@ def make_run(
     targets: Mapping[float, int | None] | None = None,
     validation: float | None = None,
     bytes_of_a_round: int = 1000,
+    steps: float = 10.0,  # of a client in a round
 ) -> Path:
     """A run folder of format 1 whose global model has the scores of `curve`, one per round."""
     folder.mkdir(parents=True)
@@ -70,6 +71,7 @@ def make_run(
         "seconds": {"total": 1.0, "train": 0.6, "evaluate": 0.1, "aggregate": 0.1},
         "bytes": {"up": {"model": 400}, "down": {"model": 600}},
         "client_state": {"clients": 0, "bytes": 0, "largest": 0},
+        "steps": round(steps * clients * len(curve)),
         "failures": [],
     }
     write(folder / "summary.json", summary)
@@ -79,6 +81,8 @@ def make_run(
             "step": step,
             "round": step,
             "cohort": list(range(clients)),
+            "accepted": clients,
+            "metrics": {"steps": steps},
             "acc_global": score,
             "loss_global": loss if step == len(curve) else 1.0,
             "acc_clients_mean": score,
@@ -122,6 +126,7 @@ def make_experiment(
     score: Callable[[Axes], float | None],
     *,
     rounds: int = 4,
+    steps: Callable[[Axes], float] = lambda axes: 10.0,
     name: str = "made",
     **entries: Any,
 ) -> Path:
@@ -133,7 +138,7 @@ def make_experiment(
         end = score(place)
         if end is not None:
             curve = [end * (1 - 0.5 ** (step + 1)) for step in range(rounds - 1)] + [end]
-            make_run(folder / cell, curve, seed=place.get("seed", 0))
+            make_run(folder / cell, curve, seed=place.get("seed", 0), steps=steps(place))
             about = {
                 "format": 1,
                 "status": "finished",

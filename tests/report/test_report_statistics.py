@@ -46,6 +46,16 @@ def test_wilcoxon_with_split_zeros_is_demsars_example() -> None:
     assert statistics.wilcoxon(differences) < 0.05
 
 
+def test_wilcoxon_with_many_zeros_splits_their_ranks() -> None:
+    """Of 20 differences 6 are zero; without these the p-value would be .074."""
+    differences = np.array([*[0] * 6, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -11, 12, -13, 14], float)
+    zeros = 6 * 3.5  # the sum of their ranks, half of which each sum has
+    smaller = (11 + 6) + (13 + 6) + zeros / 2
+    tied = (6**3 - 6) / 48
+    z = (smaller - 20 * 21 / 4) / math.sqrt(20 * 21 * 41 / 24 - tied)
+    assert statistics.wilcoxon(differences) == pytest.approx(2 * stats.norm.cdf(z), abs=1e-12)
+
+
 # Demsar 2006, table 5 (a): critical values of Nemenyi's test at the level .05.
 CRITICAL = {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728, 6: 2.850, 7: 2.949, 8: 3.031, 9: 3.102}
 
