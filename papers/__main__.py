@@ -57,7 +57,7 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     if name in leaderboard.BOARDS:
         leaderboard.take_over(read, home / f"{name}.csv")
     elif name == "design":
-        design.keep(read, home / "design.csv")
+        design.keep(read, home / design.POOL.name)
     elif name.startswith("helps/"):
         stage = name.removeprefix("helps/")
         helps.keep(read, stage, home / f"helps-{stage}.csv")
@@ -141,7 +141,7 @@ def _board(name: str) -> str:
 def _overall(name: str) -> str:
     every = pd.read_csv(RESULTS / f"{name}.csv")
     runs = every[every["kind"] == "run"]
-    return "\n\n".join(leaderboard.overall(runs, leaderboard.BOARDS[name].score))
+    return "\n\n".join(leaderboard.overall(runs, name))
 
 
 def _searched() -> str:
@@ -162,8 +162,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaderboard_personal": lambda: _board("leaderboard_personal"),
     "searched": _searched,
     "confirmed": _confirmed,
-    "design, noise": lambda: design.noise(pd.read_csv(RESULTS / "design.csv")),
-    "design, errors": lambda: design.errors(pd.read_csv(RESULTS / "design.csv")),
+    "design, noise": lambda: design.noise(pd.read_csv(design.POOL)),
+    "design, errors": lambda: design.errors(pd.read_csv(design.POOL)),
 }
 
 

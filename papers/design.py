@@ -8,6 +8,7 @@ and where every score of the second is raised by a gap, each one that is not cal
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,12 @@ import numpy as np
 import pandas as pd
 
 from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
 from fedhet.report import statistics
 from fedhet.report.results import Results
-from papers.tables import markdown
+from papers.tables import RESULTS, markdown
 
+POOL = RESULTS / "design.csv"
 COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "validation_5", "test_5", "code"]
 LAST = 5  # evaluations, of which the pool has the mean beside the last one
 GRID = (0.01, 0.03, 0.1, 0.3, 1, 3)  # the rates of six trials; ten have the whole pool's
@@ -144,6 +147,18 @@ def margins(cells: pd.DataFrame, design: Design) -> dict[str, float]:
     return {name: float(np.quantile(np.abs(d), 0.95)) for name, d in differences.items()}
 
 
+def margin_over(settings: Collection[str]) -> float:
+    """The margin of today's design for the mean over these settings, from the kept pool.
+
+    Raises:
+        ConfigError: the pool lacks one of them.
+    """
+    cells = pd.read_csv(POOL)
+    if missing := sorted({*settings} - {*cells["setting"]}):
+        raise ConfigError(f"{POOL.name} has no runs of {', '.join(missing)}; experiment=design")
+    return margins(cells[cells["setting"].isin(settings)], TODAY)["all"]
+
+
 def _apart(order: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndarray]:
     """The seeds on which each of the two methods is tuned."""
     return order[:, : design.tuning_seeds], order[:, design.tuning_seeds : 2 * design.tuning_seeds]
@@ -165,23 +180,32 @@ def differences(pool: Pool, design: Design, order: np.ndarray, *, paired: bool) 
     return pool.test[theirs[:, None], others] - pool.test[ours[:, None], seeds]
 
 
+def p_beyond(differences: np.ndarray, margin: float) -> float:
+    """The p-value, not corrected, of a mean difference that is larger than the margin.
+
+    Wilcoxon's test decides; where there are too few seeds for it after Holm's correction of
+    COMPARISONS p-values, the paired t-test does. Differences within the margin have the p-value 1.
+    """
+    mean = differences.mean()
+    if abs(mean) <= margin:
+        return 1.0
+    exact = statistics.enough(len(differences), COMPARISONS)
+    test = statistics.wilcoxon if exact else statistics.t_test
+    return test(differences - np.sign(mean) * margin)
+
+
 def called(found: np.ndarray, gap: float, margin: float) -> float:
     """The share of the draws in which a difference is shown to be larger than the margin.
 
-    Wilcoxon's test decides, at the level that Holm's correction leaves the smallest of COMPARISONS
-    p-values; where the seeds are too few for it, the paired t-test does.
+    The level is the one that Holm's correction leaves the smallest of COMPARISONS p-values.
 
     Args:
         found: (draws, seeds) differences.
         gap: what is added to each.
-        margin: a difference that is not counted as one.
+        margin: a difference that does not count as one.
     """
-    exact = statistics.enough(found.shape[1], COMPARISONS)
-    test = statistics.wilcoxon if exact else statistics.t_test
-    means = found.mean(1) + gap
-    beyond = found + gap - np.sign(means)[:, None] * margin
-    p = np.array([test(row) for row in beyond])
-    return float(((p * COMPARISONS < statistics.LEVEL) & (abs(means) > margin)).mean())
+    p = np.array([p_beyond(row + gap, margin) for row in found])
+    return float((p * COMPARISONS < statistics.LEVEL).mean())
 
 
 class Rates(NamedTuple):
