@@ -84,7 +84,7 @@ def keep(read: Results, path: Path) -> None:
     rows = []
     for cell in read.source.cells:
         ended = cell.counts and cell.summary["status"] == "ok"
-        scores = {"validation": "val_weighted", "test": "acc_global"}
+        scores = {"validation": "acc_val_weighted", "test": "acc_global"}
         rows.append({**cell.axes, "code": Code.text(cell.code)})
         for name, key in scores.items():
             found = [step[key] for step in read.steps(cell) if step.get(key) is not None]
