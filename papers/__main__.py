@@ -1,10 +1,11 @@
 """Make the papers' pages, with their pictures, from the kept results.
 
-python -m papers              write them into pages/, and the tables of docs/reproduction.md
+python -m papers              write them into pages/, and the tables of docs/reproduction.md and
+                              docs/tuning.md
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
                               experiments leaderboard, leaderboard_personal, helps/search,
-                              helps/confirm and helps/compute
-python -m papers --check      write nothing; exit code 1 if docs/reproduction.md has other tables
+                              helps/confirm, helps/compute and design
+python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
 the accuracies by round.
@@ -29,11 +30,11 @@ from fedhet.report.document import escaped
 from fedhet.report.figures import curve_points
 from fedhet.report.results import results
 from fedhet.report.study import Study
-from papers import helps, leaderboard, paper, picture, table
+from papers import design, helps, leaderboard, paper, picture, table
 from papers.judge import judge
 from papers.tables import HOME, RESULTS, TIMES, check_experiment, kept, markdown, note_time, replace
 
-SUMMARY = HOME.parent / "docs" / "reproduction.md"
+DOCS = [HOME.parent / "docs" / name for name in ("reproduction.md", "tuning.md")]
 PAGES = HOME.parent / "pages"
 BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end table -->)", re.DOTALL)
 CURVES = ["reproduction", "scale", "setting", "method", "round", "mean", "std"]
@@ -52,10 +53,12 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     """
     read = results(folder)
     name = str(read.source.experiment.get("experiment"))
-    if name in leaderboard.BOARDS or name.startswith("helps/"):
+    if name in (*leaderboard.BOARDS, "design") or name.startswith("helps/"):
         check_experiment(read, name)
     if name in leaderboard.BOARDS:
         leaderboard.take_over(read, home / f"{name}.csv")
+    elif name == "design":
+        design.keep(read, home / design.POOL.name)
     elif name.startswith("helps/"):
         stage = name.removeprefix("helps/")
         helps.keep(read, stage, home / f"helps-{stage}.csv")
@@ -182,6 +185,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "searched": _searched,
     "confirmed": _confirmed,
     "computed": _computed,
+    "design, noise": lambda: design.noise(pd.read_csv(design.POOL)),
+    "design, errors": lambda: design.errors(pd.read_csv(design.POOL)),
 }
 
 
@@ -200,13 +205,14 @@ def main(argv: Sequence[str]) -> int:
             take_over(folder)
     except ConfigError as error:
         return report_error(error)
-    text = SUMMARY.read_text(encoding="utf-8")
-    summary = filled(text)
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS}
+    made = {path: filled(text) for path, text in pages.items()}
     if options.check:
-        if summary != text:
-            print("docs/reproduction.md has other tables than papers/results; python -m papers")
-        return int(summary != text)
-    SUMMARY.write_text(summary, encoding="utf-8")
+        for path in (others := [path for path in DOCS if made[path] != pages[path]]):
+            print(f"docs/{path.name} has other tables than papers/results; python -m papers")
+        return int(bool(others))
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
     PAGES.mkdir(exist_ok=True)
     for name in ("leaderboard.md", "where_it_helps.md"):
         page = filled((HOME / name).read_text(encoding="utf-8"))

@@ -17,10 +17,13 @@ from fedhet.report import statistics
 from fedhet.report.document import joined
 from fedhet.report.results import FoundRun, Results
 from fedhet.report.tables import against_best
+from papers import design
 from papers.tables import markdown
 
 HOST = "FedAvg"
 REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
+MEASURED = ("accuracy", "equal_steps")  # the scores of which the pool tells the margin
+SEEDS = 10  # of a setting, from which on its differences are tested
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
 COSTS = ["megabytes", "seconds", "evaluation"]
@@ -171,10 +174,9 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     assert experiment is not None
     settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = every[every["kind"] == "run"]
-    if runs["setting"].nunique() >= statistics.FEWEST_CONDITIONS:
-        yield f"{board.heading} All settings"
-        yield from overall(runs, board.score)
-        yield from at_equal_steps(runs)
+    yield f"{board.heading} All settings"
+    yield from overall(runs, board.score)
+    yield from at_equal_steps(runs)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
         own = runs[runs["setting"].str.startswith(f"{dataset},")]
         yield f"{board.heading} {dataset}"
@@ -191,43 +193,54 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
 
 
 def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
-    """All methods over all settings: which are better or worse than the host.
+    """All methods over the settings with enough seeds: which are better or worse than the host.
 
-    A setting is one pair of the tests, with the means over its seeds.
+    A seed is one pair of the tests, with its mean over the settings: settings of one dataset share
+    data and seeds, and are no independent pairs.
 
     Args:
         runs: the runs of all datasets.
         score: the column that is compared.
     """
-    means = runs.pivot_table(score, "setting", "method").dropna(axis=1)
-    gains = means.drop(columns=HOST).sub(means[HOST], axis=0)
+    table = runs.pivot_table(score, ["setting", "seed"], "method")
+    seeds = table.groupby("setting").size()
+    known = [*seeds.index[seeds >= SEEDS]]
+    if not known:
+        yield (
+            f"No setting has been run with {SEEDS} seeds, without which no difference between so"
+            " many methods can be shown."
+        )
+        return
+    table = table.loc[known].dropna(axis=1)
+    margin = design.margin_over(known) if score in MEASURED else 0.0
+    gains = table.drop(columns=HOST).sub(table[HOST], axis=0)
+    by_setting, by_seed = (gains.groupby(level).mean() for level in ("setting", "seed"))
     p = pd.Series(
-        statistics.holm(np.array([statistics.wilcoxon(gains[m].to_numpy()) for m in gains])),
+        statistics.holm(np.array([design.p_beyond(by_seed[m].to_numpy(), margin) for m in gains])),
         index=gains.columns,
     )
-    ranks = means.rank(axis=1, ascending=False).mean().sort_values()
+    ranks = mean_ranks(table.groupby("setting").mean())
     rows = []
     for method, rank in ranks.items():
-        told = ("–", "–", "–")
+        told = ("–", "–", "–", "–")
         if method != HOST:
-            wins = f"{(gains[method] > 0).sum()} of {len(gains)}"
-            told = f"{100 * gains[method].mean():+.1f}", wins, f"{p[method]:.3f}"
-        heads = (f"against {HOST}", "settings in which it is better", "p")
+            low, high = statistics.interval(by_seed[method].to_numpy())
+            told = (
+                f"{100 * by_seed[method].mean():+.1f}",
+                f"{100 * low:+.1f} to {100 * high:+.1f}",
+                f"{(by_setting[method] > 0).sum()} of {len(known)}",
+                f"{p[method]:.3f}",
+            )
+        heads = (f"against {HOST}", "95 %", "settings in which it is better", "p")
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
         rows.append(row | dict(zip(heads, told, strict=True)))
     yield markdown(rows)
-    if not statistics.enough(len(gains), len(p)):
-        needed = statistics.pairs_needed(len(p))
-        yield (
-            f"Over {len(gains)} settings, the test cannot show a difference for {len(p)} methods"
-            f" (that takes {needed} settings)."
-        )
-        return
     real = p[p < statistics.LEVEL].index
-    better = [str(m) for m in ranks.index if m in real and gains[m].mean() > 0]
-    worse = [str(m) for m in ranks.index if m in real and gains[m].mean() < 0]
+    better = [str(m) for m in ranks.index if m in real and by_seed[m].mean() > 0]
+    worse = [str(m) for m in ranks.index if m in real and by_seed[m].mean() < 0]
+    beyond = f", by more than the {design.points(margin)} points of tuning," if margin else ""
     yield (
-        f"Over these {len(gains)} settings, {joined(better) or 'no method'}"
+        f"Over these {len(known)} settings{beyond} {joined(better) or 'no method'}"
         f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
         f" {joined(worse) or 'none'} to be worse."
     )
@@ -264,7 +277,7 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
         settings: its settings, in the order of the columns.
         score: the column that is compared.
     """
-    ranks = mean_ranks(runs, score)
+    ranks = mean_ranks(_pairs(runs, score))
     if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
         yield f"{joined(lacking)} lack runs, and are left out."
     yield from _scores(runs, settings, ranks, score)
@@ -281,9 +294,9 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
         )
 
 
-def mean_ranks(runs: pd.DataFrame, score: str) -> pd.Series:
-    """The mean rank of each method over settings and seeds, the best one first."""
-    return _pairs(runs, score).rank(axis=1, ascending=False).mean().sort_values()
+def mean_ranks(scores: pd.DataFrame) -> pd.Series:
+    """The mean rank of each column, the best one first; scores that are printed alike share one."""
+    return scores.round(3).rank(axis=1, ascending=False).mean().sort_values(kind="stable")
 
 
 def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
@@ -345,7 +358,7 @@ def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
     relative = runs.groupby(["method", "setting"])[[c for c in COSTS if c in runs]].mean()
     title, other = board.other
     rows = []
-    for method in mean_ranks(runs, board.score).index:
+    for method in mean_ranks(_pairs(runs, board.score)).index:
         own, tried = (part[part["method"] == method] for part in (runs, trials))
         best = tried.groupby("setting")["validation"].max()
         median = tried.fillna({"validation": 0.0}).groupby("setting")["validation"].median()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from report.made_runs import make_experiment
@@ -156,24 +157,34 @@ def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
         assert mean in row
 
 
-def test_the_table_of_all_settings_pairs_a_method_with_fedavg() -> None:
-    """Gains, wins and the corrected p-value by hand: B wins in all settings, C in half of them."""
-    gains = {"FedAvg": [0.0] * 8, "B": [0.01 * i for i in range(1, 9)], "C": [0.02, -0.01] * 4}
-    runs = pd.DataFrame(
-        {"method": method, "setting": f"s{i}", "seed": seed, "accuracy": 0.5 + i / 100 + gain}
+def test_over_all_settings_a_pair_is_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gains, p-values and ranks by hand: B is better by more than the margin, C by less."""
+    margin = 0.01
+    monkeypatch.setattr(leaderboard.design, "margin_over", lambda settings: margin)
+    gains = {"FedAvg": (0.0, 0.0), "B": (0.05, 0.03), "C": (0.02, -0.01)}  # in two settings
+    rows = [
+        {"method": method, "setting": f"s{i}", "seed": seed, "accuracy": 0.5 + seed / 100 + gain}
         for method, values in gains.items()
         for i, gain in enumerate(values)
-        for seed in (0, 1)
-    )
-    table, told = leaderboard.overall(runs, "accuracy")
-    lines = [*table.splitlines(), told]
-    p = [float(stats.wilcoxon(gains[method]).pvalue) for method in ("B", "C")]
-    # C is better than B in the first setting only.
-    assert f"| B | 1.1 | +4.5 | 8 of 8 | {2 * p[0]:.3f} |" in lines
-    assert f"| +0.5 | 4 of 8 | {max(2 * p[0], p[1]):.3f} |" in "\n".join(lines)
-    assert "B is shown to be better than FedAvg, and none to be worse." in lines[-1]
+        for seed in range(10)
+    ]
+    for row in rows:  # of B, the seeds differ
+        row["accuracy"] += 0.001 * row["seed"] * (row["method"] == "B")
+    few = [{**row, "setting": "s2"} for row in rows if row["seed"] < 3]  # too few to be tested
+    table, told = leaderboard.overall(pd.DataFrame([*rows, *few]), "accuracy")
+    of_b = 0.04 + 0.001 * np.arange(10)
+    p = stats.wilcoxon(of_b - margin).pvalue
+    (line,) = (line for line in table.splitlines() if line.startswith("| B |"))
+    assert line.startswith(f"| B | 1.0 | +{100 * of_b.mean():.1f} | +4.")
+    assert line.endswith(f"| 2 of 2 | {2 * p:.3f} |")
+    assert "| C | 2.5 | +0.5 |" in table and table.splitlines()[-1].endswith("| – |")
+    assert "Over these 2 settings, by more than the 1.0 points of tuning" in told
+    assert "B is shown to be better than FedAvg, and none to be worse." in told
 
-    few = runs[runs["setting"].isin([f"s{i}" for i in range(6)])]
-    (told,) = list(leaderboard.overall(few, "accuracy"))[-1:]
-    assert told.startswith("Over 6 settings, the test cannot show") and "for 2 methods" in told
-    assert "takes 7 settings" in told
+    (told,) = leaderboard.overall(pd.DataFrame(few), "accuracy")
+    assert told.startswith("No setting has been run with 10 seeds")
+
+
+def test_scores_that_are_printed_alike_share_a_rank() -> None:
+    scores = pd.DataFrame({"A": [0.9004], "B": [0.9001], "C": [0.91]})
+    assert leaderboard.mean_ranks(scores).to_dict() == {"C": 1.0, "A": 2.5, "B": 2.5}

@@ -39,8 +39,8 @@ def test_the_summary_has_the_tables_of_the_results(
 ) -> None:
     assert pages.main(["--check"]) == 0
     changed = tmp_path / "reproduction.md"
-    changed.write_text(pages.SUMMARY.read_text().replace("| FedGMM | 2.3 |", "| FedGMM | 1.3 |"))
-    monkeypatch.setattr(pages, "SUMMARY", changed)
+    changed.write_text(pages.DOCS[0].read_text().replace("| FedGMM | 2.3 |", "| FedGMM | 1.3 |"))
+    monkeypatch.setattr(pages, "DOCS", [changed])
     assert pages.main(["--check"]) == 1
     assert "has other tables" in capsys.readouterr().out
 
@@ -48,10 +48,11 @@ def test_the_summary_has_the_tables_of_the_results(
 @pytest.mark.slow
 def test_the_pages_show_all_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pages, "PAGES", tmp_path)
-    monkeypatch.setattr(pages, "SUMMARY", tmp_path / "summary.md")
-    pages.SUMMARY.write_text("<!-- table: confirmed -->\n<!-- end table -->\n")
+    summary = tmp_path / "summary.md"
+    monkeypatch.setattr(pages, "DOCS", [summary])
+    summary.write_text("<!-- table: confirmed -->\n<!-- end table -->\n")
     assert pages.main([]) == 0
-    assert "| FedGMM | Dirichlet 0.1, 5 rounds |" in pages.SUMMARY.read_text()
+    assert "| FedGMM | Dirichlet 0.1, 5 rounds |" in summary.read_text()
     page = (tmp_path / "reproduction.md").read_text()
     every = [(line["reproduction"], line["scale"]) for p in PUBLISHED for line in lines_of(p)]
     assert page.count("\n## ") == len({*every})

@@ -1,0 +1,83 @@
+"""The rates of errors of a design, on pools of which they are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from papers import design
+from papers.design import COMPARISONS, Design
+
+RATES = [0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 3]
+
+
+def pool(validation: np.ndarray, test: np.ndarray, setting: str = "one") -> pd.DataFrame:
+    """The rows of a csv file, from scores (rates, seeds)."""
+    rows = []
+    for i, rate in enumerate(RATES):
+        for seed in range(test.shape[1]):
+            scores = {"validation": validation[i, seed], "test": test[i, seed]}
+            means = {f"{name}_5": value for name, value in scores.items()}
+            rows.append({"setting": setting, "client.lr": rate, "seed": seed, **scores, **means})
+    return pd.DataFrame(rows)
+
+
+def noise(seed: int, spread: float = 0.02) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, spread, (len(RATES), 40))
+
+
+def test_equal_rates_raise_no_false_alarm_and_gaps_of_many_spreads_are_found() -> None:
+    """Where all rates are equally good, only the noise of the seeds is left."""
+    found = design.rates(pool(noise(1), 0.8 + noise(2)), Design(6, 1, 10))["one"]
+    assert found.false_alarms <= 0.05
+    assert found.found[0.1] > 0.99
+    shares = [*found.found.values()]
+    assert shares == sorted(shares)
+    # Ten pairs reach the level of all comparisons only if all have one sign.
+    assert 2 / 2**10 * COMPARISONS < 0.05 < 2 * 2 / 2**10 * COMPARISONS
+
+
+def test_tuning_on_one_seed_raises_false_alarms_which_the_margin_stops() -> None:
+    """Two rates, one of them ten points better, between which validation cannot choose."""
+    test = 0.8 + noise(1, 0.002)
+    test[: len(RATES) // 2] -= 0.1
+    cells = pool(noise(2), test)
+    alarms = design.rates(cells, Design(10, 1, 10))["one"].false_alarms
+    # They choose differently in half of the draws, and then each of ten seeds shows it.
+    assert alarms == pytest.approx(0.5, abs=0.1)
+    assert design.margins(cells, Design(10, 1, 10))["one"] == pytest.approx(0.1, abs=0.01)
+    assert design.rates(cells, Design(10, 1, 10, margin=True))["one"].false_alarms < 0.05
+
+
+def test_the_cost_of_a_choice_is_its_distance_from_the_best() -> None:
+    test = np.zeros((len(RATES), 40)) + np.arange(len(RATES))[:, None] / 100
+    validation = np.tile(np.arange(len(RATES))[::-1, None], (1, 40)).astype(float)  # all wrong
+    (found,) = design.pools(pool(validation, test), Design(10, 1, 0)).values()
+    chosen = design.choices(found, Design(10, 1, 0), design.drawn_seeds(40))
+    assert set(chosen) == {0}
+    assert design.costs(found, chosen) == pytest.approx(0.09)
+
+
+def test_a_rate_at_which_a_trial_diverges_is_not_chosen() -> None:
+    validation = noise(1)
+    validation[3] = 1.0
+    validation[3, 7] = np.nan
+    (found,) = design.pools(pool(validation, noise(2)), Design(10, 40, 0)).values()
+    order = design.drawn_seeds(40, draws=3)
+    assert 3 not in design.choices(found, Design(10, 40, 0), order)
+    others = np.setdiff1d(np.arange(40), [7])[None]
+    assert design.choices(found, Design(10, 39, 0), others) == [3]
+
+
+def test_comparisons_are_tuned_and_compared_on_different_seeds() -> None:
+    """Scores that are their seeds show which seeds a comparison has."""
+    seeds = np.tile(np.arange(40.0), (len(RATES), 1))
+    (found,) = design.pools(pool(seeds, seeds), plan := Design(6, 5, 10)).values()
+    order = design.drawn_seeds(40, draws=20)
+    assert (design.differences(found, plan, order, paired=True) == 0).all()
+    apart = design.differences(found, plan, order, paired=False)
+    assert (apart != 0).all()
+    for row, chosen in zip(apart, order, strict=True):
+        assert row.tolist() == (chosen[-20:-10] - chosen[-10:]).tolist()
+        assert len({*chosen[:10], *chosen[-20:]}) == 30
