@@ -23,7 +23,7 @@ from papers.tables import markdown
 HOST = "FedAvg"
 REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
 MEASURED = ("accuracy", "equal_steps")  # the scores of which the pool tells the margin
-SEEDS = 10  # of a setting, from which on its differences are tested
+SEEDS = 10  # at least, of a setting, from which on its differences are tested
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
 COSTS = ["megabytes", "seconds", "evaluation"]
@@ -195,8 +195,9 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
 def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
     """All methods over the settings with enough seeds: which are better or worse than the host.
 
-    A seed is one pair of the tests, with its mean over the settings: settings of one dataset share
-    data and seeds, and are no independent pairs.
+    Where no setting has enough, all are in the table, and nothing is tested. A seed is one pair of
+    the tests, with its mean over the settings: settings of one dataset share data and seeds, and
+    are no independent pairs.
 
     Args:
         runs: the runs of all datasets.
@@ -205,36 +206,37 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
     table = runs.pivot_table(score, ["setting", "seed"], "method")
     seeds = table.groupby("setting").size()
     known = [*seeds.index[seeds >= SEEDS]]
-    if not known:
-        yield (
-            f"No setting has been run with {SEEDS} seeds, without which no difference between so"
-            " many methods can be shown."
-        )
-        return
+    tested = bool(known)
+    known = known or [*seeds.index]
     table = table.loc[known].dropna(axis=1)
-    margin = design.margin_over(known) if score in MEASURED else 0.0
     gains = table.drop(columns=HOST).sub(table[HOST], axis=0)
     by_setting, by_seed = (gains.groupby(level).mean() for level in ("setting", "seed"))
+    ranks = mean_ranks(table.groupby("setting").mean())
+    margin = design.margin_over(known) if tested and score in MEASURED else 0.0
     p = pd.Series(
         statistics.holm(np.array([design.p_beyond(by_seed[m].to_numpy(), margin) for m in gains])),
         index=gains.columns,
     )
-    ranks = mean_ranks(table.groupby("setting").mean())
     rows = []
     for method, rank in ranks.items():
-        told = ("–", "–", "–", "–")
-        if method != HOST:
-            low, high = statistics.interval(by_seed[method].to_numpy())
-            told = (
-                f"{100 * by_seed[method].mean():+.1f}",
-                f"{100 * low:+.1f} to {100 * high:+.1f}",
-                f"{(by_setting[method] > 0).sum()} of {len(known)}",
-                f"{p[method]:.3f}",
-            )
-        heads = (f"against {HOST}", "95 %", "settings in which it is better", "p")
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
-        rows.append(row | dict(zip(heads, told, strict=True)))
+        row |= dict.fromkeys((f"against {HOST}", "95 %", "settings in which it is better", "p"), "")
+        if method != HOST:
+            row[f"against {HOST}"] = f"{100 * by_setting[method].mean():+.1f}"
+            wins = (by_setting[method] > 0).sum()
+            row["settings in which it is better"] = f"{wins} of {len(known)}"
+        if method != HOST and tested:
+            low, high = statistics.interval(by_seed[method].to_numpy())
+            row["95 %"] = f"{100 * low:+.1f} to {100 * high:+.1f}"
+            row["p"] = f"{p[method]:.3f}"
+        rows.append(row)
     yield markdown(rows)
+    if not tested:
+        yield (
+            f"No setting has been run with {SEEDS} seeds, and none of these differences is shown:"
+            " settings of one dataset share data and seeds, and are no independent pairs."
+        )
+        return
     real = p[p < statistics.LEVEL].index
     better = [str(m) for m in ranks.index if m in real and by_seed[m].mean() > 0]
     worse = [str(m) for m in ranks.index if m in real and by_seed[m].mean() < 0]
