@@ -60,6 +60,7 @@ def test_a_wheel_has_every_module_and_conf(source: Path) -> None:
     assert names == modules | conf | templates | HOSPITALS | {"fedhet/py.typed"}
 
 
+@pytest.mark.slow
 def test_the_app_of_flower_has_all_that_the_wheel_has(source: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))) as bundle:
         names = {name for name in bundle.namelist() if name.startswith(("fedhet/", "conf/"))}

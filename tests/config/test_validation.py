@@ -42,6 +42,7 @@ RANGES = {
     "eval.finetune_epochs": ([0, 5], [-1, 0.5, None]),
     "eval.personal_mb": ([0, 0.5, None], [-1, "all"]),
     "eval.last_k": ([1, 5], [0, 0.5, None]),
+    "eval.scores": (["auto", "basic", "all"], ["auc", None]),
     "eval.thresholds": ([[], [0.8, 1]], [[0], [0.8, 80], 0.8, None]),
     "replies.deadline": ([None, 0.5], [0, -1, "soon"]),
     "replies.grace": ([0, 10], [-1, None]),

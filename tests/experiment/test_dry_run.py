@@ -23,6 +23,7 @@ def test_processes_share_the_runs_but_not_the_longest_one() -> None:
     assert found.side_by_side(5).startswith("5 processes at once: about 40 seconds; ")
 
 
+@pytest.mark.slow
 def test_it_measures_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
