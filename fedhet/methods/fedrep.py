@@ -60,7 +60,7 @@ class FedRepClient(FedClient):
         with only(self.model, frozenset(workspace.trained) - shared):
             self.train_model(self.model, self.data, epochs=msg.epochs(EPOCHS), hooks=False)
         with only(self.model, shared):
-            self.steps = self.train_model(self.model, self.data, self.prepare(msg))
+            self.train_model(self.model, self.data, self.prepare(msg))
         return self.reply()
 
     def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:

@@ -57,6 +57,17 @@ def test_by_hand(case: Callable[..., Case], joint: bool) -> None:
             same(arrays(client_state(running.run, k, UNSHARED)) or heads[k], heads[k])
 
 
+def test_the_steps_of_a_head_are_counted(federation: Federation) -> None:
+    """A client takes as many in each epoch of its head as in one of its body."""
+
+    def steps(head_epochs: int) -> float:
+        options = {"head_epochs": head_epochs}
+        _, replies = step_and_replies(federation(toy_task(), FedRep, options=options, epochs=2))
+        return sum(reply.metrics["steps"] for reply in replies)
+
+    assert steps(3) == 2.5 * steps(0) > 0
+
+
 @pytest.mark.parametrize("joint", [False, True])
 def test_no_head_travels(federation: Federation, joint: bool) -> None:
     run = federation(toy_task(norm=True), FedRep, options={"joint": joint}, rounds=2, fraction=0.5)
