@@ -298,7 +298,7 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
 
 def mean_ranks(scores: pd.DataFrame) -> pd.Series:
     """The mean rank of each column, the best one first; scores that are printed alike share one."""
-    return scores.round(3).rank(axis=1, ascending=False).mean().sort_values(kind="stable")
+    return statistics.mean_ranks(scores).sort_values(kind="stable")
 
 
 def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:

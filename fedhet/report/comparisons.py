@@ -22,9 +22,9 @@ from fedhet.report.document import (
 from fedhet.report.statistics import (
     IF_NORMAL,
     NOT_SHOWN,
-    PRINTED,
     REAL,
     compare,
+    mean_ranks,
     pairs_needed,
     seeds_needed,
 )
@@ -75,8 +75,7 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     """A row per method: learning rate, mean score, rank, and how it differs from the reference."""
     blocks = study.blocks(study.metric)
     means = study.means(study.metric).mean()
-    ranks = blocks.dropna(axis=1, how="all").dropna().round(PRINTED).rank(axis=1, ascending=False)
-    ranks = ranks.mean()
+    ranks = mean_ranks(blocks.dropna(axis=1, how="all").dropna())
     rows = found.assign(method=found["a"], shown=found["verdict"] != NOT_SHOWN).to_dict("records")
     place = sum(row["difference"] > 0 for row in rows)
     told = [row["method"] for row in rows]

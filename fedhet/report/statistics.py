@@ -227,6 +227,11 @@ def critical_distance(methods: int, blocks: int) -> float:
     return float(q * math.sqrt(methods * (methods + 1) / (6 * blocks)))
 
 
+def mean_ranks(blocks: pd.DataFrame) -> pd.Series:
+    """The mean rank of each column, 1 is best; scores that are printed alike share one."""
+    return blocks.round(PRINTED).rank(axis=1, ascending=False).mean()
+
+
 def rank(blocks: pd.DataFrame) -> Ranking | None:
     """Friedman's test with Nemenyi's; None with fewer than three methods or two blocks.
 
@@ -246,7 +251,7 @@ def rank(blocks: pd.DataFrame) -> Ranking | None:
         count,
         float(found.statistic),
         float(found.pvalue),
-        blocks.rank(axis=1, ascending=False).mean(),
+        mean_ranks(blocks),
         critical_distance(methods, count),
         pd.DataFrame(values.to_numpy(), blocks.columns, blocks.columns),
     )
