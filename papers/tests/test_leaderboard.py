@@ -141,7 +141,7 @@ def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
     last = fedhet.results(folder).last_clients
     last = last[(last["split"] == "test") & (last["metric"] == "accuracy")]
     own_part = "\n".join(leaderboard.tables("leaderboard_personal", cells))
-    scores = [line for line in own_part.splitlines() if "±" in line]
+    rows = [line for line in own_part.splitlines() if "±" in line]
     for method, models in {
         "FedAvg": "global",
         "FedAvg, fine-tuned": "finetuned",
@@ -154,7 +154,7 @@ def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
             assert runs.loc[seed, "score"] == pytest.approx(scores.mean(), abs=1e-5)
             assert runs.loc[seed, "worst_decile"] == pytest.approx(scores.min(), abs=1e-5)
         mean = f"{runs['score'].mean():.3f} ± {runs['score'].std():.3f}"
-        row = next(line for line in scores if line.startswith(f"| {method} |"))
+        row = next(line for line in rows if line.startswith(f"| {method} |"))
         assert mean in row
 
 
