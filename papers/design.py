@@ -21,6 +21,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.report import statistics
 from fedhet.report.results import Results
 from papers.tables import RESULTS, markdown
+from papers.tables import replace as replace_kept
 
 POOL = RESULTS / "design.csv"
 COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "validation_5", "test_5", "code"]
@@ -80,13 +81,18 @@ class Pool(NamedTuple):
 
 
 def keep(read: Results, path: Path) -> None:
-    """Write the pool's runs to a csv file."""
+    """Write the pool's runs to a csv file, in the place of the earlier ones of their settings.
+
+    Where there is no global test set, the clients' mean score on their own test data counts.
+    """
     from fedhet.experiment.code import Code
 
     rows = []
     for cell in read.source.cells:
         ended = cell.counts and cell.summary["status"] == "ok"
-        scores = {"validation": "acc_val_weighted", "test": "acc_global"}
+        last = read.steps(cell)[-1] if ended else {}
+        test = "acc_clients_mean" if last.get("acc_global") is None else "acc_global"
+        scores = {"validation": "acc_val_weighted", "test": test}
         rows.append({**cell.axes, "code": Code.text(cell.code)})
         for name, key in scores.items():
             found = [step[key] for step in read.steps(cell) if step.get(key) is not None]
@@ -95,7 +101,7 @@ def keep(read: Results, path: Path) -> None:
                 name: found[-1] if ended else missing,
                 f"{name}_{LAST}": float(np.mean(found[-LAST:])) if ended else missing,
             }
-    pd.DataFrame(rows)[COLUMNS].round(5).to_csv(path, index=False)
+    replace_kept(path, pd.DataFrame(rows)[COLUMNS].round(5), ["setting"])
 
 
 def pools(cells: pd.DataFrame, design: Design) -> dict[str, Pool]:

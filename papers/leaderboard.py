@@ -22,7 +22,6 @@ from papers.tables import markdown
 
 HOST = "FedAvg"
 REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
-MEASURED = ("accuracy", "equal_steps")  # the scores of which the pool tells the margin
 SEEDS = 10  # at least, of a setting, from which on its differences are tested
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
@@ -37,18 +36,21 @@ class Board(NamedTuple):
         score: the column that is compared.
         clients: the column of the clients' mean score.
         other: the title and the column of the other kind of models.
+        pooled: whether the pool of experiment=design tells the margin of its score.
     """
 
     heading: str
     score: str
     clients: str
     other: tuple[str, str]
+    pooled: bool = True
 
 
 # By the name of the experiment.
 BOARDS = {
     "leaderboard": Board("##", "accuracy", "clients_mean", ("personal models", "personal")),
-    "leaderboard_personal": Board("###", "score", "score", ("global model", "global")),
+    "leaderboard_personal": Board("###", "score", "score", ("global model", "global"), False),
+    "hospitals": Board("##", "score", "score", ("global model", "global")),
 }
 
 
@@ -151,12 +153,14 @@ def _of_own_models(cell: FoundRun, read: Results) -> dict[str, Any]:
     clients = read.last_clients.query(
         "folder == @cell.name and split == 'test' and model == @models and metric == 'accuracy'"
     )
+    details = summary.get("details", {}).get("clients", {}).get(models, {})
     worst = clients["value"].sort_values().iloc[: max(1, len(clients) // 10)]
     return {
         "models": models,
         "score": own_score(summary, "personal") or 0.0,  # none if it has diverged at once
         "global": summary.get("acc_clients_mean") if has_global else None,
         "worst_decile": None if cell.trial else float(worst.mean()) if len(worst) else 0.0,
+        "auc": details.get("auc"),
         "evaluation": round(summary.get("seconds", {}).get("evaluate", 0.0), 3),
     }
 
@@ -175,7 +179,7 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     settings = [str(value.label) for value in experiment.axes["setting"]]
     runs = every[every["kind"] == "run"]
     yield f"{board.heading} All settings"
-    yield from overall(runs, board.score)
+    yield from overall(runs, board.score, pooled=board.pooled)
     yield from at_equal_steps(runs)
     for dataset in dict.fromkeys(label.partition(",")[0] for label in settings):
         own = runs[runs["setting"].str.startswith(f"{dataset},")]
@@ -192,7 +196,7 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     yield f"{len(every)} of {count} cells have been run."
 
 
-def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
+def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[str]:
     """All methods over the settings with enough seeds: which are better or worse than the host.
 
     Where no setting has enough, all are in the table, and nothing is tested. A seed is one pair of
@@ -202,6 +206,7 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
     Args:
         runs: the runs of all datasets.
         score: the column that is compared.
+        pooled: see `Board`; otherwise any difference counts, however small.
     """
     table = runs.pivot_table(score, ["setting", "seed"], "method")
     seeds = table.groupby("setting").size()
@@ -212,7 +217,7 @@ def overall(runs: pd.DataFrame, score: str) -> Iterator[str]:
     gains = table.drop(columns=HOST).sub(table[HOST], axis=0)
     by_setting, by_seed = (gains.groupby(level).mean() for level in ("setting", "seed"))
     ranks = mean_ranks(table.groupby("setting").mean())
-    margin = design.margin_over(known) if tested and score in MEASURED else 0.0
+    margin = design.margin_over(known) if tested and pooled else 0.0
     p = pd.Series(
         statistics.holm(np.array([design.p_beyond(by_seed[m].to_numpy(), margin) for m in gains])),
         index=gains.columns,
@@ -368,6 +373,7 @@ def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
             "method": str(method),
             "clients' mean": f"{own[board.clients].mean():.3f}",
             title: f"{own[other].mean():.3f}" if own[other].notna().any() else "–",
+            **({"AUC": f"{own['auc'].mean():.3f}"} if "auc" in own and own["auc"].any() else {}),
             "worst tenth of the clients": f"{own['worst_decile'].mean():.3f}",
             "spread over seeds": f"{own.groupby('setting')[board.score].std().mean():.3f}",
         }

@@ -51,6 +51,23 @@ def test_with_one_client_it_is_fedavg(launch: Callable[..., fedhet.Run], given: 
     assert pooled[compared].equals(fedavg[compared])
 
 
+def test_with_only_one_client_it_is_gradient_descent_on_its_data(federation: Federation) -> None:
+    """Whoever carries out the step."""
+    how = {"lr": LR, "epochs": EPOCHS, "batch_size": 99, "rounds": 3}
+    run = federation(task(), Pooled, options={"only": 1}, **how)
+    w = copied(run.model)
+    run.run()
+    for _ in range(3 * EPOCHS):
+        w = each(lambda a, g: a - LR * g, w, gradient(w, *DATA[1]))
+    same(copied(run.model), w)
+
+
+@pytest.mark.parametrize(("only", "why"), [(-1, "number >= 0"), (9, "one of the 4 clients")])
+def test_a_client_that_is_not_there_is_refused(federation: Federation, only: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"method.only={only}.*{why}"):
+        federation(toy_task(), Pooled, options={"only": only})
+
+
 def test_what_it_takes_is_rounds_times_epochs_of_all_samples(federation: Federation) -> None:
     """The steps of batch norm, which count batches, are those of the union."""
     run = federation(toy_task(norm=True), Pooled, rounds=2, epochs=3, batch_size=4).run()

@@ -93,6 +93,13 @@ def test_what_is_not_defined_is_left_out() -> None:
     assert all(0 <= value <= 1 for value in diverged.values()) and diverged["auc"] == 0.5
 
 
+def test_a_model_that_is_sure_of_all_is_no_fault() -> None:
+    """Its confidences lie at the upper edge of the last bin, whatever the number of samples."""
+    target = make("class", 2, detailed=True)
+    for n in range(1, 100):
+        target.check(target.tally(torch.tensor([[0.0, 1e9]] * n), torch.zeros(n).long()))
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_clients_together_are_all_samples_together(classes: int) -> None:
     """In any order of the clients."""

@@ -124,9 +124,9 @@ class DetailedClasses(Classes):
             "above" in checked and (checked["above"].diff() > 0).any()
         ):
             raise ValueError("a tally with more hits than samples, or counts that increase")
-        low = torch.arange(BINS, dtype=torch.float64) / BINS * bins
+        low, high = (torch.arange(start, BINS + start).double() / BINS * bins for start in (0, 1))
         rounding = 1e-9 * samples
         # Not the negation, which NaN would pass.
-        if not ((low - rounding <= sums) & (sums <= low + bins / BINS + rounding)).all():
+        if not ((low - rounding <= sums) & (sums <= high + rounding)).all():
             raise ValueError("a tally whose confidences are not in their bins")
         return checked
