@@ -3,8 +3,8 @@
 python -m papers              write them into pages/, and the tables of docs/reproduction.md and
                               docs/tuning.md
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
-                              experiments leaderboard, leaderboard_personal, helps/search,
-                              helps/confirm, helps/compute and design
+                              experiments leaderboard, leaderboard_personal, hospitals,
+                              helps/search, helps/confirm, helps/compute and design
 python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -18,6 +18,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -151,13 +152,19 @@ def _both_rules() -> str:
 
 
 def _board(name: str) -> str:
-    return "\n\n".join(leaderboard.tables(name, pd.read_csv(RESULTS / f"{name}.csv")))
+    path = RESULTS / f"{name}.csv"
+    if not path.exists():
+        return "Not run yet."
+    every, folder = pd.read_csv(path), PAGES / name
+    drawn = leaderboard.picture(every[every["kind"] == "run"], leaderboard.BOARDS[name], folder)
+    pictures = (f"![{file.alt}]({folder.name}/{file.name}.svg)" for file in drawn)
+    return "\n\n".join([*pictures, *leaderboard.tables(name, every)])
 
 
 def _overall(name: str) -> str:
-    every = pd.read_csv(RESULTS / f"{name}.csv")
+    every, board = pd.read_csv(RESULTS / f"{name}.csv"), leaderboard.BOARDS[name]
     runs = every[every["kind"] == "run"]
-    return "\n\n".join(leaderboard.overall(runs, leaderboard.BOARDS[name].score))
+    return "\n\n".join(leaderboard.overall(runs, board.score, pooled=board.pooled))
 
 
 def _searched() -> str:
@@ -178,10 +185,8 @@ def _computed() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "reproductions": listed,
     "both rules": _both_rules,
-    "leaderboard, all settings": lambda: _overall("leaderboard"),
-    "leaderboard_personal, all settings": lambda: _overall("leaderboard_personal"),
-    "leaderboard": lambda: _board("leaderboard"),
-    "leaderboard_personal": lambda: _board("leaderboard_personal"),
+    **{f"{name}, all settings": partial(_overall, name) for name in leaderboard.BOARDS},
+    **{name: partial(_board, name) for name in leaderboard.BOARDS},
     "searched": _searched,
     "confirmed": _confirmed,
     "computed": _computed,

@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedhet.core.check import counted
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
 from fedhet.record.summary import all_steps, own_models, own_score, validation_score
 from fedhet.report import statistics
-from fedhet.report.document import joined
+from fedhet.report.document import FigureFile, joined
+from fedhet.report.figures import differences
 from fedhet.report.results import FoundRun, Results
-from fedhet.report.tables import against_best
 from papers import design
 from papers.tables import markdown
 
 HOST = "FedAvg"
-REAL, IF_NORMAL = "▼", "▽"  # worse than the best of the setting
+# Better and worse than the host in a setting, by the test that decides.
+MARKS = {statistics.REAL: (" ▲", " ▼"), statistics.IF_NORMAL: (" △", " ▽")}
 SEEDS = 10  # at least, of a setting, from which on its differences are tested
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
@@ -196,12 +198,32 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
     yield f"{len(every)} of {count} cells have been run."
 
 
-def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[str]:
-    """All methods over the settings with enough seeds: which are better or worse than the host.
+class Compared(NamedTuple):
+    """Each method against the host over the settings with enough seeds.
 
-    Where no setting has enough, all are in the table, and nothing is tested. A seed is one pair of
-    the tests, with its mean over the settings: settings of one dataset share data and seeds, and
-    are no independent pairs.
+    Attributes:
+        settings: which these are; where there is none, all of them, and nothing is tested.
+        tested: whether they have enough seeds.
+        margin: a difference that does not count as one.
+        ranks: the mean rank of each method, the best one first.
+        gains: (settings, other methods), the mean differences.
+        found: of each other method `a` the `difference`, its interval from `low` to `high`, `p`
+            after Holm's correction, and the `verdict`; the best one first.
+    """
+
+    settings: list[str]
+    tested: bool
+    margin: float
+    ranks: pd.Series
+    gains: pd.DataFrame
+    found: pd.DataFrame
+
+
+def compared(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Compared:
+    """Compare the methods that have all runs.
+
+    A seed is one pair of the tests, with its mean over the settings: settings of one dataset share
+    data and seeds, and are no independent pairs.
 
     Args:
         runs: the runs of all datasets.
@@ -216,24 +238,42 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
     table = table.loc[known].dropna(axis=1)
     gains = table.drop(columns=HOST).sub(table[HOST], axis=0)
     by_setting, by_seed = (gains.groupby(level).mean() for level in ("setting", "seed"))
-    ranks = mean_ranks(table.groupby("setting").mean())
     margin = design.margin_over(known) if tested and pooled else 0.0
-    p = pd.Series(
-        statistics.holm(np.array([design.p_beyond(by_seed[m].to_numpy(), margin) for m in gains])),
-        index=gains.columns,
-    )
+    rows = []
+    for method in gains:
+        values = by_seed[method].to_numpy()
+        low, high = statistics.interval(values) if tested else (np.nan, np.nan)
+        p = design.p_beyond(values, margin) if tested else np.nan
+        rows.append((method, by_setting[method].mean(), low, high, p))
+    found = pd.DataFrame(rows, columns=["a", "difference", "low", "high", "p"])
+    found["p"] = statistics.holm(found["p"].to_numpy(float))
+    shown = found["p"] < statistics.LEVEL
+    found["verdict"] = np.where(shown, statistics.REAL, statistics.NOT_SHOWN)
+    found = found.sort_values("difference", ascending=False, ignore_index=True)
+    ranks = mean_ranks(table.groupby("setting").mean())
+    return Compared(known, tested, margin, ranks, by_setting, found)
+
+
+def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[str]:
+    """All methods over the settings with enough seeds: which are better or worse than the host.
+
+    Args:
+        runs, score, pooled: see `compared`.
+    """
+    known, tested, margin, ranks, gains, found = compared(runs, score, pooled=pooled)
+    by_method = found.set_index("a")
     rows = []
     for method, rank in ranks.items():
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
         row |= dict.fromkeys((f"against {HOST}", "95 %", "settings in which it is better", "p"), "")
         if method != HOST:
-            row[f"against {HOST}"] = f"{100 * by_setting[method].mean():+.1f}"
-            wins = (by_setting[method] > 0).sum()
+            own = by_method.loc[method]
+            row[f"against {HOST}"] = f"{100 * own['difference']:+.1f}"
+            wins = (gains[method] > 0).sum()
             row["settings in which it is better"] = f"{wins} of {len(known)}"
-        if method != HOST and tested:
-            low, high = statistics.interval(by_seed[method].to_numpy())
-            row["95 %"] = f"{100 * low:+.1f} to {100 * high:+.1f}"
-            row["p"] = f"{p[method]:.3f}"
+            if tested:
+                row["95 %"] = f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f}"
+                row["p"] = f"{own['p']:.3f}"
         rows.append(row)
     yield markdown(rows)
     if not tested:
@@ -242,15 +282,25 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
             " settings of one dataset share data and seeds, and are no independent pairs."
         )
         return
-    real = p[p < statistics.LEVEL].index
-    better = [str(m) for m in ranks.index if m in real and by_seed[m].mean() > 0]
-    worse = [str(m) for m in ranks.index if m in real and by_seed[m].mean() < 0]
+    real = found[found["verdict"] == statistics.REAL]
+    better = [str(row.a) for row in real.itertuples() if row.difference > 0]
+    worse = [str(row.a) for row in real.itertuples() if row.difference < 0]
     beyond = f", by more than the {design.points(margin)} points of tuning," if margin else ""
+    place = f"Over these {counted(len(known), 'setting')}" if len(known) > 1 else "In this setting"
     yield (
-        f"Over these {len(known)} settings{beyond} {joined(better) or 'no method'}"
+        f"{place}{beyond} {joined(better) or 'no method'}"
         f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
         f" {joined(worse) or 'none'} to be worse."
     )
+
+
+def picture(runs: pd.DataFrame, board: Board, folder: Path) -> list[FigureFile]:
+    """Draw what `compared` finds; nothing where nothing is tested."""
+    drawn = compared(runs, board.score, pooled=board.pooled)
+    if not drawn.tested:
+        return []
+    own = {name: drawn.gains.loc[name] for name in drawn.settings}
+    return differences(drawn.found, own, "accuracy", HOST, folder)
 
 
 def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
@@ -288,17 +338,6 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
     if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
         yield f"{joined(lacking)} lack runs, and are left out."
     yield from _scores(runs, settings, ranks, score)
-    ranking = statistics.rank(_pairs(runs, score))
-    if ranking is not None:
-        best = str(ranks.index[0])
-        told = [str(m) for m in ranks.index if ranking.nemenyi.loc[best, m] < statistics.LEVEL]
-        told = told if ranking.p < statistics.LEVEL else []  # Friedman's test comes first
-        yield (
-            f"Over the settings, {best} has the best mean rank. By Nemenyi's test, over"
-            f" {ranking.blocks} pairs of a setting and a seed, and so of these settings only,"
-            f" it differs from {joined(told) if told else 'no other method'}; the critical"
-            f" distance of mean ranks is {ranking.critical:.1f}."
-        )
 
 
 def mean_ranks(scores: pd.DataFrame) -> pd.Series:
@@ -321,43 +360,41 @@ def _scores(
         for name in settings
     }
     bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
-    verdicts = {name: against_best(blocks[name], bests[name]) for name in settings}
-    marks = {statistics.REAL: f" {REAL}", statistics.IF_NORMAL: f" {IF_NORMAL}"}
+    verdicts = {
+        name: statistics.compare(blocks[name], HOST, effects=False).set_index("a")
+        for name in settings
+    }
     rows = []
     for method, rank in ranks.items():
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
         for name in settings:
             text = f"{means.loc[method, name]:.3f} ± {stds.loc[method, name]:.3f}"
-            mark = marks.get(verdicts[name].get(str(method), ""), "")
-            own = f"**{text}**" if method == bests[name] else f"{text}{mark}"
+            own = f"**{text}**" if method == bests[name] else text
+            if method in verdicts[name].index:
+                found = verdicts[name].loc[method]
+                own += MARKS.get(found["verdict"], ("", ""))[int(found["difference"] < 0)]
             row[name.partition(", ")[2]] = own
         rows.append(row)
     yield markdown(rows)
-    yield _told(blocks, {verdict for told in verdicts.values() for verdict in told.values()})
+    yield _told(blocks)
 
 
-def _told(blocks: Mapping[str, pd.DataFrame], found: set[str]) -> str:
-    """What the bold entries and the marks of a table of scores mean, and what they do not."""
-    methods = max(len(table.columns) for table in blocks.values())
-    couples = methods * (methods - 1) // 2
-    seeds = min(statistics.fewest_pairs(table) for table in blocks.values())
-    text = "Bold is the best mean of a setting. "
-    if statistics.enough(seeds, couples):
-        text += f"{REAL} is worse than it by Wilcoxon's test, with Holm's correction. "
-    else:
-        text += (
-            f"With {seeds} seeds, no rank test within a setting can show a difference between"
-            f" {methods} methods (that takes {statistics.pairs_needed(couples)} seeds), so that the"
-            " best mean of a setting may be so by chance. "
+def _told(blocks: Mapping[str, pd.DataFrame]) -> str:
+    """What the bold entries and the marks of a table of scores mean."""
+    others = max(len(table.columns) for table in blocks.values()) - 1
+    seeds = min(len(table.dropna()) for table in blocks.values())
+    text = "Bold is the best mean of a setting, perhaps by chance."
+    if statistics.enough(seeds, others):
+        return (
+            f"{text} ▲ is better than {HOST} in the setting and ▼ is worse, by Wilcoxon's test over"
+            f" {seeds} seeds, with Holm's correction for {others} methods."
         )
-    if statistics.IF_NORMAL in found:
-        text += (
-            f"{IF_NORMAL} is worse than the best by the paired t-test with Holm's correction, which"
-            " holds if differences between seeds are normal, and that so few seeds cannot show. "
-        )
-    elif statistics.REAL not in found:
-        text += "Nor does the paired t-test, with Holm's correction, tell any from the best. "
-    return text.strip()
+    return (
+        f"{text} With {counted(seeds, 'seed')}, no rank test can show that one of {others} methods"
+        f" differs from {HOST} in a setting, which takes {statistics.pairs_needed(others)} seeds."
+        " △ is better and ▽ is worse by the paired t-test with Holm's correction, which holds if"
+        " differences between seeds are normal, and that so few seeds cannot show."
+    )
 
 
 def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:

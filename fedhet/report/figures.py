@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from fedhet.core.check import counted
 from fedhet.record.figures import Picture, save
 from fedhet.record.files import written
 from fedhet.record.summary import OWN_MODELS
-from fedhet.report.comparisons import in_setting
 from fedhet.report.document import FigureFile, joined
 from fedhet.report.statistics import NOT_SHOWN
 from fedhet.report.study import Study
@@ -487,12 +486,22 @@ def win_matrix(study: Study, folder: Path) -> list[FigureFile]:
     return [store(picture, folder, "wins", caption, f"Matrix of wins between {count} methods.")]
 
 
-def differences(study: Study, found: pd.DataFrame, folder: Path) -> list[FigureFile]:
-    """Draw how each method differs from the reference: over the settings, and in each of them."""
+def differences(
+    found: pd.DataFrame, own: Mapping[str, pd.Series], score: str, reference: str, folder: Path
+) -> list[FigureFile]:
+    """Draw how each method differs from the reference: over the settings, and in each of them.
+
+    Args:
+        found: of each method `a` the `difference`, its interval from `low` to `high`, and the
+            `verdict` of the test.
+        own: setting -> the differences there, by method.
+        score: what is compared, in words.
+        reference: the method with which the others are compared.
+        folder: where the figure is written.
+    """
     if found.empty:
         return []
     methods = [str(name) for name in found["a"]]
-    own = {name: in_setting(study, name).set_index("a") for name in study.conditions}
     several = len(own) > 1
     picture, (axes,) = panels([""], height=1.0 + 0.36 * len(methods), legend=0.4)
     picture.set_size_inches(8.6, picture.get_size_inches()[1])
@@ -502,16 +511,13 @@ def differences(study: Study, found: pd.DataFrame, folder: Path) -> list[FigureF
         axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.2)
         filled = "white" if row.verdict == NOT_SHOWN else color
         axes.plot(row.difference, place, "o", color=color, markerfacecolor=filled, markersize=9)
-        for i, frame in enumerate(own.values() if several else ()):
-            if row.a in frame.index:
+        for i, those in enumerate(own.values() if several else ()):
+            if row.a in those.index:
                 marker = MARKERS[1:][i % (len(MARKERS) - 1)]
-                at = frame.loc[row.a, "difference"]
-                axes.plot(at, place + 0.3, marker, color=GREY, markersize=4, alpha=0.8)
+                axes.plot(those[row.a], place + 0.3, marker, color=GREY, markersize=4, alpha=0.8)
     methods_at(axes, methods, inverted=True)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel(
-        f"difference in {study.title} from {study.reference}: better to the right", fontsize=8
-    )
+    axes.set_xlabel(f"difference in {score} from {reference}: better to the right", fontsize=8)
     if several and len(own) < len(MARKERS):
         looks_ = [
             Line2D([], [], color=GREY, marker=MARKERS[1:][i], markersize=4, linestyle="")
@@ -521,7 +527,7 @@ def differences(study: Study, found: pd.DataFrame, folder: Path) -> list[FigureF
         picture.legend(looks_, names, loc="lower center", ncols=4, fontsize=8, frameon=False)
     widen(picture, methods, 1)
     caption = (
-        f"Each method's difference from {study.reference} with its 95 % interval: large marks are"
+        f"Each method's difference from {reference} with its 95 % interval: large marks are"
         " the mean over all settings, filled where the test shows it and hollow where it does not."
     )
     caption += " Small marks are single settings." if several else ""

@@ -14,6 +14,7 @@ from fedhet.report.comparisons import (
     ASSUMPTIONS,
     against_reference,
     comparison_table,
+    in_setting,
     pairs_table,
     sentences,
 )
@@ -95,6 +96,7 @@ def compose(found: Results, pictures: Path) -> Document:
     study, experiment = Study(found), found.source.experiment
     tested = against_reference(study)
     notes = experiment.get("report", {}).get("notes") or []
+    own = {name: in_setting(study, name).set_index("a")["difference"] for name in study.conditions}
     costs, tuned = tables.cost_tables(study), tables.tuning_table(study)
     missing, made = tables.missing_table(study), tables.making_section(study)
     duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)
@@ -103,7 +105,7 @@ def compose(found: Results, pictures: Path) -> Document:
             f"Compared with {study.reference}",
             [clean(str(note)) for note in notes],
             [comparison_table(study, tested)] if len(study.methods) > 1 else [],
-            figures.differences(study, tested, pictures),
+            figures.differences(tested, own, study.title, study.reference, pictures),
             ASSUMPTIONS if len(study.methods) > 1 else [],
             folded=False,
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,6 @@ COLUMNS = [
     *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"),
     *("wilcoxon", "t_test"),
 ]
-FEWEST_CONDITIONS = 5  # from which on a condition is a block of Friedman's test
 
 
 def smallest_p(pairs: int) -> float:
@@ -132,11 +130,6 @@ def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[st
     return {couple: rows for couple, rows in shared.items() if rows}
 
 
-def fewest_pairs(blocks: pd.DataFrame) -> int:
-    """The number of rows that the two columns share which share the fewest; 0 if none do."""
-    return min(couples(blocks).values(), default=0)
-
-
 def compare(
     blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
 ) -> pd.DataFrame:
@@ -201,57 +194,6 @@ def verdict(p_wilcoxon: float, p_t: float) -> str:
     return IF_NORMAL if p_t < LEVEL else NOT_SHOWN
 
 
-class Ranking(NamedTuple):
-    """Friedman's test and what follows it.
-
-    Attributes:
-        blocks: the number of blocks.
-        statistic: Friedman's chi-squared.
-        p: its p-value.
-        ranks: the mean rank of each method; 1 is best.
-        critical: Nemenyi's critical distance of mean ranks at the level .05.
-        nemenyi: the p-values of Nemenyi's test, methods x methods.
-    """
-
-    blocks: int
-    statistic: float
-    p: float
-    ranks: pd.Series
-    critical: float
-    nemenyi: pd.DataFrame
-
-
-def critical_distance(methods: int, blocks: int) -> float:
-    """Nemenyi's critical distance at the level .05 (Demsar 2006, section 3.2.2)."""
-    q = stats.studentized_range.ppf(1 - LEVEL, methods, np.inf) / math.sqrt(2)
-    return float(q * math.sqrt(methods * (methods + 1) / (6 * blocks)))
-
-
 def mean_ranks(blocks: pd.DataFrame) -> pd.Series:
     """The mean rank of each column, 1 is best; scores that are printed alike share one."""
     return blocks.round(PRINTED).rank(axis=1, ascending=False).mean()
-
-
-def rank(blocks: pd.DataFrame) -> Ranking | None:
-    """Friedman's test with Nemenyi's; None with fewer than three methods or two blocks.
-
-    Args:
-        blocks: scores, a row per block, a column per method, without gaps.
-    """
-    from scikit_posthocs import posthoc_nemenyi_friedman
-
-    count, methods = blocks.shape
-    if methods < 3 or count < 2:
-        return None
-    blocks = blocks.round(PRINTED)
-    with warnings.catch_warnings(action="ignore"):  # all scores are equal: NaN, which is printed
-        found = stats.friedmanchisquare(*(blocks[name] for name in blocks))
-        values = posthoc_nemenyi_friedman(blocks.to_numpy())
-    return Ranking(
-        count,
-        float(found.statistic),
-        float(found.pvalue),
-        mean_ranks(blocks),
-        critical_distance(methods, count),
-        pd.DataFrame(values.to_numpy(), blocks.columns, blocks.columns),
-    )

@@ -27,7 +27,6 @@ from fedhet.report.document import (
     size,
 )
 from fedhet.report.results import DIVERGED, FAILED, FINISHED, Values
-from fedhet.report.statistics import NOT_SHOWN, compare
 from fedhet.report.study import SCORES, Study, paired
 
 LEGEND = (
@@ -162,18 +161,6 @@ def condition_entries(study: Study, score: str, condition: str) -> dict[str, Tab
         entry.best = best is not None and means[method] == means[best]
         entries[str(method)] = entry
     return entries
-
-
-def against_best(blocks: pd.DataFrame, best: str) -> dict[str, str]:
-    """The verdict on the difference of each other method from the best."""
-    pairs = compare(blocks, effects=False)
-    verdicts = {}
-    for row in pairs.itertuples():
-        if best in (row.a, row.b):
-            # Of incomplete pairs, the better one by the mean can be another than that of all runs.
-            worse = row.b if row.a == best else row.a
-            verdicts[str(worse)] = str(row.verdict) if row.a == best else NOT_SHOWN
-    return verdicts
 
 
 # ---- costs: what it takes to reach a threshold, seconds, bytes and memory
