@@ -21,13 +21,10 @@ from fedhet.core.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
 from fedhet.fused import stacks
 from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack
-from fedhet.fused.traces import TRACES, Traces
+from fedhet.fused.traces import traces_of
 
 CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
 LEAST_WIDTH = 64  # below which a padded batch takes hardly longer
-CHECKED: set[Hashable] = (
-    set()
-)  # forms of trainings whose hooks read what they are given, and no more
 State = tuple[Tree, Tree, list[Prepared], Any]  # parameters, other parameters, own, optimiser
 
 
@@ -208,10 +205,10 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
             sizes = [every[row] for row in part]
             columns, weights = batches.at(t, part, chosen, sizes, width_)
             those = [trainings[row] for row in part]
-            check = t == 0 and those[-1] is not trainings[0] and kind not in CHECKED
+            check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
             losses = step(its_state, columns, weights, those, sizes, check=check)
             if check:
-                CHECKED.add(kind)
+                step.traces.checked = True
             totals[chosen] += losses * batches.counts[chosen, t]
         if len(parts) > 1:
             for (_, chosen, _), its_state in zip(parts, some, strict=True):
@@ -299,7 +296,7 @@ class StackedStep:
     """
 
     def __init__(self, like: Descent, kind: Hashable) -> None:
-        self._traces = TRACES.setdefault(kind, Traces())
+        self.traces = traces_of(kind)
         self._terms = like.terms
         self._change = like.change
         self._clipped = like.clipped
@@ -390,7 +387,7 @@ class StackedStep:
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
         given = *params.values(), *read.values(), *masks, *columns, weights
-        losses, grads, records = self._traces.results(results, given, weights.shape)
+        losses, grads, records = self.traces.results(results, given, weights.shape)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
         self._clipped(grads, rows=True)

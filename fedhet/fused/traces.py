@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,13 +20,19 @@ PROXIES = "torch.fx.experimental.proxy_tensor"
 # Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
 # network, and its import as long as in 4,000.
 PAID, IMPORT_PAID = 200, 4000
+FORMS = 64  # of which traces are kept
 GPU, GPU_PAID = "cuda", 20  # a guess: there a graph saves far more in each step
 
 
 class Traces:
-    """Of steps of one form, by shape."""
+    """Of steps of one form, by shape.
+
+    Attributes:
+        checked: whether the hooks of this form read what they are given, and no more.
+    """
 
     def __init__(self) -> None:
+        self.checked = False
         self._uses: Counter[Hashable] = Counter()
         self._traced: dict[Hashable, Function | None] = {}
 
@@ -50,7 +57,11 @@ class Traces:
         return f(*given)
 
 
-TRACES: dict[Hashable, Traces] = {}  # of the forms of trainings in this process
+# A number in a message that changes from round to round makes a form of each round.
+@lru_cache(maxsize=FORMS)
+def traces_of(kind: Hashable) -> Traces:
+    """The traces of a form of trainings in this process."""
+    return Traces()
 
 
 def trace(f: Function, given: tuple[Tensor, ...]) -> Function | None:

@@ -121,8 +121,7 @@ def test_a_run_by_graphs_has_the_bits_of_one_without(
     expected = launch(*lines, task=pixels())
     monkeypatch.setattr(traces, "GPU", "cpu")
     monkeypatch.setattr(traces, "GPU_PAID", 1)
-    monkeypatch.setattr(traces, "TRACES", {})
-    monkeypatch.setattr("fedhet.fused.steps.TRACES", traces.TRACES)
+    traces.traces_of.cache_clear()
     run = launch(*lines, task=pixels())
     assert run.summary["weights_sha256"] == expected.summary["weights_sha256"]
     assert len(recorders) > 1

@@ -11,14 +11,13 @@ from fused.fusing import LINES, Launch, digits
 from fused.test_close import Convolutions
 
 from fedhet.fused import traces
-from fedhet.fused.traces import TRACES, Traces, trace
+from fedhet.fused.traces import Traces, trace
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is traced yet, and nothing will be."""
-    monkeypatch.setattr(traces, "TRACES", {})
-    monkeypatch.setattr("fedhet.fused.steps.TRACES", {})
+    traces.traces_of.cache_clear()
     for name in ("PAID", "IMPORT_PAID"):
         monkeypatch.setattr(traces, name, 10**9)
     return monkeypatch
@@ -77,4 +76,3 @@ def test_a_trace_that_reads_another_tensor_is_not_used(monkeypatch: pytest.Monke
         factor = torch.full((3,), float(n))
         assert torch.equal(steps.results(captures, (torch.ones(3),), "shape"), factor)
     assert trace(lambda x: x * 2, (torch.ones(3),)) is not None
-    assert TRACES is traces.TRACES

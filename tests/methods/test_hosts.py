@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused.fusing import LINES
 from maths.cases import named_case
 from methods.plugs import Explore
 from omegaconf import OmegaConf
@@ -35,15 +36,6 @@ HOSTS = {
     "fedsgd-one": ["method=fedsgd", "method.batches=1"],
     "scaffold-gradient": ["method=scaffold", "method.control=gradient", "client.momentum=0.5"],
 }
-COMMON = [
-    "seed=1",
-    "rounds=3",
-    "fraction=0.75",
-    "client.epochs=2",
-    "client.batch_size=5",
-    "client.lr=0.1",
-    "eval.every=3",
-]
 SMALLER = [
     pytest.param(names, marks=pytest.mark.matrix) for names in ([], ["fednorm"], ["fedprox"])
 ]
@@ -66,7 +58,7 @@ def test_same_bytes_with_one_worker_and_two(
     if host == "fednova-momentum" and "fedprox" in plugins:
         lines.append("plugin.fedprox.mu=0")  # refused otherwise
     one, two = (
-        launch(*COMMON, *lines, f"engine.workers={workers}", task=toy_task(norm=True))
+        launch(*LINES, *lines, f"engine.workers={workers}", task=toy_task(norm=True))
         for workers in (1, 2)
     )
     assert one.summary["weights_sha256"] == two.summary["weights_sha256"]
@@ -91,7 +83,7 @@ def test_no_two_are_the_same(launch: Callable[..., Any]) -> None:
     hashes = set()
     for overrides in lines:
         task = toy_task(5, norm=True)
-        run = launch(*COMMON, *overrides, "eval.clients=false", task=task)
+        run = launch(*LINES, *overrides, "eval.clients=false", task=task)
         hashes.add(run.summary["weights_sha256"])
     assert len(hashes) == len(lines)
 
