@@ -279,6 +279,8 @@ CELLS = {
                 "axes.setting=[digits*]",
                 "client.lr=0.1",
                 "tune.budget=1",
+                "tune.seeds=[1000]",
+                "seed=[0,1,2]",
             ),
         },
         [
