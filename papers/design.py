@@ -194,12 +194,9 @@ def p_beyond(differences: np.ndarray, margin: float) -> float:
     Wilcoxon's test decides; where there are too few seeds for it after Holm's correction of
     COMPARISONS p-values, the paired t-test does. Differences within the margin have the p-value 1.
     """
-    mean = differences.mean()
-    if abs(mean) <= margin:
-        return 1.0
     exact = statistics.enough(len(differences), COMPARISONS)
     test = statistics.wilcoxon if exact else statistics.t_test
-    return test(differences - np.sign(mean) * margin)
+    return test(statistics.beyond(differences, margin))
 
 
 def called(found: np.ndarray, gap: float, margin: float) -> float:

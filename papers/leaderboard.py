@@ -207,8 +207,7 @@ class Compared(NamedTuple):
         margin: a difference that does not count as one.
         ranks: the mean rank of each method, the best one first.
         gains: (settings, other methods), the mean differences.
-        found: of each other method `a` the `difference`, its interval from `low` to `high`, `p`
-            after Holm's correction, and the `verdict`; the best one first.
+        found: see `statistics.compare`, with `p` of the test that decides; the best one first.
     """
 
     settings: list[str]
@@ -236,22 +235,15 @@ def compared(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Compared
     tested = bool(known)
     known = known or [*seeds.index]
     table = table.loc[known].dropna(axis=1)
-    gains = table.drop(columns=HOST).sub(table[HOST], axis=0)
-    by_setting, by_seed = (gains.groupby(level).mean() for level in ("setting", "seed"))
+    means = table.groupby("setting").mean()
+    gains = means.drop(columns=HOST).sub(means[HOST], axis=0)
     margin = design.margin_over(known) if tested and pooled else 0.0
-    rows = []
-    for method in gains:
-        values = by_seed[method].to_numpy()
-        low, high = statistics.interval(values) if tested else (np.nan, np.nan)
-        p = design.p_beyond(values, margin) if tested else np.nan
-        rows.append((method, by_setting[method].mean(), low, high, p))
-    found = pd.DataFrame(rows, columns=["a", "difference", "low", "high", "p"])
-    found["p"] = statistics.holm(found["p"].to_numpy(float))
-    shown = found["p"] < statistics.LEVEL
-    found["verdict"] = np.where(shown, statistics.REAL, statistics.NOT_SHOWN)
+    found = statistics.compare(table.groupby("seed").mean(), HOST, effects=tested, margin=margin)
+    found["p"] = found["wilcoxon"].fillna(found["t_test"])
+    if not tested:
+        found["verdict"] = statistics.NOT_SHOWN
     found = found.sort_values("difference", ascending=False, ignore_index=True)
-    ranks = mean_ranks(table.groupby("setting").mean())
-    return Compared(known, tested, margin, ranks, by_setting, found)
+    return Compared(known, tested, margin, mean_ranks(means), gains, found)
 
 
 def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[str]:

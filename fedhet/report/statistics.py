@@ -117,6 +117,17 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
+def beyond(differences: np.ndarray, margin: float) -> np.ndarray:
+    """Differences less a margin in the direction of their mean; zeros where that is within it.
+
+    A test of these, with the p-value 1 for zeros, shows a mean difference larger than the margin.
+    """
+    mean = differences.mean()
+    if abs(mean) <= margin:
+        return np.zeros_like(differences)
+    return differences - np.sign(mean) * margin
+
+
 def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[str, str], int]:
     """All pairs of columns with rows in common -> how many; they are one family of tests.
 
@@ -131,7 +142,11 @@ def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[st
 
 
 def compare(
-    blocks: pd.DataFrame, reference: str | None = None, *, effects: bool = True
+    blocks: pd.DataFrame,
+    reference: str | None = None,
+    *,
+    effects: bool = True,
+    margin: float = 0.0,
 ) -> pd.DataFrame:
     """Compare all columns in pairs, or each with the reference, over the rows that both have.
 
@@ -139,6 +154,7 @@ def compare(
         blocks: scores, a row per block (a seed, a condition), a column per method.
         reference: the column that is `b` in all pairs; None compares all columns with each other.
         effects: also compute the bootstrap intervals.
+        margin: the tests are for differences that are larger.
 
     Returns:
         A row per pair with rows in common: `a` (without a reference the better one by its mean),
@@ -160,6 +176,7 @@ def compare(
         if mean < 0 and reference is None:
             a, b, mean, differences = b, a, -mean, -differences
         low, high = interval(differences) if effects else (math.nan, math.nan)
+        tested = beyond(differences, margin)
         spread = float(differences.std(ddof=1)) if n > 1 else 0.0
         rows.append(
             {
@@ -173,8 +190,8 @@ def compare(
                 "low": low,
                 "high": high,
                 "effect": mean / spread if spread > SAME else math.nan,
-                "wilcoxon": wilcoxon(differences) if decided_by_wilcoxon else math.nan,
-                "t_test": t_test(differences),
+                "wilcoxon": wilcoxon(tested) if decided_by_wilcoxon else math.nan,
+                "t_test": t_test(tested),
             }
         )
     frame = pd.DataFrame(rows, columns=COLUMNS)
