@@ -152,10 +152,7 @@ def _both_rules() -> str:
 
 
 def _board(name: str) -> str:
-    path = RESULTS / f"{name}.csv"
-    if not path.exists():
-        return "Not run yet."
-    every, folder = pd.read_csv(path), PAGES / name
+    every, folder = pd.read_csv(RESULTS / f"{name}.csv"), PAGES / name
     drawn = leaderboard.picture(every[every["kind"] == "run"], leaderboard.BOARDS[name], folder)
     pictures = (f"![{file.alt}]({folder.name}/{file.name}.svg)" for file in drawn)
     return "\n\n".join([*pictures, *leaderboard.tables(name, every)])

@@ -60,8 +60,8 @@ BOARDS = {
 def take_over(read: Results, path: Path) -> None:
     """Add the runs and trials that have ended to the csv file of their board.
 
-    A run replaces the earlier one of its place, also if its trials have chosen another value; and
-    earlier trials go of values that are no longer tried.
+    A run replaces the earlier one of its place, also if its trials have chosen another value, or if
+    it has failed; and earlier trials go of values that are no longer tried.
     """
     ended = [cell for cell in read.source.cells if cell.counts]
     found = pd.DataFrame(_row(cell, read, path.stem) for cell in ended)
@@ -75,14 +75,12 @@ def take_over(read: Results, path: Path) -> None:
             for cell, row in zip(ended, found.itertuples(), strict=True)
         ]
     if len(earlier):
-        again = set(found.loc[found["kind"] == "run", KEY[:-1]].itertuples(index=False, name=None))
-        trials = [cell for cell in read.source.experiment["cells"] if cell["kind"] == "trial"]
+        asked = read.source.experiment["cells"]
+        trials = [cell for cell in asked if cell["kind"] == "trial"]
         tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
-        places = set(map(_place, trials))
-        stays = [
-            key[:-1] not in again if key[0] == "run" else key in tried or key[:-1] not in places
-            for key in earlier[KEY].itertuples(index=False, name=None)
-        ]
+        places = set(map(_place, asked))
+        keys = earlier[KEY].itertuples(index=False, name=None)
+        stays = [key in tried or key[:-1] not in places for key in keys]
         found = pd.concat([earlier[stays], found], ignore_index=True)
     found = found.drop_duplicates(KEY, keep="last").sort_values(KEY, kind="stable")
     found.round(6).to_csv(path, index=False)
@@ -268,6 +266,7 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
                 row["p"] = f"{own['p']:.3f}"
         rows.append(row)
     yield markdown(rows)
+    yield from _lacking(runs[runs["setting"].isin(known)], ranks)
     if not tested:
         yield (
             f"No setting has been run with {SEEDS} seeds, and none of these differences is shown:"
@@ -306,11 +305,12 @@ def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
     column = "equal_steps"
     if column not in runs or runs[column].isna().all():
         return
+    own = runs[runs["method"] == HOST].groupby("setting")[column].apply(lambda s: s.notna().all())
+    runs = runs[runs["setting"].map(own)]
     groups = runs.groupby("method")
     reach = groups[column].apply(lambda scores: scores.notna().all())
-    told, *_ = overall(runs[runs["method"].map(reach)], column)
     yield "### At equal local steps"
-    yield told
+    yield from overall(runs[runs["method"].map(reach)], column)
     steps = groups["steps"].sum() / groups["steps"].sum()[HOST]
     more = [f"{method} {steps[method]:.1f}" for method in steps.index if steps[method] > 1.05]
     yield f"Steps in all rounds, as multiples of {HOST}'s: {joined(more) or 'all have as many'}."
@@ -327,9 +327,14 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
         score: the column that is compared.
     """
     ranks = mean_ranks(_pairs(runs, score))
-    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
-        yield f"{joined(lacking)} lack runs, and are left out."
+    yield from _lacking(runs, ranks)
     yield from _scores(runs, settings, ranks, score)
+
+
+def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
+    """Names the methods of which a run has failed, so that they cannot be compared."""
+    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
+        yield f"Not compared, because runs have failed: {joined(lacking)}."
 
 
 def mean_ranks(scores: pd.DataFrame) -> pd.Series:
@@ -348,10 +353,9 @@ def _scores(
     groups = runs.groupby(["method", "setting"])[score]
     means, stds = groups.mean().unstack(), groups.std().unstack()
     blocks = {
-        name: runs[runs["setting"] == name].pivot(index="seed", columns="method", values=score)
-        for name in settings
+        name: _pairs(runs[runs["setting"] == name], score).droplevel("setting") for name in settings
     }
-    bests = {name: str(blocks[name].dropna().mean().idxmax()) for name in settings}
+    bests = {name: str(blocks[name].mean().idxmax()) for name in settings}
     verdicts = {
         name: statistics.compare(blocks[name], HOST, effects=False).set_index("a")
         for name in settings
@@ -374,7 +378,7 @@ def _scores(
 def _told(blocks: Mapping[str, pd.DataFrame]) -> str:
     """What the bold entries and the marks of a table of scores mean."""
     others = max(len(table.columns) for table in blocks.values()) - 1
-    seeds = min(len(table.dropna()) for table in blocks.values())
+    seeds = min(map(len, blocks.values()))
     text = "Bold is the best mean of a setting, perhaps by chance."
     if statistics.enough(seeds, others):
         return (
