@@ -17,7 +17,7 @@ from fedhet.record.summary import all_steps, own_models, own_score, validation_s
 from fedhet.report import statistics
 from fedhet.report.document import FigureFile, joined
 from fedhet.report.figures import differences
-from fedhet.report.results import FoundRun, Results
+from fedhet.report.results import NOT_RUN, FoundRun, Results
 from papers import design
 from papers.tables import markdown
 
@@ -75,10 +75,12 @@ def take_over(read: Results, path: Path) -> None:
             for cell, row in zip(ended, found.itertuples(), strict=True)
         ]
     if len(earlier):
-        asked = read.source.experiment["cells"]
-        trials = [cell for cell in asked if cell["kind"] == "trial"]
+        trials = [cell for cell in read.source.experiment["cells"] if cell["kind"] == "trial"]
         tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
-        places = set(map(_place, asked))
+        begun = [cell for cell in read.source.cells if cell.status != NOT_RUN]
+        places = {
+            ("trial" if cell.trial else "run", *map(cell.axes.get, KEY[1:-1])) for cell in begun
+        }
         keys = earlier[KEY].itertuples(index=False, name=None)
         stays = [key in tried or key[:-1] not in places for key in keys]
         found = pd.concat([earlier[stays], found], ignore_index=True)
@@ -327,8 +329,8 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
         score: the column that is compared.
     """
     ranks = mean_ranks(_pairs(runs, score))
-    yield from _lacking(runs, ranks)
     yield from _scores(runs, settings, ranks, score)
+    yield from _lacking(runs, ranks)
 
 
 def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
