@@ -5,6 +5,8 @@ python -m papers              write them into pages/, and the tables of docs/rep
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
                               experiments leaderboard, leaderboard_personal, hospitals,
                               helps/search, helps/confirm, helps/compute and design
+python -m papers --again      make all of these runs once more, in experiments/, and take them over;
+                              first it says how long each experiment took; with --estimate, no more
 python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +59,10 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     name = str(read.source.experiment.get("experiment"))
     if name in (*leaderboard.BOARDS, "design") or name.startswith("helps/"):
         check_experiment(read, name)
+    ended = [cell for cell in read.source.cells if cell.counts]
+    trials = sum(cell.trial for cell in ended)
+    seconds = round(sum(cell.summary["seconds"]["total"] for cell in ended))
+    scale = ""
     if name in leaderboard.BOARDS:
         leaderboard.take_over(read, home / f"{name}.csv")
     elif name == "design":
@@ -65,18 +72,35 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
         helps.keep(read, stage, home / f"helps-{stage}.csv")
     else:
         lines = table.records(judge(folder))
-        place = {key: lines[0][key] for key in ("reproduction", "scale")}
+        scale = lines[0]["scale"]
         replace(home / _file(name), pd.DataFrame(lines, columns=table.FIELDS), ["scale"])
-        ended = [cell for cell in read.source.cells if cell.counts]
-        trials = sum(cell.trial for cell in ended)
-        seconds = round(sum(cell.summary["seconds"]["total"] for cell in ended))
-        note_time(home / "times.csv", *place.values(), len(ended) - trials, trials, seconds)
         if lines[0]["measure"].partition("@")[0] not in WITHOUT_CURVES:
-            points = curve_points(Study(read)).assign(**place)
+            points = curve_points(Study(read)).assign(reproduction=name, scale=scale)
             groups = points.groupby(["setting", "method"])["round"]
             every = np.ceil(groups.transform("size") / MOST_POINTS)
             few = points.loc[groups.cumcount(ascending=False) % every == 0, CURVES].round(3)
-            replace(home / "curves.csv", few.astype(str).replace("nan", ""), [*place])
+            few = few.astype(str).replace("nan", "")
+            replace(home / "curves.csv", few, ["reproduction", "scale"])
+    note_time(home / "times.csv", name, scale, len(ended) - trials, trials, seconds)
+
+
+def again(folder: Path, *, run: bool) -> None:
+    """Say how long each experiment has taken when its results were made, and run all again."""
+    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
+    helped = [f"helps/{stage}" for stage in ("search", "confirm", "compute")]
+    names = dict.fromkeys([*leaderboard.BOARDS, "design", *helped], "")
+    names |= {name: scale for name, scale in times.index if scale == "cpu"}
+    known = {name: times.get((name, scale)) for name, scale in names.items()}
+    for name, seconds in known.items():
+        print(f"{name:28} {in_words(seconds) if seconds else 'not measured'}")
+    total = in_words(sum(seconds or 0 for seconds in known.values()))
+    print(f"{'all, one after another':28} {total}; by the number of processes less")
+    for name, scale in names.items() if run else ():
+        lines = [f"experiment={name}", f"hydra.sweep.dir={folder / name}"]
+        lines += [f"scale={scale}"] if scale else []
+        # Runs that fail are missing in the tables, and no reason to stop.
+        subprocess.run([sys.executable, "-m", "fedhet", *lines], check=False)
+        take_over(folder / name)
 
 
 def _file(reproduction: str) -> str:
@@ -200,13 +224,18 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
-    parser.add_argument("--check", action="store_true")
+    for name in ("--check", "--again", "--estimate"):
+        parser.add_argument(name, action="store_true")
     options = parser.parse_args(argv)
     try:
         for folder in options.folders:
             take_over(folder)
+        if options.again or options.estimate:
+            again(Path("experiments"), run=options.again and not options.estimate)
     except ConfigError as error:
         return report_error(error)
+    if options.estimate:
+        return 0
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS}
     made = {path: filled(text) for path, text in pages.items()}
     if options.check:
