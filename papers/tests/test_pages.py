@@ -33,6 +33,25 @@ PAPERS = {paper.name: paper for paper in every()}
 PUBLISHED = [path for path in sorted(RESULTS.glob("*-*.csv")) if "helps" not in path.stem]
 
 
+def test_all_published_runs_can_be_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The runs are not made here."""
+    commands: list[list[str]] = []
+    taken: list[Path] = []
+    monkeypatch.setattr(pages.subprocess, "run", lambda words, check: commands.append(words[3:]))
+    monkeypatch.setattr(pages, "take_over", taken.append)
+    pages.again(tmp_path, run=False)
+    said = capsys.readouterr().out
+    assert not commands and re.search(r"peers/flamby +38 seconds\n", said)
+    pages.again(tmp_path, run=True)
+    home = tmp_path / "peers/flamby"
+    assert ["experiment=peers/flamby", f"hydra.sweep.dir={home}", "scale=cpu"] in commands
+    assert home in taken and len(taken) == len(commands)
+    cpu = {path.stem for path in PUBLISHED if "cpu" in set(pd.read_csv(path)["scale"])}
+    assert cpu <= {str(path.relative_to(tmp_path)).replace("/", "-") for path in taken}
+
+
 @pytest.mark.slow
 def test_the_summary_has_the_tables_of_the_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
