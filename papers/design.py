@@ -19,7 +19,7 @@ import pandas as pd
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
 from fedhet.report import statistics
-from fedhet.report.results import Results
+from fedhet.report.results import NOT_RUN, Results
 from papers.tables import RESULTS, markdown
 from papers.tables import replace as replace_kept
 
@@ -89,6 +89,8 @@ def keep(read: Results, path: Path) -> None:
 
     rows = []
     for cell in read.source.cells:
+        if cell.status == NOT_RUN:
+            continue
         ended = cell.counts and cell.summary["status"] == "ok"
         last = read.steps(cell)[-1] if ended else {}
         test = "acc_clients_mean" if last.get("acc_global") is None else "acc_global"

@@ -263,8 +263,9 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
             row[f"against {HOST}"] = f"{100 * own['difference']:+.1f}"
             wins = (gains[method] > 0).sum()
             row["settings in which it is better"] = f"{wins} of {len(known)}"
-            if tested:
+            if tested and not np.isnan(own["low"]):
                 row["95 %"] = f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f}"
+            if tested:
                 row["p"] = f"{own['p']:.3f}"
         rows.append(row)
     yield markdown(rows)
