@@ -280,7 +280,7 @@ CELLS = {
                 "client.lr=0.1",
                 "tune.budget=1",
                 "tune.seeds=[1000]",
-                "seed=[0,1,2]",
+                "seed=0,1,2",
             ),
         },
         [
