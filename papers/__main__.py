@@ -178,7 +178,7 @@ def _both_rules() -> str:
 def _board(name: str) -> str:
     every, folder = pd.read_csv(RESULTS / f"{name}.csv"), PAGES / name
     drawn = leaderboard.picture(every[every["kind"] == "run"], leaderboard.BOARDS[name], folder)
-    pictures = (f"![{file.alt}]({folder.name}/{file.name}.svg)" for file in drawn)
+    pictures = (f"![{one.alt}]({folder.name}/{one.name}.svg)\n\n{one.caption}" for one in drawn)
     return "\n\n".join([*pictures, *leaderboard.tables(name, every)])
 
 
