@@ -188,6 +188,11 @@ def _overall(name: str) -> str:
     return "\n\n".join(leaderboard.overall(runs, board.score, pooled=board.pooled))
 
 
+def _equal_steps() -> str:
+    runs = pd.read_csv(RESULTS / "leaderboard.csv").query("kind == 'run'")
+    return "\n\n".join([*leaderboard.at_equal_steps(runs)][1:])  # without the heading
+
+
 def _searched() -> str:
     return helps.searched(pd.read_csv(RESULTS / "helps-search.csv"))
 
@@ -208,6 +213,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "both rules": _both_rules,
     **{f"{name}, all settings": partial(_overall, name) for name in leaderboard.BOARDS},
     **{name: partial(_board, name) for name in leaderboard.BOARDS},
+    "leaderboard, equal steps": _equal_steps,
     "searched": _searched,
     "confirmed": _confirmed,
     "computed": _computed,
