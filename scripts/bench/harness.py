@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+LONGEST = 300  # of a line that shows figures
 ABSENT = 3
 
 
@@ -172,6 +173,8 @@ def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, Sys
                     )
                 else:
                     last = process.stdout.strip().rpartition("\n")[2]
+                    # At once, so that a later failure loses nothing.
+                    print(f"    {last[:LONGEST]}", file=sys.stderr, flush=True)
                     systems[name].reps.append(json.loads(last))
     return systems
 
