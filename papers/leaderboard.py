@@ -76,11 +76,12 @@ def take_over(read: Results, path: Path) -> None:
         ]
     if len(earlier):
         trials = [cell for cell in read.source.experiment["cells"] if cell["kind"] == "trial"]
-        tried = {(*_place(cell), json.dumps(cell["tuned"], sort_keys=True)) for cell in trials}
-        begun = [cell for cell in read.source.cells if cell.status != NOT_RUN]
-        places = {
-            ("trial" if cell.trial else "run", *map(cell.axes.get, KEY[1:-1])) for cell in begun
+        tried = {
+            (*_place("trial", cell["axes"]), json.dumps(cell["tuned"], sort_keys=True))
+            for cell in trials
         }
+        begun = [cell for cell in read.source.cells if cell.status != NOT_RUN]
+        places = {_place("trial" if cell.trial else "run", cell.axes) for cell in begun}
         keys = earlier[KEY].itertuples(index=False, name=None)
         stays = [key in tried or key[:-1] not in places for key in keys]
         found = pd.concat([earlier[stays], found], ignore_index=True)
@@ -102,9 +103,8 @@ def _after(limit: float | None, cell: FoundRun, read: Results) -> float | None:
     return _of_global_model(cell, read)["accuracy"] if cell.summary["status"] != "ok" else None
 
 
-def _place(cell: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    axes = cell["axes"]
-    return cell["kind"], axes["method"], axes["setting"], axes["seed"]
+def _place(kind: str, axes: Mapping[str, Any]) -> tuple[str, ...]:
+    return (kind, *(axes[name] for name in KEY[1:-1]))
 
 
 def _row(cell: FoundRun, read: Results, board: str) -> dict[str, Any]:
