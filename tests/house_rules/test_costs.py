@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 from house_rules.source import ROOT
 
+LIMITS = """
+import costs
+
+costs.TEST = costs.OF_A_FILE = 0.5
+costs.REFERENCE = 1e9  # so that the limits are the same on every machine
+"""
 PLANTED = """
 import time
 import pytest
@@ -20,12 +26,12 @@ def work(seconds):
 
 @pytest.fixture(scope="module")
 def shared():
-    work(MODULE)
+    work(1)
 
-def test_dear(): work(DEAR)
+def test_dear(): work(1)
 
 @pytest.mark.slow
-def test_dear_and_marked(): work(DEAR)
+def test_dear_and_marked(): work(1)
 
 def test_cheap(shared): pass
 """
@@ -34,8 +40,8 @@ def test_cheap(shared): pass
 @pytest.mark.slow
 def test_a_dear_test_and_a_dear_fixture_fail_by_name(tmp_path: Path) -> None:
     file = tmp_path / "test_planted.py"
-    # So dear that they fail on a machine that takes twice as long as the reference, too.
-    file.write_text(PLANTED.replace("DEAR", "5").replace("MODULE", "31"))
+    file.write_text(PLANTED)
+    (tmp_path / "conftest.py").write_text(LIMITS)
     command = [sys.executable, "-m", "pytest", "-p", "costs", "--costs=fail", str(file)]
     ended = subprocess.run(
         [*command, f"--rootdir={tmp_path}", "-c", str(ROOT / "pyproject.toml")],
