@@ -335,9 +335,9 @@ def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[
 
 
 def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
-    """Names the methods of which a run has failed, so that they cannot be compared."""
+    """Names the methods of which a run is missing, so that they cannot be compared."""
     if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
-        yield f"Not compared, because runs have failed: {joined(lacking)}."
+        yield f"Not compared, because runs have failed or are missing: {joined(lacking)}."
 
 
 def mean_ranks(scores: pd.DataFrame) -> pd.Series:
