@@ -5,8 +5,9 @@ python -m papers              write them into pages/, and the tables of docs/rep
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
                               experiments leaderboard, leaderboard_personal, hospitals,
                               helps/search, helps/confirm, helps/compute and design
-python -m papers --again      make all of these runs once more, in experiments/, and take them over;
-                              first it says how long each experiment took; with --estimate, no more
+python -m papers --again      make all published runs but those of scale paper once more, in
+                              experiments/, and take them over; first it says how long each
+                              experiment takes; with --estimate, no more
 python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -29,6 +30,7 @@ import pandas as pd
 
 from fedhet.cli.errors import report_error
 from fedhet.core.errors import ConfigError
+from fedhet.experiment import cells, definition
 from fedhet.experiment.estimate import in_words
 from fedhet.report.document import escaped
 from fedhet.report.figures import curve_points
@@ -85,22 +87,35 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
 
 
 def again(folder: Path, *, run: bool) -> None:
-    """Say how long each experiment has taken when its results were made, and run all again."""
-    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
+    """Say how long each published experiment takes, and run all again.
+
+    The times are those of the runs that were taken over last, by the number of all. Scale paper is
+    left out, of which only a part is published.
+    """
+    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])
     helped = [f"helps/{stage}" for stage in ("search", "confirm", "compute")]
-    names = dict.fromkeys([*leaderboard.BOARDS, "design", *helped], "")
-    names |= {name: scale for name, scale in times.index if scale == "cpu"}
-    known = {name: times.get((name, scale)) for name, scale in names.items()}
-    for name, seconds in known.items():
-        print(f"{name:28} {in_words(seconds) if seconds else 'not measured'}")
-    total = in_words(sum(seconds or 0 for seconds in known.values()))
-    print(f"{'all, one after another':28} {total}; by the number of processes less")
-    for name, scale in names.items() if run else ():
-        lines = [f"experiment={name}", f"hydra.sweep.dir={folder / name}"]
-        lines += [f"scale={scale}"] if scale else []
+    names = dict.fromkeys((name, "") for name in (*leaderboard.BOARDS, "design", *helped))
+    names |= dict.fromkeys(place for place in times.index if place[1] != "paper")
+    total = 0.0
+    lines = {}
+    for name, scale in names:
+        lines[name, scale] = [f"experiment={name}", *([f"scale={scale}"] if scale else [])]
+        seconds = None
+        if (name, scale) in times.index:
+            planned = definition.read(lines[name, scale])
+            assert planned is not None
+            made = times.loc[(name, scale)]
+            each = made["seconds"] / (made["runs"] + made["trials"])
+            seconds = each * (len(cells.runs(planned)) + len(cells.trials(planned)))
+        print(f"{name:24} {scale:8} {in_words(seconds) if seconds else 'not measured'}")
+        total += seconds or 0
+    print(f"{'all, one after another':33} {in_words(total)}; by the number of processes less")
+    for (name, scale), own in lines.items() if run else ():
+        home = folder / name / scale
         # Runs that fail are missing in the tables, and no reason to stop.
-        subprocess.run([sys.executable, "-m", "fedhet", *lines], check=False)
-        take_over(folder / name)
+        command = [sys.executable, "-m", "fedhet", *own, f"hydra.sweep.dir={home}"]
+        subprocess.run(command, check=False)
+        take_over(home)
 
 
 def _file(reproduction: str) -> str:

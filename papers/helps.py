@@ -15,7 +15,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.experiment.code import Code
 from fedhet.report import statistics
 from fedhet.report.results import Results
-from papers.tables import HOME, markdown
+from papers.tables import HOME, markdown, replace
 
 CONF = HOME / "conf" / "experiment" / "helps"
 HOST = "FedAvg"
@@ -40,20 +40,26 @@ HEAD = """\
 def keep(read: Results, stage: str, path: Path) -> None:
     """Write the runs of a stage (search, confirm, compute) to a csv file.
 
+    The settings of helps/compute can be run one by one; those are kept of which no run is missing.
+
     Raises:
         ConfigError: a run is missing.
     """
     record = read.source.experiment
     overrides = {cell["folder"]: cell["overrides"] for cell in record["cells"]}
-    if len(read.missing):
+    ended = read.cells
+    if stage == "compute":
+        lacking = {_setting(case) for case in read.missing["case"]}
+        ended = [cell for cell in ended if _setting(cell.axes["case"]) not in lacking]
+    if len(read.missing) and not (stage == "compute" and ended):
         raise ConfigError(
             f"{read.source.folders[0]}: {len(read.missing)} runs are missing; run them first"
         )
     rows = []
-    for cell in read.cells:
-        ended = cell.summary["status"] == "ok"
+    for cell in ended:
+        sound = cell.summary["status"] == "ok"
         # A run that has diverged has no score; the method is charged with a score of 0.
-        score = (cell.summary.get("accuracy") or {}).get("last") if ended else None
+        score = (cell.summary.get("accuracy") or {}).get("last") if sound else None
         rows.append(
             {
                 **cell.axes,
@@ -67,10 +73,18 @@ def keep(read: Results, stage: str, path: Path) -> None:
                 "cpu": read.environment(cell).get("cpu"),
             }
         )
-    pd.DataFrame(rows).to_csv(path, index=False)
+    if stage == "compute":
+        replace(path, pd.DataFrame(rows), ["case"])
+    else:
+        pd.DataFrame(rows).to_csv(path, index=False)
     if stage == "search":
         text = confirmation(pd.DataFrame(rows), (CONF / "search.yaml").read_text(encoding="utf-8"))
         (CONF / "confirm.yaml").write_text(text, encoding="utf-8")
+
+
+def _setting(case: str) -> str:
+    """The setting in the label of a case of helps/compute."""
+    return case.partition(": ")[0]
 
 
 def own_overrides(lines: Sequence[str], fixed: Sequence[str]) -> str:
@@ -255,7 +269,7 @@ def computed(runs: pd.DataFrame) -> str:
     """
     blocks = runs.pivot(index="seed", columns="case", values="accuracy")
     steps = runs.groupby("case")["steps"].sum()
-    settings = dict.fromkeys(case.partition(": ")[0] for case in runs["case"])
+    settings = dict.fromkeys(map(_setting, runs["case"]))
     places = {
         (setting, told): (f"{setting}: {own}", f"{setting}: {host}")
         for setting in settings

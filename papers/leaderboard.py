@@ -253,27 +253,28 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         runs, score, pooled: see `compared`.
     """
     known, tested, margin, ranks, gains, found = compared(runs, score, pooled=pooled)
+    p = f"p, beyond {design.points(margin)} points" if margin else "p"
     by_method = found.set_index("a")
     rows = []
     for method, rank in ranks.items():
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
-        row |= dict.fromkeys((f"against {HOST}", "95 %", "settings in which it is better", "p"), "")
+        row |= dict.fromkeys((f"against {HOST}", "95 %", "settings in which it is better", p), "")
         if method != HOST:
             own = by_method.loc[method]
             row[f"against {HOST}"] = f"{100 * own['difference']:+.1f}"
-            wins = (gains[method] > 0).sum()
+            wins = (gains[method].round(4) > 0).sum()  # rounding in the file is none
             row["settings in which it is better"] = f"{wins} of {len(known)}"
             if tested and not np.isnan(own["low"]):
                 row["95 %"] = f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f}"
             if tested:
-                row["p"] = f"{own['p']:.3f}"
+                row[p] = f"{own['p']:.3f}"
         rows.append(row)
     yield markdown(rows)
     yield from _lacking(runs[runs["setting"].isin(known)], ranks)
     if not tested:
         yield (
-            f"No setting has been run with {SEEDS} seeds, and none of these differences is shown:"
-            " settings of one dataset share data and seeds, and are no independent pairs."
+            f"No setting has been run with {SEEDS} seeds, so that nothing is tested, and none of"
+            " these differences is shown."
         )
         return
     real = found[found["verdict"] == statistics.REAL]
@@ -318,7 +319,7 @@ def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
     more = [f"{method} {steps[method]:.1f}" for method in steps.index if steps[method] > 1.05]
     yield f"Steps in all rounds, as multiples of {HOST}'s: {joined(more) or 'all have as many'}."
     if fewer := [str(method) for method in reach.index if not reach[method]]:
-        yield f"{joined(fewer)} never take as many steps, and are left out."
+        yield f"Left out, because some runs never take as many steps: {joined(fewer)}."
 
 
 def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[str]:

@@ -115,7 +115,7 @@ def test_a_method_is_scored_when_it_has_taken_the_hosts_steps(tmp_path: Path) ->
     page = "\n".join(leaderboard.at_equal_steps(cells))
     assert "| twice | 1.0 | +20.0 | 2 of 2 |" in page
     assert "as multiples of FedAvg's: twice 2.0." in page
-    assert "half never take as many steps, and are left out." in page
+    assert "Left out, because some runs never take as many steps: half." in page
     cells = pd.read_csv(CELLS).query("kind == 'run'")  # of version 0.1 outside of the digits
     assert not [*leaderboard.at_equal_steps(cells[~cells["setting"].str.startswith("digits")])]
 
