@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TITLES = {"acc": "accuracy", "balanced": "balanced accuracy", "exact": "exact matches"}
 
 
-@dataclass
+@dataclass(eq=False)
 class ShownRun:
     """A run, as far as its folder tells.
 
@@ -119,8 +119,7 @@ class Watch:
 
     def __init__(self, total: int, done: int = 0, console: Console | None = None) -> None:
         self.total = total
-        self.runs: dict[Path, ShownRun] = {}
-        self.before = done
+        self.runs: dict[Path, ShownRun] = {}  # those that have begun and not ended
         self.done = done
         self.console = console or Console(stderr=True)
         self.bar = bar_on(self.console, lasting=False)
@@ -151,7 +150,8 @@ class Watch:
             run: the run.
             problem: why it has failed, or "".
         """
-        shown = self.runs[run.folder]
+        shown = self.runs.pop(run.folder)
+        self.bar.remove_task(shown.task)
         shown.look()
         if not shown.ended:
             shown.status, shown.reason = ("failed", problem) if problem else ("ok", "")
@@ -162,7 +162,7 @@ class Watch:
         self.look()
 
     def look(self) -> None:
-        """Look at all folders once."""
+        """Look once at the folders of the runs that have not ended."""
         for shown in self.runs.values():
             shown.look()
         running = [shown for shown in self.runs.values() if shown.status == "running"]
@@ -180,7 +180,7 @@ class Watch:
             )
         self.bar.update(
             self._whole,
-            completed=self.before + sum(shown.share for shown in self.runs.values()),
+            completed=self.done + sum(shown.share for shown in self.runs.values()),
             count=f"{self.done}/{self.total}",
             description=f"and {len(running) - room} more" if len(running) > room else "",
         )

@@ -139,8 +139,12 @@ def distinguished(conditions: Sequence[str]) -> list[str]:
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text, cut to a length, in which no character has a meaning to matplotlib."""
-    short = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    """The text, cut to a length, in which no character has a meaning to matplotlib.
+
+    It is cut in the middle, because labels may differ at their end alone.
+    """
+    half = longest // 2
+    short = text if len(text) <= longest else f"{text[: longest - half - 1]}…{text[-half:]}"
     return short.replace("$", r"\$")
 
 

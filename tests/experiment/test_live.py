@@ -83,6 +83,8 @@ def test_a_line_when_a_run_ends(watch: live.Watch, tmp_path: Path, output: io.St
         "[2/3] run b: failed: client 3 failed\\x1b[2J",
         "[3/3] accuracy 0.9556 (2.1 s): run a",
     ]
+    # What has ended costs nothing more: an experiment may have thousands of runs.
+    assert not watch.runs and len(watch.bar.tasks) == 1
 
 
 @pytest.mark.parametrize("watch", ["terminal"], indirect=True)
