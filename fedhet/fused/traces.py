@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhet.fused.graphs import Function, captured
 
-PROXIES = "torch.fx.experimental.proxy_tensor"
+IMPORTED = "torch._dynamo"  # by the first trace of a process
 # Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
 # network, and its import as long as in 4,000.
 PAID, IMPORT_PAID = 200, 4000
@@ -50,7 +50,7 @@ class Traces:
         if shape not in self._traced:
             self._uses[shape] += 1
             on_gpu = given[0].device.type == GPU
-            paid = GPU_PAID if on_gpu else PAID if PROXIES in sys.modules else IMPORT_PAID
+            paid = GPU_PAID if on_gpu else PAID if IMPORTED in sys.modules else IMPORT_PAID
             if self._uses[shape] > paid:
                 traced = trace(f, given)
                 self._traced[shape] = captured(traced, given) if on_gpu and traced else traced
