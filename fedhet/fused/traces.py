@@ -64,6 +64,12 @@ def traces_of(kind: Hashable) -> Traces:
     return Traces()
 
 
+def get_ready() -> None:
+    """Import what a first trace imports, on machines without CUDA, which that might start."""
+    if not torch.cuda.is_available():
+        trace(torch.neg, (torch.zeros(1),))
+
+
 def trace(f: Function, given: tuple[Tensor, ...]) -> Function | None:
     """The operations of f as a function of its arguments; None where it reads other tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx

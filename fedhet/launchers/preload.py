@@ -10,11 +10,8 @@ import gc
 import importlib
 import os
 
-import torch
-
 from fedhet import process
 from fedhet.config import catalogue
-from fedhet.fused.traces import trace
 
 NAMES = (
     "fedhet.data.partition",
@@ -44,8 +41,7 @@ methods = {name.rpartition(".")[0] for name in targets if name.startswith("fedhe
 # multiprocessing would say nothing of one that cannot be imported, and leave the rest out.
 for name in (*NAMES, *sorted(methods)):
     importlib.import_module(name)
-if not torch.cuda.is_available():  # which what a first trace imports might start
-    trace(torch.neg, (torch.zeros(1),))
+importlib.import_module("fedhet.fused.traces").get_ready()
 process.pin_threads(1)
 gc.freeze()
 gc.enable()
