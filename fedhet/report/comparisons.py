@@ -47,10 +47,11 @@ ASSUMPTIONS = [
     " also assumes normal differences, which few pairs cannot show.",
     "The 95 % interval is that of each comparison by itself, without the correction, so that it"
     " can leave out 0 where nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
-    " which is too narrow for fewer than about ten seeds.",
-    "Seeds needed: how many find a difference of the size seen in 80 % of all experiments, by the"
-    " normal approximation to the power of Wilcoxon's test at the level .05 divided by the number"
-    " of comparisons. The size seen is itself uncertain, and so is this number.",
+    " which is a little too narrow for ten seeds, and more so for fewer.",
+    "Seeds needed: where nothing is shown, how many would find a difference of the size seen in"
+    " 80 % of all experiments, by the normal approximation to the power of Wilcoxon's test"
+    " at the level .05 divided by the number of comparisons. The size seen is itself"
+    " uncertain, and so is this number.",
     "Mean rank: over all seeds in all settings, 1 is best; scores that look equal in the three"
     " digits that are printed share their ranks.",
 ]
@@ -96,7 +97,8 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     caption = (
         f"{study.title.capitalize()} ({SCORES[study.metric]}) as the mean over"
         f" {counted(len(study.conditions), 'setting')} and seeds, and each method's difference from"
-        f" {study.reference}. p is that of {_test(found)} after Holm's correction over all rows."
+        f" {study.reference}. p is that of {_test(found)} after Holm's correction over"
+        " these comparisons, which can make several of them equal."
     )
     records = [*rows[:place], own, *rows[place:], *rest]
     data = pd.DataFrame(records)
@@ -112,7 +114,7 @@ def _interval(row: Mapping[str, Any]) -> str | None:
 
 def _needed(row: Mapping[str, Any]) -> str | None:
     needed = row.get("needed", math.nan)
-    if math.isnan(needed):
+    if math.isnan(needed) or row["verdict"] != NOT_SHOWN:
         return None
     return f"{needed:.0f}" if needed <= MOST_SEEDS else f"more than {MOST_SEEDS}"
 
@@ -177,7 +179,8 @@ def _score(study: Study) -> str:
         what = f"{counted(methods, 'value')} of {study.compare}"
     where = "one setting" if conditions == 1 else f"{conditions} settings"
     seeds = counted(study.scores["seed"].nunique(), "seed")
-    return f"{what} in {where} with {seeds}, by {study.title} ({SCORES[study.metric]})."
+    mean = "" if conditions == 1 else ", averaged over the settings"
+    return f"{what} in {where} with {seeds}, by {study.title} ({SCORES[study.metric]}){mean}."
 
 
 def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:

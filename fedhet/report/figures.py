@@ -339,7 +339,7 @@ def _late(points: pd.DataFrame) -> str:
     first = points.groupby("method", sort=False)["number"].min()
     late = first[first > first.min()].items()
     told = joined([f"that of {method} at round {number}" for method, number in late])
-    why = "Rounds before the training count too, and have no score, so that some curves begin later"
+    why = "Rounds of preparation are counted but not evaluated, so that some curves begin later"
     return f" {why}: {told}." if told else ""
 
 
@@ -485,7 +485,7 @@ def win_matrix(study: Study, folder: Path) -> list[FigureFile]:
     axes.set_yticks(range(count), names, fontsize=8)
     caption = (
         "How often the method of the row has a higher score than that of the column, over all"
-        " pairs of runs with the same setting and seed; what is missing to 1 are defeats and ties."
+        " pairs of runs with the same setting and seed; the rest are defeats and ties."
     )
     return [store(picture, folder, "wins", caption, f"Matrix of wins between {count} methods.")]
 
@@ -532,7 +532,8 @@ def differences(
     widen(picture, methods, 1)
     caption = (
         f"Each method's difference from {reference} with its 95 % interval: large marks are"
-        " the mean over all settings, filled where the test shows it and hollow where it does not."
+        " the mean over all settings, filled where the test shows it (blue: better, orange: worse)"
+        " and hollow where it does not."
     )
     caption += " Small marks are single settings." if several else ""
     alt = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())

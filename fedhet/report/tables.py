@@ -31,7 +31,8 @@ from fedhet.report.study import SCORES, Study, paired
 
 LEGEND = (
     "Mean ± standard deviation over seeds; the best mean is bold, over the seeds that all methods"
-    " of a setting have. That is no test. n: the seeds of a method that has not all."
+    " of a setting have. That is no test. Where seeds of a method are missing, n says how many it"
+    " has."
 )
 DIVERGENCE = (
     "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
@@ -84,8 +85,8 @@ def every_score(study: Study) -> Table:
     ]
     caption = (
         "All scores are on test data: of the global model on the global test set, “clients' mean”"
-        " and “worst 10 %” on the clients' own test data (of the model that a client would use"
-        " first), “best by validation” at the round that the clients' validation data choose. "
+        " and “worst 10 %” on the clients' own test data (of their own models, where the method has"
+        " such), “best by validation” at the round that the clients' validation data choose. "
     )
     data = counted[["setting", "method", "seed", "diverged", *names]]
     return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
@@ -211,8 +212,8 @@ def thresholds(study: Study) -> Table | None:
     caption = (
         "What it took until the first evaluation on test data that reaches the threshold, as mean"
         " ± standard deviation over the runs that reach it; the last column says how many do. Costs"
-        " of methods whose runs do not all reach it are too low. Rounds before the training count,"
-        " evaluations cost nothing."
+        " of methods whose runs do not all reach it are too low. Rounds of preparation are counted,"
+        " and evaluations are not."
     )
     return Table.of(
         "thresholds",
@@ -257,14 +258,14 @@ def seconds(study: Study) -> Table | None:
     )
     if not study.comparable_seconds:
         caption += (
-            " Runs that shared a process have shares of its seconds, by which methods cannot be"
-            " compared (engine.fused=off)."
+            " Some runs shared a process and have shares of its seconds, by which methods cannot be"
+            " compared; with engine.fused=off every run has its own."
         )
     columns: Columns = [
         *_place(study),
         ("phase", "phase"),
         *(
-            (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], ".2f"))
+            (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], "z.2f"))
             for kind in ("sum", *kinds)
         ),
     ]
