@@ -116,7 +116,7 @@ def _foretell(experiment: Experiment) -> int:
     """Say what an experiment would run, and how long that takes; return the exit code."""
     from fedhet.experiment.estimate import estimate
 
-    check(list(covering(experiment)))
+    check(covering(experiment))
     found = estimate(experiment)
     print(columns(found.rows()))
     print(found)

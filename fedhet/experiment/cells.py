@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
@@ -206,9 +206,10 @@ def _short(value: Value) -> str:
     return f"{key.rpartition('.')[2]}={text}"
 
 
-def covering(experiment: Experiment) -> Iterator[Cell]:
-    """All cells that may run: the trials, and the runs with each value that they may choose."""
+def covering(experiment: Experiment) -> list[Cell]:
+    """All cells that may run now: the trials, and the runs with each value that they may choose."""
     tried = trials(experiment)
-    yield from tried
     per = experiment.tuning.per if experiment.tuning else ()
-    yield from runs(experiment, {cell.on(per): cell.tuned for cell in tried})
+    return wanted(
+        experiment, [*tried, *runs(experiment, {cell.on(per): cell.tuned for cell in tried})]
+    )

@@ -97,7 +97,7 @@ def test_a_reproduction_composes_at_every_scale(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_all_runs_of_a_reproduction_fit_together(name: str) -> None:
     for scale in EVERY[name].data:
-        cells.check(list(cells.covering(experiment(EVERY[name], scale))))
+        cells.check(cells.covering(experiment(EVERY[name], scale)))
 
 
 @pytest.mark.parametrize(

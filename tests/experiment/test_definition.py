@@ -200,7 +200,7 @@ def test_what_is_wrong_is_named(write: Write, text: str, lines: list[str], messa
 def test_every_cell_is_checked(write: Write, lines: list[str], message: str) -> None:
     write(AXES)
     with pytest.raises(ConfigError) as error:
-        cells.check(list(cells.covering(read(*lines))))
+        cells.check(cells.covering(read(*lines)))
     assert message in str(error.value)
 
 
