@@ -137,7 +137,7 @@ def _test(found: pd.DataFrame) -> str:
 
 def pairs_table(study: Study) -> Table:
     """How each method differs from the reference in each setting, without tests."""
-    frames = [in_setting(study, name).assign(setting=name) for name in study.conditions]
+    frames = [own.assign(setting=name) for name, own in study.differences.items()]
     data = pd.concat(frames, ignore_index=True).drop(columns=["wilcoxon", "t_test", "verdict"])
     columns: Columns = [
         ("setting", "setting"),
@@ -156,14 +156,6 @@ def pairs_table(study: Study) -> Table:
         " deviation of the differences."
     )
     return Table.of("pairs", "Differences by setting", caption, data, columns)
-
-
-def in_setting(study: Study, condition: str) -> pd.DataFrame:
-    """As `against_reference`, in one setting."""
-    blocks = study.blocks(study.metric, condition)
-    if study.reference not in blocks:
-        blocks = pd.DataFrame()
-    return compare(blocks, study.reference)
 
 
 # ---- the summary
@@ -186,17 +178,20 @@ def _score(study: Study) -> str:
 def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
     """Which methods are better, which are worse, and of which nothing is shown."""
     if len(study.methods) < 2:
-        score = mean_std(study.scores[study.metric]).text
-        yield f"{study.methods[0]} has {score}; there is nothing to compare it with."
+        yield (
+            f"{study.methods[0]} has {mean_std(study.scores[study.metric]).text};"
+            " there is nothing to compare it with."
+        )
         return
     if found.empty:
         yield f"No method has a seed in common with {study.reference}: nothing is compared."
         return
     rows = found.to_dict("records")
     shown = [row for row in rows if row["verdict"] != NOT_SHOWN]
+    every = pd.concat(study.differences.values())
     for word, sign in (("better", 1), ("worse", -1)):
         told = [
-            f"{row['a']} by {abs(row['difference']):.3f} ({_between(row, sign)})"
+            f"{row['a']} by {abs(row['difference']):.3f} ({_between(row, every, sign)})"
             for row in sorted(shown, key=lambda r: -abs(r["difference"]))
             if row["difference"] * sign > 0
         ]
@@ -216,19 +211,19 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         )
         instead = "; the t-test does, which assumes that differences are normal"
         yield f"{opening}{instead if found['t_test'].notna().any() else ''}."
-    signs: dict[str, set[bool]] = {}
-    for condition in study.conditions:
-        for row in in_setting(study, condition).itertuples():
-            if row.low * row.high > 0:
-                signs.setdefault(str(row.a), set()).add(row.difference > 0)
-    turns = [row["a"] for row in shown if len(signs.get(row["a"], ())) > 1]
+    clear = every[every["low"] * every["high"] > 0]
+    signs = (clear["difference"] > 0).groupby(clear["a"]).nunique()
+    turns = [row["a"] for row in shown if signs.get(row["a"], 0) > 1]
     if turns:
         yield f"Better in some settings and worse in others: {joined(turns)}; see the picture."
 
 
-def _between(row: Mapping[str, Any], sign: int) -> str:
-    ends = sorted((sign * row["low"], sign * row["high"]))
-    return f"95 % interval {ends[0]:.3f} to {ends[1]:.3f}"
+def _between(row: Mapping[str, Any], every: pd.DataFrame, sign: int) -> str:
+    """The interval of a difference and, of several settings, the least and the most in them."""
+    low, high = sorted((sign * row["low"], sign * row["high"]))
+    own = sorted(sign * every.loc[every["a"] == row["a"], "difference"])
+    ends = f"; by setting {own[0]:.3f} to {own[-1]:.3f}" if len(own) > 1 else ""
+    return f"95 % interval {low:.3f} to {high:.3f}{ends}"
 
 
 def _seeds(row: Mapping[str, Any]) -> str:

@@ -230,7 +230,8 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             add_legend(picture, grid, study.methods)
             caption = (
                 f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
-                " standard deviation. A curve ends where the first of its seeds ends."
+                " standard deviation. A curve ends where the first of its seeds ends, and its steep"
+                " rise may begin below the range that is shown."
             )
             caption += _late(points) + ("" if same else " The panels' ranges of scores differ.")
             alt = (
@@ -254,10 +255,11 @@ def draw_curves(
         x: the column on the horizontal axis.
         label: what stands below it; the name of the column if None.
     """
-    for method, look in looks(methods).items():
+    for place, (method, look) in enumerate(looks(methods).items()):
         own = points[points["method"] == method]
         if own.empty:
             continue
+        every = max(1, len(own) // MOST_MARKERS)
         axes.plot(
             own[x],
             own["mean"],
@@ -265,7 +267,7 @@ def draw_curves(
             linestyle=look.line,
             marker=look.marker,
             markersize=3.5,
-            markevery=max(1, len(own) // MOST_MARKERS),
+            markevery=(place % every, every),  # so that equal curves are seen to be several
             linewidth=1.4,
             label=shortened(method, 40),
         )
@@ -360,7 +362,7 @@ def _ranges(
 def _limits(points: pd.DataFrame) -> Sequence[float]:
     """The range of the scores without the lowest tenth: the steep rise hides later differences."""
     scores = points["mean"]
-    low, high = float(scores.quantile(0.1)), float(scores.max())
+    low, high = float(scores.quantile(0.1)), float((scores + points["std"].fillna(0)).max())
     if high - low > 0.6 * (high - float(scores.min())):
         low = float(scores.min())
     margin = max(0.06 * (high - low), 0.005)
@@ -414,10 +416,13 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
         caption = (
             f"{study.title.capitalize()} of the clients on their own test data at the last"
             " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
-            " distance, and single clients beyond."
+            " distance, and single clients beyond. A client with few test samples has few possible"
+            " scores, and widens its box by chance."
         )
-        methods = f"{len(study.methods)} methods in {len(conditions)} settings"
-        alt = f"Box plots over clients for {methods}."
+        alt = (
+            f"Box plots over clients for {len(study.methods)} methods in"
+            f" {len(conditions)} settings."
+        )
         files.append(store(picture, folder, name, caption, alt))
     return files
 

@@ -14,7 +14,6 @@ from fedhet.report.comparisons import (
     ASSUMPTIONS,
     against_reference,
     comparison_table,
-    in_setting,
     pairs_table,
     sentences,
 )
@@ -27,8 +26,8 @@ PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
 TABLES = (
-    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|seconds|bytes|memory"
-    "|methods|tuned|missing|runs|environment"
+    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|costs|seconds|bytes"
+    "|memory|methods|tuned|missing|runs|environment"
 )
 FIGURES = (
     "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
@@ -96,7 +95,7 @@ def compose(found: Results, pictures: Path) -> Document:
     study, experiment = Study(found), found.source.experiment
     tested = against_reference(study)
     notes = experiment.get("report", {}).get("notes") or []
-    own = {name: in_setting(study, name).set_index("a")["difference"] for name in study.conditions}
+    own = {name: each.set_index("a")["difference"] for name, each in study.differences.items()}
     costs, tuned = tables.cost_tables(study), tables.tuning_table(study)
     missing, made = tables.missing_table(study), tables.making_section(study)
     duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)

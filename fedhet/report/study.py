@@ -14,6 +14,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.record.summary import OWN_MODELS, method_name, own_models, own_score, validation_score
 from fedhet.report.results import DIVERGED, FoundRun, Results, Values
+from fedhet.report.statistics import compare
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.
@@ -197,6 +198,18 @@ class Study:
         gaps = scores.sub(scores[self.reference], axis=0)
         own = {m: gaps[m].dropna().unstack("setting").dropna().mean(axis=1) for m in gaps}
         return pd.DataFrame(own)
+
+    @cached_property
+    def differences(self) -> dict[str, pd.DataFrame]:
+        """How each method differs from the reference, by condition, as `statistics.compare` has it.
+
+        The frame of a condition in which the reference has no result is empty.
+        """
+        blocks = {name: self.blocks(self.metric, name) for name in self.conditions}
+        return {
+            name: compare(own if self.reference in own else pd.DataFrame(), self.reference)
+            for name, own in blocks.items()
+        }
 
     @cached_property
     def rates(self) -> dict[str, str]:

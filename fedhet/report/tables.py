@@ -169,13 +169,13 @@ THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
 COSTS = ("rounds", "bytes", "seconds")
 NEVER = TableEntry("never reached")
 NOT_RECORDED = "not recorded"
-MEMORY = ["memory.peak", "memory.gpu_peak", "client_state.bytes"]
+OF_A_RUN = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
 PLACE = ["setting", "method"]
 
 
 def cost_tables(study: Study) -> list[Table]:
     """All tables of costs that the runs have something for."""
-    made = [thresholds(study), seconds(study), sent(study), memory(study)]
+    made = [thresholds(study), run_costs(study), seconds(study), sent(study)]
     return [table for table in made if table]
 
 
@@ -249,8 +249,7 @@ def seconds(study: Study) -> Table | None:
     means = _by_phase(study, "seconds.")
     if means is None:
         return None
-    kinds = list(means.columns)
-    means["sum"] = means.sum(axis=1)
+    means.insert(0, "sum", means.sum(axis=1))
     caption = (
         "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
         " machines named below; compare them only between runs of equal load. The start of a run is"
@@ -266,7 +265,7 @@ def seconds(study: Study) -> Table | None:
         ("phase", "phase"),
         *(
             (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], "z.2f"))
-            for kind in ("sum", *kinds)
+            for kind in map(str, means)
         ),
     ]
     return Table.of(
@@ -288,16 +287,24 @@ def sent(study: Study) -> Table | None:
     ]
     caption = (
         "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
-        " mean over seeds: payloads, without evaluations and the overhead of the transport."
+        " mean over seeds: payloads, without evaluations and the overhead of the transport. The"
+        " kind “model” is the weights; other kinds begin with the name of what sends them, whose"
+        " help says what they are (for instance python -m fedhet --help method=scaffold)."
     )
-    columns: Columns = [
-        *_place(study),
-        ("phase", "phase"),
-        ("direction", "way"),
-        ("kind", "kind"),
-        ("bytes", lambda r: _bytes(r["bytes"])),
-    ]
-    return Table.of("bytes", "Bytes by phase", caption, records, columns, folded=True)
+    return Table.of(
+        "bytes",
+        "Bytes by phase",
+        caption,
+        records,
+        [
+            *_place(study),
+            ("phase", "phase"),
+            ("direction", "way"),
+            ("kind", "kind"),
+            ("bytes", lambda r: _bytes(r["bytes"])),
+        ],
+        folded=True,
+    )
 
 
 def _by_phase(study: Study, prefix: str) -> pd.DataFrame | None:
@@ -312,23 +319,33 @@ def _by_phase(study: Study, prefix: str) -> pd.DataFrame | None:
     return runs.groupby([*PLACE, "phase"], sort=False)[columns].mean()
 
 
-def memory(study: Study) -> Table:
-    """The peak memory of a run's process, and what clients store."""
-    runs = run_frame(study).reindex(columns=[*PLACE, *MEMORY])
-    groups = runs.astype(dict.fromkeys(MEMORY, float)).groupby(PLACE, sort=False)
+def run_costs(study: Study) -> Table:
+    """Seconds and bytes of a whole run, the peak memory of its process, and what clients store."""
+    runs = run_frame(study)
+    for way in ("up", "down"):
+        runs[way] = runs.filter(like=f"bytes.{way}.").sum(axis=1, min_count=1)
+    runs = runs.reindex(columns=[*PLACE, *OF_A_RUN])
+    groups = runs.astype(dict.fromkeys(OF_A_RUN, float)).groupby(PLACE, sort=False)
     caption = (
-        "Memory, as the mean over seeds. The peak is that of the whole process from its start: of"
-        " runs that share a process it is the peak of all of them so far, and worker processes are"
-        " not in it. Folders of earlier versions have none. The last column is what all clients"
-        " together keep between rounds."
+        "Of a whole run, as the mean over seeds; two tables below divide it by phase. Clients send"
+        " and receive without the evaluations. The peak is that of the whole process from its"
+        " start: of runs that share a process it is the peak of all of them so far, and worker"
+        " processes are not in it. Folders of earlier versions have none. The last column is what"
+        " all clients together keep between rounds."
     )
-    columns = [
+    total: Columns = [("seconds", lambda r: number(r["seconds.total"], ".2f"))]
+    columns: Columns = [
         *_place(study),
+        *(total if study.comparable_seconds else []),
+        ("sent by clients", lambda r: _bytes(r["up"])),
+        ("received", lambda r: _bytes(r["down"])),
         ("peak of the process", lambda r: _bytes(r["memory.peak"])),
         ("peak on the GPU", lambda r: _bytes(r["memory.gpu_peak"])),
         ("stored by clients", lambda r: _bytes(r["client_state.bytes"])),
     ]
-    return Table.of("memory", "Memory", caption, groups.mean().reset_index(), columns, folded=True)
+    return Table.of(
+        "costs", "Seconds, bytes and memory", caption, groups.mean().reset_index(), columns
+    )
 
 
 # ---- how the runs were made: configuration, versions, machines, seeds, and what is missing

@@ -20,7 +20,7 @@ from fedhet.report.figures import panels
 from fedhet.report.page import FIGURES, TABLES
 from fedhet.report.results import results
 from fedhet.report.study import Study
-from fedhet.report.tables import deciding, memory, mixed_code, thresholds
+from fedhet.report.tables import deciding, mixed_code, run_costs, thresholds
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
 SEEDS = list(range(12))
@@ -254,7 +254,16 @@ def test_a_threshold_that_is_never_reached_says_so(experiment: Path) -> None:
 
 
 def test_folders_without_a_peak_of_memory_say_so(whole: Path) -> None:
-    assert {row[2].text for row in memory(Study(results(whole))).rows} == {"not recorded"}
+    assert {row[5].text for row in run_costs(Study(results(whole))).rows} == {"not recorded"}
+
+
+def test_the_bytes_of_a_run_are_those_of_all_kinds(experiment: Path) -> None:
+    cells = json.loads((experiment / "experiment.json").read_text())["cells"]
+    for cell in cells:
+        sent = {"up": {"model": 5000, "own.extra": 250}, "down": {"model": 7000}}
+        change(experiment / cell["folder"] / "summary.json", bytes=sent)
+    for row in run_costs(Study(results(experiment))).rows:
+        assert [entry.text for entry in row[3:5]] == ["5.25 kB", "7 kB"]
 
 
 def test_mixed_versions_of_the_code_are_named(experiment: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_the_mean_over_settings_hides_no_change_of_sign(tmp_path: Path) -> None:
     axes["seed"] = list(range(8))
     told = summary(Study(fedhet.results(make_experiment(tmp_path / "made", axes, score))))
     assert told[1].startswith("Shown to be better than A: B by 0.0")
+    least, most = re.findall("by setting (.+?) to (.+?)\\)", told[1])[0]
+    assert abs(float(least) + 0.1) < 0.02 and abs(float(most) - 0.2) < 0.02
     assert told[2] == "Better in some settings and worse in others: B; see the picture."
 
 
