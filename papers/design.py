@@ -220,16 +220,12 @@ class Rates(NamedTuple):
 
     Attributes:
         false_alarms: the share of the draws in which two equal methods are called different.
-        found: gap -> the share in which a method that is better by it is called so.
+        smallest_gap: the first of GAPS by which a better method is called so in a share of POWER of
+            the draws; None if it is at none.
     """
 
     false_alarms: float
-    found: dict[float, float]
-
-    @property
-    def smallest_gap(self) -> float | None:
-        """The smallest gap that is found often enough; None if none is."""
-        return next((gap for gap, share in self.found.items() if share >= POWER), None)
+    smallest_gap: float | None
 
 
 def rates(cells: pd.DataFrame, design: Design) -> dict[str, Rates]:
@@ -252,8 +248,8 @@ def rates(cells: pd.DataFrame, design: Design) -> dict[str, Rates]:
     for name in every[True]:
         least = margin[name] if design.margin else 0.0
         alarms = max(called(every[paired][name], 0.0, least) for paired in every)
-        power = {gap: called(every[False][name], gap, least) for gap in GAPS}
-        found[name] = Rates(alarms, power)
+        often = (gap for gap in GAPS if called(every[False][name], gap, least) >= POWER)
+        found[name] = Rates(alarms, next(often, None))
     return found
 
 
