@@ -169,7 +169,7 @@ THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
 COSTS = ("rounds", "bytes", "seconds")
 NEVER = TableEntry("never reached")
 NOT_RECORDED = "not recorded"
-OF_A_RUN = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
+RUN_COSTS = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
 PLACE = ["setting", "method"]
 
 
@@ -252,8 +252,8 @@ def seconds(study: Study) -> Table | None:
     means.insert(0, "sum", means.sum(axis=1))
     caption = (
         "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
-        " machines named below; compare them only between runs of equal load. The start of a run is"
-        " not in them."
+        " machines named below. The start of a run is not in them, so that they add up to less than"
+        " those of the whole run."
     )
     if not study.comparable_seconds:
         caption += (
@@ -324,14 +324,16 @@ def run_costs(study: Study) -> Table:
     runs = run_frame(study)
     for way in ("up", "down"):
         runs[way] = runs.filter(like=f"bytes.{way}.").sum(axis=1, min_count=1)
-    runs = runs.reindex(columns=[*PLACE, *OF_A_RUN])
-    groups = runs.astype(dict.fromkeys(OF_A_RUN, float)).groupby(PLACE, sort=False)
+    runs = runs.reindex(columns=[*PLACE, *RUN_COSTS])
+    groups = runs.astype(dict.fromkeys(RUN_COSTS, float)).groupby(PLACE, sort=False)
     caption = (
-        "Of a whole run, as the mean over seeds; two tables below divide it by phase. Clients send"
-        " and receive without the evaluations. The peak is that of the whole process from its"
-        " start: of runs that share a process it is the peak of all of them so far, and worker"
-        " processes are not in it. Folders of earlier versions have none. The last column is what"
-        " all clients together keep between rounds."
+        "Of a whole run, as the mean over seeds; the two tables below divide seconds and bytes by"
+        " phase. Seconds, shown where no runs shared a process, are those from a run's start to its"
+        " end, evaluations included; compare them only between runs of equal load. Bytes are"
+        " without evaluations. The peak is that of the whole process from its start: of runs that"
+        " share a process it is the peak of all of them so far, and worker processes are not in it."
+        " Folders of earlier versions have none. The last column is what all clients together keep"
+        " between rounds."
     )
     total: Columns = [("seconds", lambda r: number(r["seconds.total"], ".2f"))]
     columns: Columns = [
