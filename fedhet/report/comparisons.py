@@ -222,8 +222,8 @@ def _between(row: Mapping[str, Any], every: pd.DataFrame, sign: int) -> str:
     """The interval of a difference and, of several settings, the least and the most in them."""
     low, high = sorted((sign * row["low"], sign * row["high"]))
     own = sorted(sign * every.loc[every["a"] == row["a"], "difference"])
-    ends = f"; by setting {own[0]:.3f} to {own[-1]:.3f}" if len(own) > 1 else ""
-    return f"95 % interval {low:.3f} to {high:.3f}{ends}"
+    ends = f"; by setting {own[0]:z.3f} to {own[-1]:z.3f}" if len(own) > 1 else ""
+    return f"95 % interval {low:z.3f} to {high:z.3f}{ends}"
 
 
 def _seeds(row: Mapping[str, Any]) -> str:
