@@ -63,7 +63,7 @@ def pair(x: Any, y: Any, where: str = "") -> Pair:
     Raises:
         DataError: they are something else, or differ in length.
     """
-    tensors = _whole(x, f"{where}x"), _whole(y, f"{where}y")
+    tensors = _whole(x, f"{where}x", table=2), _whole(y, f"{where}y")
     lengths = [len(t) if t.ndim else 1 for t in tensors]
     if lengths[0] != lengths[1] or not all(t.ndim for t in tensors):
         raise DataError(
@@ -71,6 +71,14 @@ def pair(x: Any, y: Any, where: str = "") -> Pair:
             f" {tuple(tensors[0].shape)} and {tuple(tensors[1].shape)}; each sample needs both"
         )
     return tensors
+
+
+def are_pixels(x: Tensor | np.ndarray) -> bool:
+    """Whether inputs (n, ...) are pixels 0 .. 255: images (n, H, W) or (n, C, H, W) of uint8.
+
+    All others are the numbers that they say, also a table (n, F) of uint8.
+    """
+    return x.ndim > 2 and x.dtype in (torch.uint8, np.uint8)
 
 
 def length(value: Any) -> int:
@@ -144,7 +152,7 @@ def _stacked(items: Any, where: str) -> Pair:
                 f" {_first_line(error)}"
             ) from error
         parts = [
-            _single(part, f"{place}: {name}")
+            _single(part, f"{place}: {name}", 1 if name == "x" else 0)
             for part, name in zip(_item_pair(item, place), "xy", strict=True)
         ]
         if not stacked:
@@ -178,8 +186,8 @@ def _item_pair(item: Any, place: str) -> Sequence[Any]:
     raise DataError(f"{place} is {_what(item)}{many}; expected a pair (x, y)")
 
 
-def _single(value: Any, what: str) -> Tensor:
-    """Return the input or the target of one sample as a tensor."""
+def _single(value: Any, what: str, table: int = 0) -> Tensor:
+    """Return the input or the target of one sample as a tensor; see `_numbers`."""
     if type(value).__module__.partition(".")[0] == "PIL":
         raise DataError(
             f"{what} is a PIL image ({value.mode}, {value.size[0]} x {value.size[1]} pixels);"
@@ -188,15 +196,15 @@ def _single(value: Any, what: str) -> Tensor:
         )
     if isinstance(value, Tensor):
         return value.detach()
-    return _numbers(value, what)
+    return _numbers(value, what, table)
 
 
-def _whole(values: Any, what: str) -> Tensor:
-    """Return the inputs or the targets of all samples as a tensor."""
+def _whole(values: Any, what: str, table: int = 0) -> Tensor:
+    """Return the inputs or the targets of all samples as a tensor; see `_numbers`."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, list | tuple) and values and not isinstance(values[0], int | float):
-        rows = [_single(value, f"{what}[{row}]") for row, value in enumerate(values)]
+        rows = [_single(value, f"{what}[{row}]", table - 1) for row, value in enumerate(values)]
         for row, one in enumerate(rows):
             if one.shape != rows[0].shape or one.dtype != rows[0].dtype:
                 raise DataError(
@@ -204,11 +212,15 @@ def _whole(values: Any, what: str) -> Tensor:
                     f" {_what(rows[0])}; all samples must have one shape and type"
                 )
         return torch.stack(rows)
-    return _numbers(values, what)
+    return _numbers(values, what, table)
 
 
-def _numbers(value: Any, what: str) -> Tensor:
-    """Return a number, or an array of numbers, as a tensor; float64 becomes torch's default."""
+def _numbers(value: Any, what: str, table: int = 0) -> Tensor:
+    """Return a number, or an array of numbers, as a tensor.
+
+    NumPy's default, float64, becomes torch's, but for a table of inputs, which has `table`
+    dimensions: it stays exact until it is normalised.
+    """
     problem = f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers"
     if isinstance(value, str | bytes) or value is None or isinstance(value, Mapping):
         raise DataError(problem)
@@ -218,8 +230,8 @@ def _numbers(value: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{problem}: {_first_line(error)}") from error
-    # NumPy's own default, which no model of torch's default type accepts.
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+    exact = tensor.dtype != torch.float64 or (table > 0 and tensor.ndim == table)
+    return tensor if exact else tensor.to(torch.get_default_dtype())
 
 
 def _what(value: Any) -> str:

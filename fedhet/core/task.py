@@ -22,8 +22,8 @@ class Samples:
     """A set of n samples.
 
     Attributes:
-        x: (n, ...) the inputs: uint8 for images (0..255), floating point (in [0, 1] for images),
-            or token numbers.
+        x: (n, ...) the inputs: images as uint8 (0..255) or floating point (in [0, 1]); a table
+            (n, F) of floating point, or of uint8, which becomes floating point; or token numbers.
         y: (n, ...) the targets.
     """
 
@@ -32,7 +32,8 @@ class Samples:
 
     def __post_init__(self) -> None:
         x, y = objects.pair(self.x, self.y)  # numpy arrays and lists are accepted
-        object.__setattr__(self, "x", x)
+        table = x.dtype == torch.uint8 and not objects.are_pixels(x)
+        object.__setattr__(self, "x", x.float() if table else x)
         # Losses of classes take numbers of this type only.
         whole = y.ndim == 1 and not y.is_floating_point() and y.dtype != torch.bool
         object.__setattr__(self, "y", y.long() if whole else y)

@@ -18,6 +18,7 @@ from fedhet.core import streams
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
+from fedhet.core.objects import are_pixels
 from fedhet.core.task import Pixels, Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
@@ -252,17 +253,22 @@ class Workspace:
     def floating(self, samples: Samples) -> Samples:
         """The samples on the device, images in [0, 1]."""
         samples = samples.to(self.device)
-        if samples.x.dtype != torch.uint8:
-            return samples
+        if not are_pixels(samples.x):
+            return Samples(self._typed(samples.x), samples.y)
         return Samples(samples.x.float().div_(255), samples.y)
 
     def transformed(self, x: Tensor) -> Tensor:
         """Inputs after the task's transform, ready for the model."""
-        return self._laid_out(x if self.task.transform is None else self.task.transform(x))
+        x = x if self.task.transform is None else self.task.transform(x)
+        return self._laid_out(self._typed(x))
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Training inputs after the task's augmentation."""
         return self._laid_out(x if self.task.augment is None else self.task.augment(x, generator))
+
+    def _typed(self, x: Tensor) -> Tensor:
+        """Inputs in the model's type; tables are float64 until they are normalised."""
+        return x.to(self.parameters[0].dtype) if x.dtype == torch.float64 else x
 
     def _laid_out(self, x: Tensor) -> Tensor:
         if self.speed.channels_last and x.ndim == 4:
@@ -282,7 +288,7 @@ class Workspace:
     def prepared(self, samples: Samples) -> Samples:
         """The samples on the device, ready for the model."""
         samples = samples.to(self.device)
-        if samples.x.dtype != torch.uint8:
+        if not are_pixels(samples.x):
             return Samples(self.transformed(samples.x), samples.y)
         # Another transform may make something of several images together.
         by_image = self.task.transform is None or hasattr(self.task.transform, "in_place")

@@ -23,7 +23,7 @@ from fedhet.data.files import cache_root
 
 log = logging.getLogger("fedhet.data")
 
-_FORMAT = 4  # part of every key: increase it when the layout or the meaning of an entry changes
+_FORMAT = 5  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ Classes = int | Sequence[str] | None
 _MOST_CLASSES = 20
 _FEWEST_SAMPLES = 5
 _MOST_NAMES = 1_000_000  # of classes that are given by their number
+# A whole number as some files write it, with a fraction of zeros.
+_WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")
+_PLAIN = (str, bool, int, float, Decimal, np.bool_, np.number)
 LEFT_OUT = "%s: samples that miss a value and are left out (dataset.missing=drop): %d"
 
 
@@ -46,6 +50,12 @@ def place(source: str, row: int) -> str:
     """
     is_csv = re.search(r"\.csv($|, column)", source)
     return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
+
+
+def listed(names: Sequence[object], most: int = 20) -> str:
+    """The names in a row; of very many, the first ones and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column: str = "") -> None:
@@ -64,6 +74,39 @@ def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column:
         row = int(wrong[0])
         where = f", column {column!r}" if column else ""
         raise DataError(f"{place(source, row)}{where}: {told(row)}")
+
+
+def spelled(value: Any) -> str:
+    """The one spelling of a label, an owner or a level, from whatever file or setting it comes.
+
+    1, 1.0 and the text 1.0 are "1", and true is "True"; any other text, such as 01, stays itself.
+    """
+    if isinstance(value, str):
+        if whole := _WHOLE.fullmatch(value):
+            return "0" if whole[1] == "-0" else whole[1]
+        return value.title() if value.lower() in ("true", "false") else value
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value % 1 == 0:
+        value = int(value)
+    return str(value)
+
+
+def identifiers(values: np.ndarray) -> np.ndarray:
+    """Labels or owners (n,) as whole numbers, where all are such, or as text, see `spelled`."""
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64)
+    if values.dtype.kind == "f" and (values % 1 == 0).all() and (np.abs(values) < 2**63).all():
+        return values.astype(np.int64)
+    return np.array([spelled(value) for value in values.tolist()], np.str_)
+
+
+def plain(values: np.ndarray) -> np.ndarray:
+    """(n,) whether each value is a number or a text, and no date, duration, list or bytes."""
+    if values.dtype != object:
+        return np.full(len(values), values.dtype.kind in "biufU")
+    return np.array(
+        [isinstance(value, _PLAIN) and not isinstance(value, np.timedelta64) for value in values],
+        bool,
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +143,11 @@ class RawSamples:
                 raise DataError(
                     f"{self.x_source}: the {what} have shape {values.shape}; expected"
                     f" ({len(self.x)},), one for each sample"
+                )
+            if values is not None and values.dtype.kind not in "biufUO":
+                raise DataError(
+                    f"{self.x_source}: the {what} are {values.dtype}; expected numbers or text, so"
+                    " write dates and durations as text"
                 )
         if self.owners is not None and self.owners.dtype.kind == "f":
             known = ~np.isnan(self.owners)
@@ -179,11 +227,10 @@ def dataset_arrays(
         arrays["dropped"] = np.array(dropped)
     if owners is not None:
         # as numbers, in the order of their names
-        sortable = owners if owners.dtype.kind in "iu" else owners.astype(np.str_)
-        names, numbers = np.unique(sortable, return_inverse=True)
+        names, numbers = np.unique(identifiers(owners), return_inverse=True)
         arrays |= {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
         if test_owners is not None:
-            arrays["test_owners"] = test_owners.astype(np.str_)
+            arrays["test_owners"] = identifiers(test_owners).astype(np.str_)
     return arrays
 
 
@@ -193,7 +240,8 @@ def assemble(
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
     Further arrays are used where they are present: dropped, target, numbers, vocabulary, padding,
-    columns, owners with owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or
+    columns, by_default and unrepeated (see `fedhet.data.tables.Columns.read`), owners with
+    owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or
     of the numbers to predict, stands for the array of that name where the data themselves state it.
 
     Args:
@@ -212,6 +260,17 @@ def assemble(
             log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
     if "dropped" in arrays:
         log.info(LEFT_OUT, name, arrays["dropped"])
+    if "columns" in arrays:
+        log.info("%s: %d rows for training, %d for testing", name, len(x), len(test_x))
+    if "by_default" in arrays:
+        chosen = arrays["by_default"].tolist()
+        log.info("%s: the inputs, which dataset.features does not name: %s", name, listed(chosen))
+    if "unrepeated" in arrays:
+        log.warning(
+            "%s: in %s no two rows have the same whole number, as in a column that numbers its"
+            " rows; if it is no measurement, name the inputs in dataset.features",
+            *(name, listed(arrays["unrepeated"].tolist())),
+        )
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
     if reason:
         log.info("%s: dataset.target=%s: %s", name, target, reason)
@@ -374,7 +433,7 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
         lengths = {len(each) for each in lists}
         numeric = all(each.dtype.kind in "biuf" for each in lists)
         if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
-            return [[str(label) for label in each.tolist()] for each in lists]
+            return [[spelled(label) for label in each.tolist()] for each in lists]
         y = np.stack(lists)
     if y.dtype.kind not in "biuf":
         raise DataError(
@@ -443,12 +502,13 @@ def class_names(classes: int | Sequence[str]) -> np.ndarray:
     if isinstance(classes, int):
         count = check.integer("dataset.classes", classes, low=1, high=_MOST_NAMES)
         return np.arange(count).astype(np.str_)
-    if isinstance(classes, str) or not classes or len(set(map(str, classes))) < len(classes):
+    names = [] if isinstance(classes, str) else list(map(spelled, classes))
+    if not names or len(set(names)) < len(names) or None in classes:
         raise ConfigError(
             f"dataset.classes={classes}: must be null, a number of classes, or a list of distinct"
             " labels"
         )
-    return np.array([str(label) for label in classes])
+    return np.array(names)
 
 
 def _plain_labels(samples: RawSamples) -> np.ndarray:
@@ -463,7 +523,7 @@ def _plain_labels(samples: RawSamples) -> np.ndarray:
             whole = labels.astype(np.int64) == labels
         expected = "expected a class: a whole number or text"
         check_rows(samples.y_source, whole, lambda row: f"label {labels[row]}; {expected}")
-    return labels.astype(np.int64 if labels.dtype.kind in "iuf" else np.str_)
+    return identifiers(labels)
 
 
 def _class_numbers(labels: np.ndarray, names: np.ndarray, source: str) -> np.ndarray:

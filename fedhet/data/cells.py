@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.arrays import RawSamples, check_rows
+from fedhet.core.errors import ConfigError
+from fedhet.data.arrays import RawSamples, check_rows, plain, spelled
 from fedhet.data.dataset import DROP, MISSING, REFUSE
 
 if TYPE_CHECKING:
     import pandas
+
+
+_ADVICE = (
+    "a date or a duration is given as a number, such as the days since a fixed date, and a list as"
+    " several columns. dataset.features chooses the columns, dataset.categories those of"
+    " categories, dataset.text one of texts (--features, --category and --text of `data declare`)"
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,10 @@ class Cells:
             if given is None:
                 continue
             named = [] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
+            nothing = None in named
             if not all(type(level) in (int, float) for level in named):
-                named = [str(level) for level in named]
-            if len(named) < 2 or len(set(named)) < len(named):
+                named = list(map(spelled, named))
+            if len(named) < 2 or len(set(named)) < len(named) or nothing:
                 raise ConfigError(
                     f"dataset.categories.{column}={given}: must be a list of distinct levels, at"
                     " least two, all numbers or all texts"
@@ -63,6 +71,11 @@ class Cells:
         """What determines the inputs, for the cache and for digests; [] where nothing is set."""
         known = (list(self._levels.items()), self.missing)
         return [] if known == ([], REFUSE) else list(known)
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """The columns whose levels are texts, and these levels."""
+        return {key: own for key, own in self._levels.items() if isinstance(own[0], str)}
 
     def inputs(self, columns: Sequence[str]) -> list[str]:
         """The names of the inputs that the columns of a table become.
@@ -86,14 +99,14 @@ class Cells:
         return [name for name in inputs if name not in made] + list(self._levels)
 
     def read(self, frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
-        """The inputs (n, F) float32 of a table, with NaN for missing cells.
+        """The inputs (n, F) float64 of a table, with NaN for missing cells.
 
         Raises:
             DataError: a cell is no finite number, or none of the levels, or is missing where that
                 is refused; the message names the file, the row and the column.
         """
         names = self.inputs(columns)
-        x = np.empty((len(frame), len(names)), np.float32)
+        x = np.empty((len(frame), len(names)))
         for column in columns:
             if column not in self._levels:
                 x[:, names.index(column)] = self._number(frame[column], column, source)
@@ -110,29 +123,24 @@ class Cells:
         return samples.without(missing) if missing.any() else samples
 
     def _number(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
-        """(n,) float32."""
-        found = _numbers(cells, column, source)
-        with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
-            x = found.astype(np.float32)
-        expected = (
-            "finite numbers; dataset.features chooses the columns, dataset.categories those of"
-            " categories, dataset.text one of texts (--features, --category and --text of `data"
-            " declare`)"
-        )
-        self._check(cells, np.isfinite(x), expected, column, source)
+        """(n,) float64."""
+        x = _numbers(cells, column, source)
+        good = np.abs(x) <= np.finfo(np.float32).max
+        self._check(cells, good, f"finite numbers; {_ADVICE}", column, source)
         return x
 
     def _dummies(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
-        """(n, levels - 1) float32."""
+        """(n, levels - 1) float64."""
         levels = self._levels[column]
         if isinstance(levels[0], str):
-            found = cells.astype(str).to_numpy(object)
+            known = _plain(cells, column, source)
+            found = np.array([spelled(cell) for cell in known.tolist()], object)
         else:
             found = _numbers(cells, column, source)
         matches = found[:, None] == np.array(levels, found.dtype)
         expected = f"one of the levels {levels} (dataset.categories.{column})"
         self._check(cells, matches.any(1), expected, column, source)
-        x = matches[:, 1:].astype(np.float32)
+        x = matches[:, 1:].astype(np.float64)
         x[cells.isna().to_numpy()] = np.nan
         return x
 
@@ -144,14 +152,29 @@ class Cells:
         check_rows(source, good, partial(_told, cells, expected), column)
 
 
-def _numbers(cells: pandas.Series, column: str, source: str) -> np.ndarray:
-    """(n,) float64, with NaN for what is no number."""
-    from pandas import to_numeric
+def _plain(cells: pandas.Series, column: str, source: str) -> np.ndarray:
+    """The cells (n,) in numpy's type, which are numbers or texts, or are missing."""
+    values = cells.to_numpy()
+    good = plain(values) | cells.isna().to_numpy()
+    if values.dtype.kind in "mM":  # also a column of which all are missing
+        good[:] = False
+    check_rows(
+        source, good, lambda row: f"{_shown(cells, row)}; expected numbers; {_ADVICE}", column
+    )
+    return values
 
-    try:
-        return to_numeric(cells, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    except TypeError as error:  # the cells are lists, for example
-        raise DataError(f"{source}, column {column!r}: expected numbers ({error})") from error
+
+def _numbers(cells: pandas.Series, column: str, source: str) -> np.ndarray:
+    """(n,) float64, with NaN for what is missing, or no number."""
+    from pandas import Series, to_numeric
+
+    values = Series(_plain(cells, column, source))
+    found = to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return np.where(cells.isna().to_numpy(), np.nan, found)
+
+
+def _shown(cells: pandas.Series, row: int) -> str:
+    return f"{cells.iloc[[row]].tolist()[0]!r:.60}"
 
 
 def _told(cells: pandas.Series, expected: str, row: int) -> str:
@@ -160,4 +183,4 @@ def _told(cells: pandas.Series, expected: str, row: int) -> str:
             "the cell is empty, or says that its value is missing; fill it in, leave the row or"
             " the column out, or choose dataset.missing=drop or median"
         )
-    return f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected {expected}"
+    return f"{_shown(cells, row)}; expected {expected}"

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
+from fedhet.core.objects import are_pixels
 from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.array_cache import Arrays, cached_arrays
+from fedhet.data.arrays import listed
 from fedhet.data.dataset import AUTO, OWN, Dataset
 from fedhet.data.moments import Own, moments
 from fedhet.data.partition import Partition, Scheme, check_split, labels_digest
@@ -124,7 +126,7 @@ class FederatedData(Sequence[ClientData]):
 
     def _add_noise(self, samples: Samples, pid: int) -> Samples:
         """Add noise to all of a client's samples, so that it does not depend on the split."""
-        x = samples.x.float().div_(255) if samples.x.dtype == torch.uint8 else samples.x
+        x = samples.x.float().div_(255) if are_pixels(samples.x) else samples.x
         draws = generator(self._seed, "noise", pid=pid).standard_normal(x.shape, dtype=np.float32)
         noise = torch.from_numpy(draws).mul_(self.noise_sd(pid))
         return Samples(noise.add_(x).clamp_(0, 1), samples.y)
@@ -306,6 +308,7 @@ class RunData:
         labels = dataset.y.numpy()
         partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
         data = cls(cfg, scheme, dataset, partition)
+        data._warn_of_left_out()
         data = replace(data, dataset=data._measured())
         return replace(data, dataset=data._tested())
 
@@ -314,6 +317,29 @@ class RunData:
         """The clients' data."""
         return FederatedData(
             self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
+        )
+
+    def _warn_of_left_out(self) -> None:
+        """Say how many samples, and which classes, are at no client."""
+        dataset = self.dataset
+        left_out = np.ones(len(dataset.y), bool)
+        for indices in self.partition.indices:
+            left_out[indices] = False
+        if not left_out.any():
+            return
+        missing: list[str] = []
+        if dataset.target in WITH_CLASSES:
+            at_clients, at_all = (
+                np.bincount(dataset.y.numpy()[rows], minlength=len(dataset.classes)) > 0
+                for rows in (~left_out, slice(None))
+            )
+            missing = [dataset.classes[c] for c in np.flatnonzero(at_all & ~at_clients)]
+        where = "" if dataset.test is None else "; the global test set has them"
+        log.log(
+            logging.WARNING if missing else logging.INFO,
+            "partition=%s gives %d of %d samples to no client%s",
+            *(self.partition.name, left_out.sum(), len(left_out)),
+            f", and no client has the classes {listed(missing)}{where}" if missing else "",
         )
 
     def _measured(self) -> Dataset:

@@ -52,7 +52,9 @@ def cache_root() -> Path:
     return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
 
 
-def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
+def find_folder(
+    data_dir: str, layouts: Sequence[Layout], hint: str, others: Sequence[Path] = ()
+) -> Path:
     """The first folder that contains everything that one of `layouts` requires.
 
     Args:
@@ -62,6 +64,7 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
         layouts: pairs (folder under `data_dir`, names or patterns of what it must contain), in
             order of preference.
         hint: how to get the data, for the error message.
+        others: what `data_dir` can also mean, last of all.
 
     Raises:
         ConfigError: the folder is not text.
@@ -71,7 +74,9 @@ def find_folder(data_dir: str, layouts: Sequence[Layout], hint: str) -> Path:
     for folder, _ in layouts:
         check.text("dataset.folder", folder)
     places = [
-        (permitted(root / folder), names) for root in roots(data_dir) for folder, names in layouts
+        (permitted(root / folder), names)
+        for root in [*roots(data_dir), *others]
+        for folder, names in layouts
     ]
     for place, names in places:
         if place.is_dir() and all(any(place.glob(name)) for name in names):
@@ -98,12 +103,17 @@ def find_file(data_dir: str, key: str, file: object) -> Path:
 
 
 def find_path(data_dir: str, name: str, hint: str) -> Path:
-    """The file or folder of this name, absolute or under `data_dir`; see `find_folder`."""
+    """The file or folder of this name, absolute or under `data_dir`; see `find_folder`.
+
+    With the default `data_dir` it is also looked for in the working directory itself, unless the
+    settings are `confined`.
+    """
     path = Path(name)
     contents = [escape(path.name)] if path.name else []  # "." and "/" have no name
     for root in roots(data_dir):
         permitted(root / name)
-    return find_folder(data_dir, [(str(path.parent), contents)], hint) / path.name
+    here = [] if _confined.get() or data_dir != "data" else [Path.cwd()]
+    return find_folder(data_dir, [(str(path.parent), contents)], hint, here) / path.name
 
 
 def roots(data_dir: str) -> list[Path]:

@@ -26,7 +26,8 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, check_rows, labels_from_zero
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import Layout, download_hint, find_folder
-from fedhet.data.tables import check_columns, read_frame
+from fedhet.data.frames import read_frame
+from fedhet.data.tables import check_columns
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.objects import are_pixels
 from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays
 from fedhet.data.dataset import MEDIAN, OWN, Dataset
 
 _ROWS = 1024  # of moments at a time: a copy in float64
+_ROUNDING = 1e-12  # relative, of a mean in float64 over any number of rows
 
 
 # ---- mean and standard deviation of samples that come in parts
@@ -58,7 +60,7 @@ class Moments:
                 "no client has a training sample on which mean and std could be measured"
             )
         std = np.sqrt(self.squares / np.maximum(self.count, 1))
-        constant = std <= np.finfo(np.float32).eps * np.abs(self.mean)
+        constant = std <= _ROUNDING * np.abs(self.mean)
         return {"mean": self.mean, "std": np.where(constant, 1.0, std)}
 
 
@@ -84,7 +86,7 @@ def moments(parts: Iterable[np.ndarray]) -> Moments:
 
 
 def _chunks(part: np.ndarray) -> Iterator[Moments]:
-    scale = 255 if part.dtype == np.uint8 else 1
+    scale = 255 if are_pixels(part) else 1
     axes = (0, *range(2, part.ndim))
     for start in range(0, len(part), _ROWS):
         rows = part[start : start + _ROWS].astype(np.float64) / scale
@@ -119,11 +121,11 @@ class Own:
         if dataset.missing == MEDIAN:
             columns = [column[~np.isnan(column)] for column in train.numpy().T]
             found = [float(np.median(values)) if len(values) else np.nan for values in columns]
-            median = torch.tensor(found)
+            median = torch.tensor(found, dtype=torch.float64)
         if dataset.mean != OWN:
             return cls(_completed(median, dataset.mean))
         measured = moments([cls(median)(train).numpy()]).arrays
-        mean, std = (torch.from_numpy(measured[key]).float() for key in ("mean", "std"))
+        mean, std = (torch.from_numpy(measured[key]) for key in ("mean", "std"))
         return cls(_completed(median, mean), mean, std)
 
     @classmethod
@@ -140,7 +142,7 @@ class Own:
                 " partition=natural with all owners, or partition.pool_test=true, or dataset.mean"
                 " and dataset.std as auto or numbers"
             )
-        return cls(torch.tensor(dataset.mean))
+        return cls(torch.tensor(dataset.mean, dtype=torch.float64))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(n, F), with missing cells filled and normalised, as far as that is wanted."""
@@ -162,4 +164,4 @@ def _completed(median: Tensor | None, mean: Any) -> Tensor | None:
     """The medians with the mean for a column without one, where the mean is known."""
     if median is None or isinstance(mean, str):
         return median
-    return torch.where(median.isnan(), torch.as_tensor(mean), median)
+    return torch.where(median.isnan(), torch.as_tensor(mean, dtype=torch.float64), median)

@@ -238,8 +238,6 @@ class DrawnScheme(Scheme):
                 f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
                 f" samples ({self._written()})"
             )
-        if left := n - int(holders.sum()):
-            log.info("partition %s: %d of %d samples are not assigned", self.name, left, n)
 
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -7,30 +7,40 @@ without the header.
 
 from __future__ import annotations
 
-import warnings
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.objects import are_pixels
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import Classes, RawSamples, assemble, check_rows, dataset_arrays
+from fedhet.data.arrays import (
+    Classes,
+    RawSamples,
+    assemble,
+    check_rows,
+    class_names,
+    dataset_arrays,
+    plain,
+)
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import CHOICES, REFUSE, Dataset
 from fedhet.data.files import find_file
+from fedhet.data.frames import CsvFormat, check_memory, read_frame
 from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
     import pandas
 
-SUFFIXES = (".csv", ".parquet")
+# The names that pandas gives to columns without one, in csv and in Parquet files.
+UNNAMED = re.compile(r"\s*|Unnamed: \d+.*|__index_level_\d+__")
 # What np.load raises for a damaged file, or for one that contains objects.
 DAMAGE = (
     OSError,
@@ -64,6 +74,7 @@ def table(
     classes: Classes,
     categories: Mapping[str, Sequence[Any]] | None = None,
     missing: str = REFUSE,
+    read: Mapping[str, Any] | None = None,
     **statistics: Any,
 ) -> Dataset:
     """The dataset of csv files (with a header) or Parquet files.
@@ -75,9 +86,11 @@ def table(
             `fedhet.data.tokens.Texts`.
         test_fraction, features, label, target, owner, classes: see `Columns`.
         categories, missing: see `fedhet.data.cells.Cells`.
+        read: how csv files are written, see `fedhet.data.frames.CsvFormat`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
+        ConfigError: a setting is not allowed, or a column that is an input has no name.
         DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
             number; the message names the file, the row and the column.
     """
@@ -88,12 +101,13 @@ def table(
     texts = Texts.of(text, tokenizer, max_length, data_dir, paths[0].parent)
     cells = Cells(categories, missing)
     columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
+    form = CsvFormat.of(read)
 
-    def read() -> Arrays:
-        return columns.arrays([(str(path), read_frame(path)) for path in paths])
+    def make() -> Arrays:
+        return columns.arrays([(str(path), columns.frame(path, form)) for path in paths])
 
-    key = {"loader": "table", **columns.key, "files": signature(paths)}
-    return assemble(name, key, read, missing=missing, **statistics)
+    key = {"loader": "table", **columns.key, "files": signature(paths), "read": form.given}
+    return assemble(name, key, make, missing=missing, **statistics)
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,20 @@ class Columns:
         """What determines the arrays of a table, for the cache."""
         return {**vars(self), "texts": self.texts and self.texts.key, "cells": self.cells.key}
 
+    def frame(self, path: Path, form: CsvFormat) -> pandas.DataFrame:
+        """The table in a file, with the text of names and texts, see `read_frame`."""
+        classes: Collection[str] = ()
+        if isinstance(self.label, str) and not isinstance(self.classes, int | None):
+            classes = class_names(self.classes).tolist()
+        names: dict[str, Collection[str] | None] = dict(self.cells.names)
+        if self.target != "number":
+            names |= dict.fromkeys(self.labels, classes)
+        if self.owner is not None:
+            names[self.owner] = ()
+        if self.texts is not None:
+            names[self.texts.column] = None
+        return read_frame(path, names, form)
+
     def arrays(self, frames: Sequence[tuple[str, pandas.DataFrame]]) -> Arrays:
         """The dataset's arrays of a table, or of two.
 
@@ -156,15 +184,26 @@ class Columns:
     def read(
         self, frames: Sequence[tuple[str, pandas.DataFrame]]
     ) -> tuple[Arrays, list[RawSamples]]:
-        """The arrays that describe the inputs of such tables, and the samples of each."""
-        (_, frame), *tests = frames
+        """The arrays that describe the inputs of such tables, and the samples of each.
+
+        `by_default` are the inputs that `features` does not name, and `unrepeated` those of them
+        that have a different whole number in each row, as a column of row numbers has.
+        """
+        (source, frame), *tests = frames
         others = [*self.labels, *([] if self.owner is None else [self.owner])]
         if isinstance(self.features, str):
             raise ConfigError(
                 f"dataset.features={self.features}: must be null, or a list of columns:"
                 f" [{self.features}]"
             )
-        used = [column for column in frame.columns if column not in others]
+        used = [str(column) for column in frame.columns if column not in others]
+        by_default = self.texts is None and self.features is None
+        if by_default and (unnamed := [column for column in used if UNNAMED.fullmatch(column)]):
+            raise ConfigError(
+                f"{source}: column {list(frame.columns).index(unnamed[0]) + 1} has no name (pandas"
+                f" calls it {unnamed[0]!r}), and may be the numbers of the rows; name the inputs:"
+                f" dataset.features=[{','.join(c for c in used if c not in unnamed)}]"
+            )
         if self.texts is not None:
             used = [self.texts.column]
         elif self.features is not None:
@@ -180,6 +219,10 @@ class Columns:
         described: Arrays = {"columns": np.array(used)}
         if self.texts is None:
             described = {"columns": np.array(self.cells.inputs(used))}
+            if by_default:
+                described["by_default"] = np.array(used)
+                if numbered := unrepeated(frame, [c for c in used if c not in self.cells.names]):
+                    described["unrepeated"] = np.array(numbered)
             xs = [self.cells.read(frame, used, source) for source, frame in frames]
         else:
             words = {source: text_values(frame, used[0], source) for source, frame in frames}
@@ -207,43 +250,15 @@ class Columns:
         return dataset_arrays(raw[0], test, self.classes, self.test_fraction, self.target)
 
 
-def read_frame(path: Path) -> pandas.DataFrame:
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: a table must be a file that ends in {' or '.join(SUFFIXES)}")
-    import pandas
+def unrepeated(frame: pandas.DataFrame, columns: Iterable[str]) -> list[str]:
+    """Those of the columns that have a different whole number in each row, of at least 20 rows."""
+    from pandas.api.types import is_integer_dtype
 
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow.parquet import read_metadata
-
-            about = read_metadata(path)  # runs of equal values take no room in the file
-            check_memory(4 * about.num_rows * about.num_columns)  # as float32
-            return pandas.read_parquet(path)
-        return _read_csv(path)
-    # KeyError and TypeError come from damaged metadata
-    except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
-        raise DataError(
-            f"{path} is damaged, or not a {path.suffix[1:]} file with a header:"
-            f" {str(error).strip()}"
-        ) from error
-
-
-def _read_csv(path: Path) -> pandas.DataFrame:
-    import pandas
-
-    with warnings.catch_warnings():
-        # pandas only warns about rows with more fields than the header
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, index_col=False).iloc[0]
-        # pandas would rename the second column to "<name>.1": the label would become a feature
-        other = next((mark for mark in ";\t|" if len(header) == 1 and mark in str(header[0])), None)
-        if other:
-            raise ValueError(f"its columns are separated by {other!r}; commas are expected")
-        if header.duplicated().any():
-            column = header[header.duplicated()].iloc[0]
-            raise ValueError(f"it names the column {column!r} twice")
-        # low_memory=False: a column has one type, whatever its chunks look like
-        return pandas.read_csv(path, low_memory=False, index_col=False)
+    return [
+        column
+        for column in columns
+        if is_integer_dtype(frame[column]) and len(frame) >= 20 and frame[column].is_unique
+    ]
 
 
 def check_columns(source: str, present: Iterable[str], required: Iterable[str]) -> None:
@@ -278,13 +293,12 @@ def column_values(
         DataError: a value is missing, or is a list.
     """
     present = frame[column].notna().to_numpy()
-    check_rows(source, present, lambda row: "the cell is empty; expected a value", column)
+    told = "the cell is empty, or says that its value is missing; expected a value"
+    check_rows(source, present, lambda row: told, column)
     values = frame[column].to_numpy()
     if values.dtype == object:
         are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
-        good = ~np.array([isinstance(value, dict) for value in values])
-        if not (lists and are_lists.all()):
-            good &= ~are_lists
+        good = are_lists if lists and are_lists.all() else plain(values)
         check_rows(source, good, lambda row: f"{values[row]}; expected a number or text", column)
     return values
 
@@ -456,16 +470,6 @@ def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     check_memory(sum(sizes[name.removesuffix(".npy")] for name in names))
 
 
-def check_memory(claimed: int) -> None:
-    """Refuse data that need more bytes than this machine has memory.
-
-    Raises:
-        ValueError: it says how many.
-    """
-    if claimed > (most := psutil.virtual_memory().total):
-        raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
-
-
 def _is_whole(value: np.ndarray) -> bool:
     return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 0)
 
@@ -503,7 +507,7 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
 
 
 def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.ndarray:
-    """A table (n, F) as float32, or images (n, C, H, W) as uint8 or float32.
+    """A table (n, F) as float64, or images (n, C, H, W) as uint8 or float32.
 
     Args:
         x: the array.
@@ -522,12 +526,11 @@ def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.n
         raise DataError(f"{source} holds images as {x.dtype}; expected uint8, or floats in [0, 1]")
     if x.ndim == 3:
         x = x[:, None]
-    if x.ndim == 4 and x.dtype == np.uint8:
+    if are_pixels(x):
         return x
-    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
-        numbers = x.astype(np.float32)
+    numbers: Any = x.astype(np.float64 if x.ndim == 2 else np.float32)
     if x.ndim == 2:
-        valid = np.isfinite(numbers) | (np.isnan(numbers) & missing)
+        valid = (np.abs(numbers) <= np.finfo(np.float32).max) | (np.isnan(numbers) & missing)
         expected = "finite numbers"
     else:
         valid = (numbers >= 0) & (numbers <= 1)

@@ -8,7 +8,8 @@ import platform
 import re
 import sys
 import tomllib
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
+from fedhet.data.frames import CsvFormat
 from fedhet.deploy.certificates import check_host
 from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
@@ -102,6 +104,7 @@ class SiteFolder(Place):
         port: of the SuperNode, on 127.0.0.1.
         val, test: absolute paths of further data, for validation and testing; "": there are none.
         tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
+        read: how its csv files are written, see `fedhet.data.frames.CsvFormat`.
         share_counts: whether it tells how many samples of each class it has.
         evaluate: whether the server is told scores of the site's data.
         min_count: no statistic of fewer samples is told.
@@ -120,6 +123,7 @@ class SiteFolder(Place):
     val: Text = ""
     test: Text = ""
     tokenizer: Text = ""
+    read: Mapping[str, Any] = field(default_factory=dict)
     share_counts: bool = setting(False, name="share-counts")
     evaluate: bool = True
     min_count: int = setting(MIN_COUNT, name="min-count", low=0)
@@ -132,6 +136,7 @@ class SiteFolder(Place):
         super().__post_init__()
         check.integer("number", self.number, low=0, high=self.sites - 1)
         code.checked("code", self.code)
+        CsvFormat.of(self.read)
         if self.node != NODES[0] and self.code != code.ANY:
             raise ConfigError(
                 f'node = "{self.node}" with code = "{self.code}": Flower\'s own SuperNode cannot'
@@ -164,6 +169,7 @@ class SiteFolder(Place):
         return {
             "site": self.site,
             **{name: path for name, path in self.paths.items() if path},
+            **({"read": CsvFormat.of(self.read).query} if self.read else {}),
             "share-counts": self.share_counts,
             **limits,
         }
@@ -235,7 +241,11 @@ def read(folder: Path) -> ServerFolder | SiteFolder:
     keys = {one.metadata.get("name") or one.name: one for one in fields(cls)[1:]}
     for name in content:
         check.one_of(f"{file}", name, keys)
-    required = {one.name: None for one in keys.values() if one.default is MISSING}
+    required = {
+        one.name: None
+        for one in keys.values()
+        if one.default is MISSING and one.default_factory is MISSING
+    }
     given: dict[str, Any] = required | {keys[name].name: content[name] for name in content}
     try:
         given["state"] = Path(check.text("state", given["state"]))

@@ -29,6 +29,7 @@ from fedhet.core.noise import allowed_here
 from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.data.files import confined
+from fedhet.data.frames import CsvFormat
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, read_statistics
@@ -44,7 +45,7 @@ log = logging.getLogger("fedhet")
 DESCRIPTION_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
 _PATHS = ("data", "val", "test", "tokenizer")
-_KEYS = ("site", *_PATHS, "share-counts")
+_KEYS = ("site", *_PATHS, "read", "share-counts")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ class OwnData:
             if not path.is_absolute():
                 raise ConfigError(f"node config: {key}={str(path)!r} must be an absolute path")
         shares = boolean("node config: share-counts", given.get("share-counts", False))
-        return cls(given["site"], SiteFiles(**paths), shares, Limits.of(node_config))
+        form = CsvFormat.of_query(str(given.get("read", "")))
+        return cls(given["site"], SiteFiles(**paths, form=form), shares, Limits.of(node_config))
 
     def number(self, overrides: tuple[str, ...]) -> int | None:
         """The client that the site is in a run; None where the run does not declare it."""

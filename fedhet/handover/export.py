@@ -250,7 +250,7 @@ def _random_inputs(about: Described, served: Served, n: int, pixels: str) -> Ten
     x = torch.randn(shape, generator=rng) * served.x_std + served.x_mean
     if about.median:
         x[torch.rand(shape, generator=rng) < 0.1] = torch.nan
-    return x
+    return x.float()
 
 
 def _real_inputs(about: Described, pixels: str) -> tuple[Tensor | None, str]:

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.core.objects import are_pixels
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import MEDIAN, REFUSE
 from fedhet.data.files import roots
+from fedhet.data.frames import SUFFIXES as TABLES
+from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.images import SUFFIXES as IMAGES
 from fedhet.data.images import read_images
 from fedhet.data.local.reading import declared_texts
@@ -22,11 +25,9 @@ from fedhet.data.tables import (
     DAMAGE,
     check_arrays,
     numeric_inputs,
-    read_frame,
     text_values,
     token_numbers,
 )
-from fedhet.data.tables import SUFFIXES as TABLES
 from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import as_json, write_text
@@ -92,7 +93,7 @@ def read_inputs(
         parts.append(x)
     kinds = {x.dtype for x in parts}
     if len(kinds) > 1:  # images as bytes and as numbers
-        parts = [x / np.float32(255) if x.dtype == np.uint8 else x for x in parts]
+        parts = [x / np.float32(255) if are_pixels(x) else x for x in parts]
     return Inputs(names, torch.from_numpy(np.concatenate(parts)))
 
 
@@ -143,11 +144,13 @@ def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
             f"{file}: the columns of this run have no names, because its data were arrays; give an"
             " npz file"
         )
-    frame = read_frame(file)
+    dataset = about.config.dataset
+    cells = Cells(dataset.get("categories"), MEDIAN if about.median else REFUSE)
+    columns = cells.columns(columns)
+    names = dict.fromkeys(columns) if about.text else cells.names
+    frame = read_frame(file, names, CsvFormat.of(dataset.get("read")))
     if not len(frame):
         raise DataError(f"{file} contains no rows")
-    cells = Cells(about.config.dataset.get("categories"), MEDIAN if about.median else REFUSE)
-    columns = cells.columns(columns)
     _check_columns(about, file, frame, columns)
     if about.text:
         return _tokens(about, text_values(frame, columns[0], str(file)), file, tokenizer)

@@ -14,6 +14,7 @@ from fedhet import api
 from fedhet.core import trees
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.objects import are_pixels
 from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.record.files import read_tensors
 from fedhet.record.schema import read_config
@@ -127,17 +128,21 @@ class Served(nn.Module):
         ones = (1,) * (len(about.shape) - 1)
         for prefix, values, shape in (("x", inputs, (-1, *ones)), ("y", scale, (-1,))):
             for key in ("mean", "std", "median"):
-                value = torch.tensor(values[key]).view(shape) if key in values else None
+                # a table's columns are normalised in float64, as in training
+                exact = torch.float64 if prefix == "x" and not about.images else None
+                value = None
+                if key in values:
+                    value = torch.tensor(values[key], dtype=exact).view(shape)
                 self.register_buffer(f"{prefix}_{key}", value, persistent=False)
 
     def raw(self, x: Tensor) -> Tensor:
         """Return the model's own outputs for raw inputs: logits, or standardised numbers."""
-        if x.dtype == torch.uint8:
+        if are_pixels(x):
             x = x.float() / 255
         if self.x_median is not None:
             x = torch.where(x.isnan(), self.x_median, x)
         if self.x_mean is not None and self.x_std is not None:
-            x = (x - self.x_mean) / self.x_std
+            x = ((x - self.x_mean) / self.x_std).float()
         output: Tensor = self.model(x)
         return output
 

@@ -136,10 +136,14 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     """
     toy = toy_task()
     images = [
-        ClientData(Samples((client.train.x * 255).to(torch.uint8), client.train.y))
+        ClientData(Samples((client.train.x * 255).to(torch.uint8)[:, None, None], client.train.y))
         for client in toy.clients
     ]
-    task = Task(toy.model, toy.criterion, images, None, 2, transform=lambda x: 10 * x - 5)
+
+    def ready(x: torch.Tensor) -> torch.Tensor:
+        return 10 * x.flatten(1) - 5
+
+    task = Task(toy.model, toy.criterion, images, None, 2, transform=ready)
 
     def fednorm() -> FedNormPlugin:
         return FedNormPlugin(z_when="before_training")

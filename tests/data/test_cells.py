@@ -101,7 +101,7 @@ def test_rows_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureF
         assert "left out (dataset.missing=drop): 26" in caplog.text  # 13 in each of two tables
     whole = frame.dropna()
     assert len(whole) == 47 and data.y.tolist() == whole["ill"].tolist()
-    assert data.x[:, 0].tolist() == whole["age"].astype(np.float32).tolist()
+    assert data.x[:, 0].tolist() == whole["age"].tolist()
     frame["age"] = np.nan
     frame.to_csv(tmp_path / "train.csv", index=False)
     with pytest.raises(DataError, match="each of its 60 samples misses a value"):
@@ -145,23 +145,27 @@ def test_medians_are_those_of_the_own_training_part(table: list[str]) -> None:
     both = torch.cat([x[:, 1] for x in means[:2]])
     assert data.dataset.mean[1] == pytest.approx(both.mean().item(), rel=1e-12)
     assert data.dataset.std[1] == pytest.approx(both.std(correction=0).item(), rel=1e-12)
-    assert set(means[2][:, 1].tolist()) == {float(np.float32(data.dataset.mean[1]))}
+    assert set(means[2][:, 1].tolist()) == {data.dataset.mean[1]}
     assert data.dataset.test is not None and data.dataset.test_owners is not None
     raw = run_data(*table, MEDIAN, "partition=iid")  # where nobody owns the test samples
     assert raw.dataset.test is not None
     for row, owner in enumerate(data.dataset.test_owners):
         filled = data.dataset.test.x[row].tolist()
         cells = _cell(row)
-        expected = torch.tensor(data.clients.own("abc".index(owner)).record["median"])
+        expected = torch.tensor(
+            data.clients.own("abc".index(owner)).record["median"], dtype=torch.float64
+        )
         assert filled == torch.where(cells.isnan(), expected, cells).tolist()
-        unowned = torch.where(cells.isnan(), torch.tensor(raw.dataset.mean), cells)
+        unowned = torch.where(
+            cells.isnan(), torch.tensor(raw.dataset.mean, dtype=torch.float64), cells
+        )
         assert raw.dataset.test.x[row].tolist() == unowned.tolist()
 
 
 def _cell(row: int) -> torch.Tensor:
     """A row of the held-out fifth, of which only the order is taken from the package."""
     order = np.sort(generator(0, "test_fraction").permutation(60)[:12])
-    return torch.tensor(patients()[["age", "pressure"]].to_numpy(np.float32)[order[row]])
+    return torch.tensor(patients()[["age", "pressure"]].to_numpy(np.float64)[order[row]])
 
 
 def test_each_client_normalises_by_its_own_training_part(table: list[str]) -> None:
@@ -278,7 +282,7 @@ def test_a_site_tells_nothing_of_a_column_that_it_does_not_have(sites: list[str]
         assert [one["mean"][1] is None for one in told] == [False, False, True]
         assert [one["count"] for one in told] == data.clients.sizes
     pressure = data.clients[2].train.x[:, 1]
-    assert set(pressure.tolist()) == {float(np.float32(data.dataset.mean[1]))}
+    assert set(pressure.tolist()) == {data.dataset.mean[1]}
 
 
 @pytest.mark.parametrize(
@@ -307,4 +311,4 @@ def test_the_servers_test_set_is_filled_by_the_mean(sites: list[str]) -> None:
     data = data_of(*sites, "dataset.test=c.csv")
     assert data.dataset.test is not None
     pressure = data.dataset.test.x[:, 1]
-    assert set(pressure.tolist()) == {float(np.float32(data.dataset.mean[1]))}
+    assert set(pressure.tolist()) == {data.dataset.mean[1]}

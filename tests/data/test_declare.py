@@ -73,7 +73,7 @@ def test_a_printed_declaration_of_missing_cells_and_categories(
 ) -> None:
     """Levels are those of the file, whole numbers as such although the column has a missing one."""
     monkeypatch.setenv("FEDHET_CONF", str(tmp_path / "conf"))
-    lines = [f"{n},{n % 3 or ''},{'no' if n % 4 else 'yes'},{n % 2}" for n in range(20)]
+    lines = [f"{n % 19},{n % 3 or ''},{'no' if n % 4 else 'yes'},{n % 2}" for n in range(20)]
     (tmp_path / "a.csv").write_text("\n".join(["age,pain,smoker,ill", *lines]) + "\n")
     chosen = ["--label", "ill", "--category", "pain", "--category", "smoker"]
     assert main(["declare", str(tmp_path / "a.csv"), *chosen]) == 2

@@ -65,7 +65,7 @@ def test_inputs_and_test_set_are_flambys() -> None:
         )
         train += sorted(kept)
         test += sorted(held)
-    x = raw.to_numpy(np.float32)
+    x = raw.to_numpy(np.float64)
     assert (data.x.numpy() == x[train]).all()
     assert data.test is not None and (data.test.x.numpy() == x[test]).all()
     y = (inputs["disease"] == "diseased").to_numpy(int)

@@ -201,9 +201,9 @@ def test_wrong_settings_and_damage_are_named(tmp_path: Path) -> None:
         load(tmp_path, path="mine", size=0)
     with pytest.raises(ConfigError, match=r"dataset\.train=null"):
         load(tmp_path, path="mine", train=None)
-    with pytest.raises(DataError, match=r"column 'photo': .*; expected finite numbers") as caught:
+    with pytest.raises(DataError, match=r"column 'photo': .*; expected numbers") as caught:
         load(tmp_path, path="mine", features=["photo"])
-    assert len(str(caught.value)) < 400  # not the whole image
+    assert len(str(caught.value)) < 600  # not the whole image
     train = (place / "train.parquet").read_bytes()
     (place / "train.parquet").write_bytes(train[:-9])
     with pytest.raises(DataError, match="mine is damaged"):
@@ -251,7 +251,7 @@ def test_what_save_to_disk_has_written(tmp_path: Path) -> None:
     train = datasets.Dataset.from_dict(rows)
     datasets.DatasetDict(train=train, test=train.select([2])).save_to_disk(tmp_path / "splits")
     data = load(tmp_path, path="splits")
-    assert torch.allclose(data.x[:, 0], torch.tensor(rows["a"]))
+    assert data.x[:, 0].tolist() == rows["a"]
     assert (data.classes, data.y.tolist()) == (("x", "y"), [0, 1, 1, 0])
     assert data.test is not None and data.test.y.tolist() == [1]
 

@@ -91,7 +91,7 @@ def test_columns_have_the_declared_order_whatever_the_file_has(tmp_path: Path) -
     data = data_of(*write_tables(tmp_path), "partition.split=[1,0,0]")
     for pid, site in enumerate("ab"):
         frame = pandas.read_csv(tmp_path / f"{site}.csv")
-        expected = frame[["age", "height"]].to_numpy(np.float32)
+        expected = frame[["age", "height"]].to_numpy(np.float64)
         order = np.lexsort(expected.T)
         got = data.clients[pid].train.x.numpy()
         assert (got[np.lexsort(got.T)] == expected[order]).all()

@@ -33,7 +33,7 @@ def write(folder: Path, **other: Any) -> Path:
 
 def test_a_table_of_numbers(tmp_path: Path) -> None:
     data = load("npz", write(tmp_path, who=np.array(["b", "a", "b", "c"])), owner="who")
-    assert (data.shape, data.x.dtype, data.text) == ((3,), torch.float32, False)
+    assert (data.shape, data.x.dtype, data.text) == ((3,), torch.float64, False)
     assert data.x.tolist() == arrays()["x_train"].tolist()
     assert data.test.x.tolist() == arrays()["x_test"].tolist()
     assert data.classes == ("0", "2", "7")

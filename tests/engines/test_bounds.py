@@ -137,13 +137,13 @@ def test_an_npz_file_that_claims_more_than_the_memory(
 def test_a_parquet_file_that_claims_more_than_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal values take no room: the columns of this file of 10 KB take 8 MB."""
+    """Equal values take no room: the columns of this file of 10 KB take 16 MB."""
     column = pyarrow.DictionaryArray.from_arrays(np.zeros(10**6, np.int8), ["a"])
     table = pyarrow.table({"x": column, "y": column})
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
     monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
-    with pytest.raises(DataError, match="takes 8000000 bytes; this machine has 1000000"):
+    with pytest.raises(DataError, match="takes 16000000 bytes; this machine has 1000000"):
         read_frame(tmp_path / "t.parquet")
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.dataset import MISSING, REFUSE
@@ -60,6 +63,11 @@ def add_commands(commands: Any) -> None:
         "--max-length", type=int, default=128, help="tokens of each text (128), >= 1"
     )
     parser.add_argument(
+        "--read",
+        default="{}",
+        help="how a csv file is written, by the names of pandas.read_csv: '{sep: \";\"}'",
+    )
+    parser.add_argument(
         "--target", help="class, number, labels or next_char; default: what the labels are"
     )
 
@@ -68,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
     """Print the declaration as an experiment in YAML."""
     import yaml
 
-    from fedhet.data.tables import SUFFIXES
+    from fedhet.data.frames import SUFFIXES
 
     path: Path = args.data
     if args.features and args.text:
@@ -102,14 +110,22 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
     from fedhet.data.cells import Cells
+    from fedhet.data.frames import CsvFormat, read_frame
     from fedhet.data.local.reading import digest_of
-    from fedhet.data.tables import Columns, check_columns, read_frame
+    from fedhet.data.tables import UNNAMED, Columns, check_columns, unrepeated
     from fedhet.data.tokens import Texts
 
+    try:
+        form = CsvFormat.of(yaml.safe_load(args.read))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--read {args.read!r} is no mapping in YAML: {error}") from error
     texts = Texts.of(args.text, args.tokenizer, args.max_length, "", path.absolute().parent)
-    frame = read_frame(path)
     label: list[str] = args.label
+    names: dict[str, Any] = dict.fromkeys([*(label or []), *(args.category or [])], ())
+    frame = read_frame(path, names | ({args.text: None} if args.text else {}), form)
     if not label:
         columns = [str(column) for column in frame.columns]
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
@@ -117,10 +133,23 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     check_columns(str(path), frame.columns, [*label, *features, *(args.category or [])])
     if twice := [column for column in features if [*features, *label].count(column) > 1]:
         raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
-    names = label if len(label) > 1 else label[0]
+    learned = label if len(label) > 1 else label[0]
+    left_out: list[str] = []
+    if not features and texts is None:
+        others = [str(column) for column in frame.columns if column not in label]
+        left_out = [column for column in others if UNNAMED.fullmatch(column)]
+        known = [*left_out, *(args.category or [])]
+        left_out += unrepeated(frame, [column for column in others if column not in known])
+        features = [column for column in others if column not in left_out]
+        if left_out:
+            print(
+                "not among the features, because they have no name, or another whole number in"
+                f" each row (--features names them): {', '.join(map(repr, left_out))}",
+                file=sys.stderr,
+            )
     texts = texts and replace(texts, filled=True)
     cells = Cells({column: _levels(frame[column]) for column in args.category or []}, args.missing)
-    about = Columns(names, args.target, None, args.features, texts, cells=cells)
+    about = Columns(learned, args.target, None, features or None, texts, cells=cells)
     arrays = about.arrays([(str(path), frame)])
     if texts is None:
         inputs: dict[str, Any] = {"features": cells.columns(arrays["columns"].tolist())}
@@ -128,7 +157,7 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     else:
         inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
         inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
-    return {**_target(arrays), **inputs, "label": names}
+    return {**_target(arrays), **inputs, "label": learned}
 
 
 def _levels(cells: pandas.Series) -> list[Any]:
@@ -151,7 +180,8 @@ def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:
     classes = len(found["classes"]) if "classes" in found else None  # the names of 0 .. C-1
     stated = str(found.pop("target")) if "target" in found else None
     settings = _target(dataset_arrays(raw, None, classes, target=target or stated) | found)
-    settings |= {"shape": list(raw.x.shape[1:]), "dtype": str(raw.x.dtype)}
+    kind = "float32" if raw.x.dtype == np.float64 else str(raw.x.dtype)
+    settings |= {"shape": list(raw.x.shape[1:]), "dtype": kind}
     if text:
         settings["vocabulary"] = int(found["vocabulary"])
         settings["padding"] = int(found["padding"]) if "padding" in found else None

@@ -25,6 +25,7 @@ from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described
 from fedhet.data.files import SITE_HINT, find_path
+from fedhet.data.frames import CsvFormat
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
@@ -160,7 +161,8 @@ class LocalData:
         parts: dict[int, Mapping[str, Samples]] = {}
         for pid, site in enumerate(declared.sites):
             path = find_path(declared.data_dir, files[site], SITE_HINT)
-            parts[pid] = own_parts(declared, scheme, cfg.seed, site, SiteFiles(path))
+            own = SiteFiles(path, form=CsvFormat.of(declared.read))
+            parts[pid] = own_parts(declared, scheme, cfg.seed, site, own)
         least = least_count(cfg.privacy.min_count)
         descriptions = [
             SiteDescription.of(declared, site, parts[pid], min_count=0, least=least)
@@ -237,7 +239,7 @@ def test_set(declared: Declaration) -> Samples | None:
     if declared.test is None:
         return None
     path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
-    return read(path, declared, ("test",))["test"]
+    return read(path, declared, ("test",), CsvFormat.of(declared.read))["test"]
 
 
 def own_parts(

@@ -21,6 +21,7 @@ from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import AUTO, CHOICES, OWN, REFUSE, Dataset, Statistic
+from fedhet.data.frames import CsvFormat
 from fedhet.data.images import COLOURS
 from fedhet.data.partition import Partition, Scheme
 
@@ -56,6 +57,8 @@ class Declaration(Checked):
         augment: see `fedhet.data.dataset.Dataset`.
         test: a file or folder with a global test set at the server; None: there is none.
         files: site -> file, for a simulation on one machine; None in a deployment.
+        read: how `files` and `test` are written if they are csv, see
+            `fedhet.data.frames.CsvFormat`; a site says of its own how they are.
         max_samples: the largest number of samples that a part of a site may have; None: any.
         nodes: site -> the id of the Flower node that alone may be this site.
 
@@ -89,6 +92,7 @@ class Declaration(Checked):
     augment: str
     test: str | None
     files: Mapping[str, str] | None
+    read: Mapping[str, Any] | None = None
     max_samples: int | None = setting(low=1)
     nodes: Mapping[str, int] | None
 
@@ -109,6 +113,7 @@ class Declaration(Checked):
                 " labels must be declared, because no machine sees those of all sites; numbers"
                 " have none"
             )
+        CsvFormat.of(self.read)
         self._check_shape()
         self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,11 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import Samples
 from fedhet.data.arrays import LEFT_OUT, encoded
 from fedhet.data.federation import split
+from fedhet.data.frames import SUFFIXES, CsvFormat
 from fedhet.data.images import COLOURS, list_images, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.partition import check_split
-from fedhet.data.tables import (
-    SUFFIXES,
-    Columns,
-    array_samples,
-    described,
-    load_arrays,
-    read_frame,
-)
+from fedhet.data.tables import Columns, array_samples, described, load_arrays
 from fedhet.data.tokens import Texts, find_tokenizer
 
 log = logging.getLogger("fedhet.data")
@@ -71,12 +65,14 @@ class SiteFiles:
             train, val and test, and an npz file with x_train, x_val and x_test, have their parts.
         val, test: further such files or folders, of which one has samples for validation or test.
         tokenizer: the tokenizer.json of texts, or its folder; None: beside the data.
+        form: how csv files are written.
     """
 
     data: Path
     val: Path | None = None
     test: Path | None = None
     tokenizer: Path | None = None
+    form: CsvFormat = field(default_factory=CsvFormat)
 
     @property
     def named(self) -> list[Path]:
@@ -90,7 +86,7 @@ class SiteFiles:
             DataError: a file is missing or damaged, or its content is not what the run declares;
                 the message says what differs.
         """
-        found = read(self.data, declared, PARTS, self.tokenizer)
+        found = read(self.data, declared, PARTS, self.form, self.tokenizer)
         if "train" not in found:
             raise DataError(f"{self.data} has no samples for training")
         for part, path in (("val", self.val), ("test", self.test)):
@@ -98,7 +94,7 @@ class SiteFiles:
                 continue
             if part in found:
                 raise DataError(f"{self.data} has samples for {part}, and {path} is given for it")
-            found |= read(path, declared, (part,), self.tokenizer)
+            found |= read(path, declared, (part,), self.form, self.tokenizer)
         return found
 
 
@@ -126,7 +122,11 @@ def client_data(
 
 
 def read(
-    path: Path, declared: Declaration, parts: tuple[str, ...], tokenizer: Path | None = None
+    path: Path,
+    declared: Declaration,
+    parts: tuple[str, ...],
+    form: CsvFormat,
+    tokenizer: Path | None = None,
 ) -> dict[str, Samples]:
     """Those of the parts that a file or folder has.
 
@@ -142,7 +142,7 @@ def read(
     elif path.suffix == ".npz":
         found = _npz(path, declared, parts)
     elif path.suffix in SUFFIXES:
-        found = {parts[0]: _table(path, declared, tokenizer)}
+        found = {parts[0]: _table(path, declared, form, tokenizer)}
     else:
         raise DataError(
             f"{path}: a site's data are a folder of images, or a file that ends in .npz,"
@@ -154,6 +154,8 @@ def read(
         expected = declared.shape_of_sample
         if shape != expected:
             raise DataError(f"{where}: a sample has shape {shape}; the run declares {expected}")
+        if dtype == torch.float64:  # a table's numbers, before they are normalised
+            dtype = torch.float32
         if dtype != DTYPES[declared.dtype]:
             kind = str(dtype).removeprefix("torch.")
             raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
@@ -209,7 +211,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
     return samples
 
 
-def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Samples:
+def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path | None) -> Samples:
     if not declared.text and not declared.features:
         raise DataError(
             f"{path} is a table; the run declares no columns (dataset.features, dataset.text) but"
@@ -230,7 +232,7 @@ def _table(path: Path, declared: Declaration, tokenizer: Path | None) -> Samples
     columns = Columns(*about, cells=declared.cells)
     with private():
         # Without a header, the names of the columns are a sample.
-        arrays = columns.arrays([(str(path), read_frame(path))])
+        arrays = columns.arrays([(str(path), columns.frame(path, form))])
     _log_dropped(str(path), int(arrays.get("dropped", 0)))
     return _samples(arrays["x"], arrays["y"])
 
