@@ -113,10 +113,10 @@ class CsvFormat(Checked):
             found: dict[str, Any] = parse_qs(text, strict_parsing=bool(text))
         except ValueError as error:
             raise ConfigError(f"read={text!r}: expected key=value&key=value ({error})") from error
-        for key in found:
-            if key != "na_values":
-                found[key] = int(found[key][0]) if key == "skiprows" else found[key][0]
-        return cls.of(found)
+        alone = {key: values[0] for key, values in found.items() if key != "na_values"}
+        if (lines := alone.get("skiprows", "")).isdigit():
+            alone["skiprows"] = int(lines)
+        return cls.of(found | alone)
 
     @property
     def for_pandas(self) -> dict[str, Any]:

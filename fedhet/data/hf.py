@@ -142,6 +142,12 @@ def _load_splits(
             found = {"train": datasets.Dataset.load_from_disk(str(place))}
         else:
             found = datasets.load_dataset(str(place), subset, cache_dir=cache)
+            if any(found[split].info.builder_name == "csv" for split in found):
+                log.warning(
+                    "%s: of csv files `datasets` drops the zeros of codes such as 01, and takes"
+                    " words such as NA and None for missing values; dataset=csv keeps them",
+                    place,
+                )
     except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{place} is damaged, or not a dataset: {error.__cause__ or error}"

@@ -264,3 +264,12 @@ def test_what_save_to_disk_has_written(tmp_path: Path) -> None:
     (tmp_path / "splits" / "train" / "state.json").write_text("{}")
     with pytest.raises(DataError, match="splits is damaged"):
         load(tmp_path, path="splits")
+
+
+def test_csv_files_are_read_by_other_rules(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.csv").write_text("a,label\n.5,01\n.6,02\n.7,01\n.8,02\n")
+    assert load(tmp_path, path="mine", test=None, test_fraction=0.5).classes == ("1", "2")
+    assert "dataset=csv keeps them" in caplog.text

@@ -22,6 +22,7 @@ from flwr.common.config import parse_config_args
 from fedhet import config
 from fedhet.cli import main
 from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
+from fedhet.data.frames import CsvFormat
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, checks, folders
 from fedhet.flower.code import digest
@@ -133,19 +134,21 @@ def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
     text = file.read_text().replace(folders.PLACEHOLDER, "/my data/x.csv")
     text = text.replace('val = ""', 'val = "/v"').replace('test = ""', 'test = "/t"')
     text = text.replace('tokenizer = ""', 'tokenizer = "/k"')
+    text = text.replace("read = {}", """read = {sep = ";", na_values = ["?", '"']}""")
     text = text.replace("share-counts = false", "share-counts = true")
     text = text.replace("evaluate = true", "evaluate = false")
     text = text.replace("max-model = 1000", "max-model = 70")
     text = text.replace("min-count = 5", "min-count = 25").replace("min-test = 20", "min-test = 40")
     file.write_text(text)
-    files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"))
+    form = CsvFormat(sep=";", na_values=["?", '"'])
+    files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"), form)
     found = OwnData.of(node_config(folders.read(file.parent)))
     assert found == OwnData("a", files, True, Limits(False, 25, 40, 70))
 
 
 def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
     file = own / "sites/a/site.toml"
-    new = ("val", "test", "tokenizer", "share-counts", "evaluate", "min-", "max-", "node =")
+    new = ("val", "test", "tokenizer", "read", "share-counts", "evaluate", "min-", "max-", "node =")
     rows = [row for row in file.read_text().splitlines() if not row.startswith(new)]
     file.write_text("\n".join(rows))
     place = folders.read(file.parent)
