@@ -19,7 +19,7 @@ from fedhet.data.arrays import Classes, assemble
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import REFUSE, Dataset
 from fedhet.data.files import find_path, permitted
-from fedhet.data.images import read_images
+from fedhet.data.images import decoder, read_images
 from fedhet.data.tables import Columns, check_columns, known_owner
 from fedhet.data.tokens import Texts
 
@@ -100,6 +100,7 @@ def hf(
         "splits": splits,
         **columns.key,
         "size": size,
+        **decoder(),
         "files": signature(sorted(file for file in place.rglob("*") if file.is_file())),
     }
     return assemble(name, key, read, missing=missing, **statistics)
@@ -205,7 +206,9 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
             owner = known_owner(frame, columns.owner) if test else columns.owner
             cells = part.cast_column(image, datasets.Image(decode=False))[image]
             files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
-            raw.append(columns.samples(read_images(files, size), frame, source, owner))
+            mode = part.features[image].mode  # `datasets` converts to it
+            x = read_images(files, size, mode if mode in ("L", "RGB") else None)
+            raw.append(columns.samples(x, frame, source, owner))
         arrays = columns.encoded(raw)
     return arrays | {"classes": np.array(names)} if names else arrays
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet.data")
 
-SUFFIXES = (".png", ".jpg", ".jpeg")
-PATTERNS = " or ".join(f"*{suffix}" for suffix in SUFFIXES)  # for messages
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")  # in any case of letters
+PATTERNS = "*{" + ",".join(SUFFIXES) + "}"  # for messages
 
 COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # `dataset.colours` -> PIL's mode
 # PIL's mode of an image -> the mode that it is read in.
@@ -44,11 +46,17 @@ _MODES = {
     "L": "L",
     "1": "L",
     "LA": "L",
+    "I;16": "L",
+    "I;16B": "L",
     "RGB": "RGB",
     "RGBA": "RGB",
     "P": "RGB",
+    "PA": "RGB",
     "CMYK": "RGB",
+    "YCbCr": "RGB",
 }
+_DECODER = 2  # part of cache keys: increase it when the same file becomes other pixels
+_NAMED = 3  # files that are not read and are named
 _FOLDERS = ("train/", "test/")  # what a folder of training and test images contains
 _PARQUET = ("train*.parquet", "test*.parquet")
 
@@ -308,7 +316,7 @@ def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Da
     there = [path.is_file() for path in paths]
     check_rows(str(annotations), there, lambda row: f"there is no {paths[row]}")
     test = Listing(paths, [train.classes.index(label) for _, label in rows], train.classes)
-    return _of_listings(name, [train], [test], mode="RGB", **fields)
+    return _of_listings(name, [place], [train], [test], mode="RGB", **fields)
 
 
 def chest_xray(
@@ -322,8 +330,8 @@ def chest_xray(
 ) -> Dataset:
     """Chest X-rays from several sources, converted to grey.
 
-    They are `<data_dir>/<folder>/<source>/{train,test}/<class>/*.png` or `.jpg`. The source is each
-    image's owner. Without source folders, `<data_dir>/<folder>/{train,test}` is the only source.
+    They are `<data_dir>/<folder>/<source>/{train,test}/<class>/*`; the source is each image's
+    owner. Without source folders, `<data_dir>/<folder>/{train,test}` is the only source.
 
     Args:
         sources: the source folders to use, in this order; None: all that contain images.
@@ -348,7 +356,8 @@ def chest_xray(
     classes = list_images(places[0] / "train").classes
     train, test = ([list_images(p / part, classes) for p in places] for part in ("train", "test"))
     owners = [place.name for place in places]
-    return _of_listings(name, train, test, size, "L", owners, **fields)
+    wholes = [place] if names is None else places
+    return _of_listings(name, wholes, train, test, size, "L", owners, **fields)
 
 
 def image_folder(
@@ -360,9 +369,9 @@ def image_folder(
     colours: str = "any",
     **fields: Any,
 ) -> Dataset:
-    """The user's own images, `<data_dir>/<folder>/{train,test}/<class>/*.png` or `.jpg`.
+    """The user's own images, `<data_dir>/<folder>/{train,test}/<class>/*`.
 
-    Classes are in alphabetical order.
+    They are files of the kinds in `SUFFIXES`. Classes are in alphabetical order.
 
     Args:
         size: resizes each image to (size, size); None: all must have the same size.
@@ -384,11 +393,12 @@ def _train_and_test(
     """The dataset of `<place>/{train,test}/<class>/`; see `_of_listings`."""
     train = list_images(place / "train")
     test = list_images(place / "test", train.classes)
-    return _of_listings(name, [train], [test], size, mode, **fields)
+    return _of_listings(name, [place], [train], [test], size, mode, **fields)
 
 
 def _of_listings(
     name: str,
+    places: Sequence[Path],
     train: Sequence[Listing],
     test: Sequence[Listing],
     size: int | None = None,
@@ -398,9 +408,12 @@ def _of_listings(
 ) -> Dataset:
     """The dataset of the listed images.
 
-    `size` and `mode` are those of `read_images`; `owners` are the owner of each of the listings.
+    `places` are the folders that contain them, of which nothing else is read. `size` and `mode` are
+    those of `read_images`; `owners` are the owner of each of the listings.
     """
     paths = [path for listing in (*train, *test) for path in listing.paths]
+    for place in places:
+        log_unread(place, paths)
 
     def read() -> Arrays:
         x = read_images([(str(path), path) for path in paths], size, mode)
@@ -441,12 +454,6 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
     Raises:
         DataError: there are other class folders, or none with images.
     """
-    from torchvision.datasets.folder import make_dataset
-
-    def visible_image(path: str) -> bool:
-        hidden = any(part.startswith(".") for part in Path(path).relative_to(folder).parts)
-        return path.lower().endswith(SUFFIXES) and not hidden
-
     present = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
     names = tuple(present if classes is None else classes)
     if unknown := sorted({*present} - {*names}):
@@ -454,20 +461,57 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
             f"{folder} has the class folders {unknown}, which the training images do not have;"
             f" their classes are {list(names)}"
         )
-    numbers = {name: number for number, name in enumerate(names)}
-    found: list[tuple[str, int]] = []
-    if present:
-        found = make_dataset(folder, numbers, is_valid_file=visible_image, allow_empty=True)
-    labels = [label for _, label in found]
-    occurring = {*labels}
-    if classes is None and (empty := [name for name in names if numbers[name] not in occurring]):
-        raise DataError(
-            f"{folder / empty[0]} contains no images; expected {PATTERNS}, because each folder is a"
-            " class"
-        )
+    found: list[Path] = []
+    labels: list[int] = []
+    for name in present:
+        images = [path for path in visible_files(folder / name) if is_image(path)]
+        if classes is None and not images:
+            raise DataError(
+                f"{folder / name} contains no images; expected {PATTERNS}, because each folder is a"
+                " class"
+            )
+        found += images
+        labels += [names.index(name)] * len(images)
     if not found:
         raise DataError(f"{folder} contains no images; expected {folder}/<class>/{PATTERNS}")
-    return Listing([Path(path) for path, _ in found], labels, names)
+    return Listing(found, labels, names)
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file is an image that is read, by its name."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """The files in a folder and below, in alphabetical order of their folders, without hidden ones.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    found: list[Path] = []
+    for place, _, names in sorted(os.walk(folder, onerror=refuse, followlinks=True)):
+        within = Path(place).relative_to(folder)
+        if not any(part.startswith(".") for part in within.parts):
+            found += [Path(place, name) for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def log_unread(folder: Path, images: Iterable[Path], level: int = logging.INFO) -> None:
+    """Say which visible files of a folder are not among the images that are read."""
+    read = {*images}
+    rest = [str(path.relative_to(folder)) for path in visible_files(folder) if path not in read]
+    if rest:
+        more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+        log.log(
+            level,
+            "%s: %s not read: %s%s",
+            *(folder, check.counted(len(rest), "file is", "files are"), ", ".join(rest[:_NAMED])),
+            more,
+        )
 
 
 def read_images(
@@ -505,26 +549,62 @@ def read_images(
 
 
 def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
-    """The image in PIL's `mode`; None: in 8-bit grey or colour, whichever it is."""
-    from PIL import Image, UnidentifiedImageError
+    """The image as viewers show it, in PIL's `mode`; None: in 8-bit grey or colour, as it is."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file) as image:
             if image.mode not in _MODES:
                 raise DataError(
-                    f"{name} is of PIL's mode {image.mode!r}; allowed are 8-bit grey and colour:"
-                    f" {', '.join(_MODES)}"
+                    f"{name} is of PIL's mode {image.mode!r}; allowed are grey and colour of 8 or"
+                    f" 16 bits: {', '.join(_MODES)}"
                 )
-            return image.convert(mode or _MODES[image.mode])
+            # PIL's name of the numbers in the file, which it forgets when it reads them.
+            stored = str(image.tile[0].args) if image.tile else ""
+            turned = ImageOps.exif_transpose(image)
+            return _opaque(name, turned, stored).convert(mode or _MODES[image.mode])
+    except DataError:
+        raise
     except UnidentifiedImageError as error:
         raise DataError(
             f"{name} is not a readable image: it is damaged or of an unknown format"
         ) from error
-    # PIL raises SyntaxError for a broken PNG chunk
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    # PIL raises SyntaxError for a broken PNG chunk, and others for broken headers and EXIF tags
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        TypeError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:
         raise DataError(f"{name} is not a readable image: {error}") from error
 
 
-def decoder() -> dict[str, str]:
-    """The decoder's part of the cache keys: another version may decode a JPEG differently."""
-    return {"pillow": version("pillow")}
+def _opaque(name: str, image: Image.Image, stored: str) -> Image.Image:
+    """The image with 8 bits per channel, and on white where it is transparent."""
+    from PIL import Image
+
+    clear = image.info.get("transparency")
+    if image.mode.startswith("I;16"):
+        numbers = np.asarray(image)
+        # The high byte, as PIL reads 16-bit colours.
+        pixels = (numbers >> (4 if "I;12" in stored else 8)).astype(np.uint8)
+        pixels[numbers == clear] = 255
+        return Image.fromarray(pixels)
+    if not image.has_transparency_data:
+        return image
+    if clear is not None and "RGB;16" in stored:
+        raise DataError(
+            f"{name} has colours of 16 bits, of which one is transparent, and PIL reads 8 bits;"
+            " convert it to 8 bits"
+        )
+    if stored in ("L;2", "L;4"):  # PIL stretches the greys to 0..255, but not this one
+        image.info["transparency"] *= {"L;2": 85, "L;4": 17}[stored]
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA"))
+
+
+def decoder() -> dict[str, Any]:
+    """The decoder's part of the cache keys: another version may decode a file differently."""
+    return {"pillow": version("pillow"), "decoder": _DECODER}

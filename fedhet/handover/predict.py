@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from fedhet.data.files import roots
 from fedhet.data.frames import SUFFIXES as TABLES
 from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.images import SUFFIXES as IMAGES
-from fedhet.data.images import read_images
+from fedhet.data.images import is_image, log_unread, read_images, visible_files
 from fedhet.data.local.reading import declared_texts
 from fedhet.data.tables import (
     DAMAGE,
@@ -79,7 +80,7 @@ def read_inputs(
         suffix = file.suffix.lower()
         if suffix == ".npz":
             x = _array(about, file, array)
-        elif suffix in IMAGES and about.images:
+        elif is_image(file) and about.images:
             x = _image(about, file)
         elif suffix in TABLES and not about.images:
             x = _rows(about, file, tokenizer)
@@ -89,7 +90,7 @@ def read_inputs(
                 f"{file}: the inputs of this run are {_kind(about)}, read from files that end in"
                 f" {', '.join(readable)}"
             )
-        names += [str(file)] if suffix in IMAGES else [f"{file}:{row}" for row in range(len(x))]
+        names += [str(file)] if is_image(file) else [f"{file}:{row}" for row in range(len(x))]
         parts.append(x)
     kinds = {x.dtype for x in parts}
     if len(kinds) > 1:  # images as bytes and as numbers
@@ -110,9 +111,10 @@ def _listed(files: Sequence[Path]) -> list[Path]:
     listed: list[Path] = []
     for file in files:
         if file.is_dir():
-            images = sorted(p for p in file.rglob("*") if p.suffix.lower() in IMAGES)
+            images = sorted(path for path in visible_files(file) if is_image(path))
             if not images:
                 raise DataError(f"{file} contains no images ({', '.join(IMAGES)})")
+            log_unread(file, images, logging.WARNING)
             listed += images
         elif file.is_file():
             listed.append(file)
@@ -276,7 +278,7 @@ def main(argv: Sequence[str]) -> int:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="png or jpg images, folders of them, csv or Parquet tables, npz arrays",
+        help=f"images ({', '.join(IMAGES)}), folders of them, csv or Parquet tables, npz arrays",
     )
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to a file, not to stdout")

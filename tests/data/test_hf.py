@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,36 @@ def test_images_with_named_classes(tmp_path: Path, network: list[Any]) -> None:
     assert data.owners is not None and data.owners.tolist() == [1, 0, 1]
     assert network == []
     assert load(tmp_path, path="mine", size=4).shape == (1, 4, 4)
+
+
+@pytest.mark.parametrize("mode", [None, "L"])
+def test_images_are_those_that_datasets_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    import datasets
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    files = []
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        for orientation in range(1, 9):
+            size = (6, 4) if orientation > 4 else (4, 6)
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            file = BytesIO()
+            pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(file, kind, exif=exif)
+            files.append({"bytes": file.getvalue(), "path": None})
+    kinds = datasets.Features({"photo": datasets.Image(mode), "label": datasets.Value("int64")})
+    rows = {"photo": files, "label": [i % 2 for i in range(len(files))]}
+    shown = datasets.Dataset.from_dict(rows, features=kinds)
+    datasets.DatasetDict(train=shown, test=shown).save_to_disk(tmp_path / "mine")
+    data = load(tmp_path, path="mine")
+    for x, image in zip(data.x, shown["photo"], strict=True):
+        pixels = np.atleast_3d(np.asarray(image.convert(mode or "RGB")))
+        assert (x.numpy() == pixels.transpose(2, 0, 1)).all()
+    monkeypatch.setattr("fedhet.data.images._DECODER", 99)
+    assert load(tmp_path, path="mine").source != data.source
 
 
 def test_images_with_numbers_or_lists_of_labels(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from data.image_data import counts, grey, load, load_folder, save_image, write_images
+from PIL import Image
 
 from fedhet.core.errors import ConfigError, DataError
 
@@ -58,8 +62,8 @@ def test_unusable_images_are_named(tmp_path: Path) -> None:
     save_image(bad, np.zeros((4, 6, 3), np.uint8))
     with pytest.raises(DataError, match=r"2.png has \(C, H, W\) = \(3, 4, 6\)"):
         load_folder(tmp_path)
-    save_image(bad, np.zeros((4, 6), np.uint16))
-    with pytest.raises(DataError, match=r"2.png is of PIL's mode 'I;16'"):
+    Image.fromarray(np.zeros((4, 6), np.float32)).save(bad, "tiff")
+    with pytest.raises(DataError, match=r"2.png is of PIL's mode 'F'"):
         load_folder(tmp_path)
     save_image(bad, grey(0))
     (tmp_path / "mine" / "test" / "d").mkdir()
@@ -74,6 +78,54 @@ def test_folder_without_images(tmp_path: Path) -> None:
         load_folder(tmp_path)
     (tmp_path / "mine" / "train" / "a").rmdir()
     with pytest.raises(DataError, match="mine/train contains no images"):
+        load_folder(tmp_path)
+
+
+def test_images_of_all_kinds_are_read(tmp_path: Path) -> None:
+    write_images(tmp_path / "mine", (4, 6))
+    kinds = ["jpg", "JPEG", "webp", "WebP", "tif", "TIF", "tiff", "bmp", "BMP", "PNG"]
+    for i, kind in enumerate(kinds):
+        save_image(tmp_path / "mine" / "test" / "c" / f"x{i}.{kind}", grey(0))
+    assert len(load_folder(tmp_path, colours="grey").test.y) == 6 + len(kinds)
+
+
+def test_what_is_not_read_is_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fedhet.data")
+    place = tmp_path / "mine"
+    write_images(place, (4, 6))
+    (place / ".cache" / "deep").mkdir(parents=True)
+    for hidden in (".cache/deep/0.png", "train/a/._0.png", "train/.DS_Store"):
+        (place / hidden).touch()
+    load_folder(tmp_path)
+    assert "not read" not in caplog.text
+    (place / "train" / "a" / "0.gif").touch()
+    load_folder(tmp_path)  # the arrays are cached, and it is said again
+    assert f"{place}: 1 file is not read: train/a/0.gif" in caplog.messages
+    (place / "valid" / "a").mkdir(parents=True)
+    for other in ("labels.csv", "test/0.png", "train/a/1.dcm", "valid/a/0.png"):
+        (place / other).touch()
+    load_folder(tmp_path)
+    named = "labels.csv, test/0.png, train/a/0.gif and 2 more"
+    assert caplog.messages[-1] == f"{place}: 5 files are not read: {named}"
+
+
+def test_a_folder_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "mine", (4, 6))
+    closed = tmp_path / "mine" / "train" / "a" / "closed"
+    closed.mkdir()
+    scan = os.scandir
+
+    def scandir(path: str) -> Any:  # this process may be root's, whom no folder refuses
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="closed cannot be read: Permission denied"):
         load_folder(tmp_path)
 
 
@@ -170,6 +222,9 @@ def test_the_second_load_decodes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patched:
         patched.setattr("fedhet.data.images.read_images", None)
         again = load("chest_xray", data_dir=str(tmp_path), size=4)
+        patched.setattr("fedhet.data.images._DECODER", 99)
+        with pytest.raises(TypeError):  # another decoder decodes again
+            load("chest_xray", data_dir=str(tmp_path), size=4)
     assert torch.equal(again.x, first.x) and torch.equal(again.test.x, first.test.x)
     changed = tmp_path / "chest_xray" / "here" / "train" / "a" / "0.png"
     save_image(changed, grey(77, (4, 4)))

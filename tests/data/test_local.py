@@ -129,6 +129,29 @@ def test_a_folder_of_images_may_lack_a_class(tmp_path: Path) -> None:
         data_of(*lines, "dataset.target=labels")
 
 
+def test_a_sites_images_are_as_viewers_show_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedhet.data")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind in ("clear", "dark"):
+        folder = tmp_path / "a" / kind
+        folder.mkdir(parents=True)
+        pixels = np.zeros((3, 2, 4), np.uint8)
+        pixels[..., 3] = 0 if kind == "clear" else 255
+        for i in range(2):
+            Image.fromarray(pixels).save(folder / f"{i}.webp", lossless=True, exif=exif)
+    (tmp_path / "a" / "dark" / "2.gif").touch()
+    lines = ["dataset=local", f"data_dir={tmp_path}", "dataset.sites=[a]", "dataset.files={a:a}"]
+    declared = ["dataset.classes=[clear,dark]", "dataset.shape=[1,2,3]", "dataset.colours=grey"]
+    samples = data_of(*lines, *declared, "dataset.dtype=uint8", "partition.split=[1,0,0]")
+    x, y = samples.clients[0].train.x, samples.clients[0].train.y
+    assert [one.unique().numel() for one in x] == [1] * 4
+    assert (x[y == 0].min(), x[y == 1].max()) == (255, 0)
+    assert f"{tmp_path / 'a'}: 1 file is not read: dark/2.gif" in caplog.messages
+
+
 # ---- what does not fit
 def replaced(site: str, change: Callable[[dict[str, np.ndarray]], None]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:

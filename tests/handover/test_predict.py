@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 from sklearn import metrics
 
 import fedhet
@@ -133,6 +135,33 @@ def test_images_are_converted_as_in_the_run(
     row = frame[frame.input == str(one)].iloc[0]
     assert sample["prediction"] == row.prediction
     assert sample["probabilities"]["dark"] == pytest.approx(row["p(dark)"], rel=1e-4)
+
+
+def test_a_folders_images_are_read_as_the_runs(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    of_images: fedhet.Run,
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    """Turned by EXIF, on white, of any kind; what is not read is said."""
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    with Image.open(images / "images" / "test" / "dark" / "03.png") as image:
+        image.save(tmp_path / "upright.bmp")
+        image.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.TIF", exif=exif)
+    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    clear.save(tmp_path / "clear.webp", lossless=True)
+    Image.new("L", (8, 8), 255).save(tmp_path / "white.png")
+    for name in ("._0.png", "note.txt"):
+        (tmp_path / name).touch()
+    frame = predicted(capsys, of_images, tmp_path)
+    p = {Path(file).name: p for file, p in zip(frame.input, frame["p(dark)"], strict=True)}
+    assert sorted(p) == ["clear.webp", "turned.TIF", "upright.bmp", "white.png"]
+    assert p["turned.TIF"] == p["upright.bmp"] != p["white.png"] == p["clear.webp"]
+    assert ("fedhet.data", logging.WARNING, f"{tmp_path}: 1 file is not read: note.txt") in (
+        caplog.record_tuples
+    )
 
 
 def test_the_table_names_classes(

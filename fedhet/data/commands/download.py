@@ -28,7 +28,7 @@ _LEAF = "Make it with LEAF's programs, https://github.com/TalwalkarLab/leaf"
 BY_HAND = {
     "chest_xray": (
         "Each of its sources has a licence and a login. Put each source into the folder chest_xray"
-        " as <source>/{train,test}/{NORMAL,PNEUMONIA}/*.png or .jpg."
+        " as <source>/{train,test}/{NORMAL,PNEUMONIA}/*, images."
         " Kermany et al.: https://doi.org/10.17632/rscbjbr9sj ;"
         " NIH ChestX-ray8: https://nihcc.app.box.com/v/ChestXray-NIHCC"
     ),

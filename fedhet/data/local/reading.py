@@ -23,7 +23,7 @@ from fedhet.core.task import Samples
 from fedhet.data.arrays import LEFT_OUT, encoded
 from fedhet.data.federation import split
 from fedhet.data.frames import SUFFIXES, CsvFormat
-from fedhet.data.images import COLOURS, list_images, read_images
+from fedhet.data.images import COLOURS, list_images, log_unread, read_images
 from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.partition import check_split
 from fedhet.data.tables import Columns, array_samples, described, load_arrays
@@ -250,6 +250,7 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     names = list(declared.outputs)
     present = {part: path / part for part in parts if (path / part).is_dir() and part not in names}
     found = {}
+    paths: list[Path] = []
     for part, folder in (present or {parts[0]: path}).items():
         with private():
             with located("the run's classes differ from the site's folders"):
@@ -257,6 +258,9 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
             images = [(str(image), image) for image in listing.paths]
             x = read_images(images, declared.size, COLOURS[declared.colours])
         found[part] = _samples(x, np.array(listing.labels))
+        paths += listing.paths
+    with private():
+        log_unread(path, paths)
     return found
 
 
