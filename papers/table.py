@@ -11,7 +11,9 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.core.check import counted
+from fedhet.record.files import write_text
 from fedhet.report.document import escaped
+from fedhet.report.folders import refuse_links
 from papers.judge import Comparison, Row, decided
 from papers.measures import in_words, is_share
 from papers.paper import LEVELS, Paper
@@ -202,10 +204,14 @@ def text(comparison: Comparison) -> str:
 
 
 def write(comparison: Comparison, folder: Path) -> Path:
-    """Write reproduction.md and reproduction.csv into the folder; return the former's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write reproduction.md and reproduction.csv into the folder; return the former's path.
+
+    Raises:
+        WriteError: they cannot be written, or one of the three is a link.
+    """
     page = folder / f"{NAME}.md"
-    page.write_text(text(comparison), encoding="utf-8")
+    refuse_links(folder, page, page.with_suffix(".csv"))
+    write_text(page, text(comparison))
     lines = pd.DataFrame(records(comparison), columns=FIELDS)
-    lines.to_csv(folder / f"{NAME}.csv", index=False)
+    write_text(page.with_suffix(".csv"), lines.to_csv(index=False))
     return page

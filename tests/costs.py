@@ -8,14 +8,20 @@ seconds, hardly depends on what else the machine does; a machine that takes long
 of work than the one on which the limits were set has larger ones by as much. The ten most expensive
 tests are always printed; with --costs=fail the run fails where one is too expensive, and
 --costs-table=FILE writes all of them.
+
+`python tests/costs.py COMMIT` times the same piece of work by the clock on the wall, for .ci/run.
+Where it takes more than SLOW times as long as usual it prints --third=COMMIT, by which a third of
+the files with chosen tests run, drawn by the commit: after 90 minutes no result would count.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,15 +34,30 @@ SHARED = 60.0
 OF_A_FILE = 15.0
 LONG = {"tests/test_end_to_end.py": SHARED, "all tests": SHARED}
 REFERENCE = 0.048  # seconds that `_work` takes on a quiet machine that runs the suite in time
+SLOW = 3.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", choices=["show", "fail"], default="show")
     parser.addoption("--costs-table", type=Path, default=None)
+    parser.addoption("--third", metavar="COMMIT", help="run a third of the files, drawn by it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config))
+
+
+@pytest.hookimpl(trylast=True)  # after -m has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a third of the files, whole: --dist=loadfile gives each of them to one process."""
+    if (commit := config.getoption("third")) is None:
+        return
+    files = {item.nodeid.partition("::")[0] for item in items}
+    drawn = sorted(files, key=lambda file: hashlib.sha256(f"{commit} {file}".encode()).digest())
+    kept = {*drawn[: -(-len(drawn) // 3)]}
+    left = [item for item in items if item.nodeid.partition("::")[0] not in kept]
+    items[:] = [item for item in items if item.nodeid.partition("::")[0] in kept]
+    config.hook.pytest_deselected(items=left)
 
 
 def spent() -> float:
@@ -48,16 +69,16 @@ def spent() -> float:
     return total
 
 
-def slowness() -> float:
+def slowness(clock: Callable[[], float] = time.process_time) -> float:
     """How much longer this machine takes now than the one of REFERENCE; at least 1."""
-    return max(1.0, sorted(_work() for _ in range(5))[2] / REFERENCE)
+    return max(1.0, sorted(_work(clock) for _ in range(5))[2] / REFERENCE)
 
 
-def _work() -> float:
-    began, x = time.process_time(), 0
+def _work(clock: Callable[[], float]) -> float:
+    began, x = clock(), 0
     for i in range(1_000_000):
         x = (31 * x + i) % 1_000_003
-    return time.process_time() - began
+    return clock() - began
 
 
 class Costs:
@@ -162,3 +183,9 @@ class Costs:
         terminalreporter.write_line(f"{shared:6.1f} s  shared fixtures")
         for sentence in self.offenders():
             terminalreporter.write_line(sentence, red=True)
+
+
+if __name__ == "__main__" and (found := slowness(time.perf_counter)) > SLOW:
+    told = f"a fixed loop takes {found:.1f} times as long as usual: a third of make test-slow runs"
+    print(told, file=sys.stderr)
+    print(f"--third={sys.argv[1]}")

@@ -43,6 +43,7 @@ def written(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # it could be a link to another file
         yield part
         part.replace(path)
     except (OSError, SafetensorError) as error:

@@ -24,7 +24,8 @@ def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = No
     Raises:
         ConfigError: a folder has no runs, none of them has a result, or the folders are of
             different experiments.
-        WriteError: a file cannot be written.
+        DataError: an experiment.json, or the record of an earlier report, is damaged.
+        WriteError: a file cannot be written, is a link, or is not that of an earlier report.
     """
     for each in [folder] if isinstance(folder, str | Path) else folder:
         run_folders(Path(each))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, WriteError
 
 EXPERIMENT = "experiment.json"
 SUMMARY = "summary.json"
@@ -41,3 +41,17 @@ def run_folders(folder: Path) -> list[Path]:
             f"{folder} has no runs: neither {EXPERIMENT} nor a folder with a {SUMMARY}"
         )
     return found
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse folders and files of a report that lie elsewhere.
+
+    Raises:
+        WriteError: one of them is a link.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise WriteError(
+                f"{path} is a link, and a report writes through none: remove it, or name another"
+                " folder with --out"
+            )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Collection, Sequence
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedhet.core.check import counted
-from fedhet.core.errors import clean
-from fedhet.record.files import unwritable, write_text
+from fedhet.core.errors import WriteError, clean
+from fedhet.record.files import unwritable, write_json, write_text, written
+from fedhet.record.schema import read_object
 from fedhet.report import figures, tables
 from fedhet.report.comparisons import (
     ASSUMPTIONS,
@@ -18,10 +23,11 @@ from fedhet.report.comparisons import (
     sentences,
 )
 from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown
-from fedhet.report.folders import Written
+from fedhet.report.folders import Written, refuse_links
 from fedhet.report.results import Results, results
 from fedhet.report.study import Study
 
+log = logging.getLogger("fedhet")
 PAGE = "index.html"
 OWN = "report"
 # The names, without their ends, of all tables and figures that a report may have.
@@ -33,6 +39,12 @@ FIGURES = (
     "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
     r"|tuning-[\w-]+"
 )
+KINDS = {
+    "tables": (("csv", "tex"), TABLES),
+    "figures": (("png", "svg", "pdf"), FIGURES),
+}
+FILES = "files.json"  # what a report has written, so that the next one removes nothing else
+MARK = b"default-src 'none'; img-src data:"  # of a page, at its beginning
 NO_THRESHOLDS = (
     "No thresholds were set, so that what it costs to reach one is unknown;"
     " eval.thresholds=[.8,.9] records it."
@@ -47,38 +59,85 @@ def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | No
     """Write the report, as `fedhet.report.write` describes."""
     found = results(folder)
     home = Path(out) if out is not None else found.source.folders[0] / OWN
-    document = compose(found, home / "figures")
-    for table in document.tables:
-        write_text(home / "tables" / f"{table.name}.csv", table.data.to_csv(index=False))
-        write_text(home / "tables" / f"{table.name}.tex", as_latex(table))
-    write_text(home / "report.md", as_markdown(document))
-    write_text(home / PAGE, as_html(document))
-    names = {table.name for table in document.tables}
-    pictures = {figure.name for section in document.sections for figure in section.figures}
-    _remove_others(home / "tables", ("csv", "tex"), names, TABLES if out else ".*")
-    _remove_others(home / "figures", ("png", "svg", "pdf"), pictures, FIGURES if out else ".*")
+    refuse_links(home, *(home / name for name in (*KINDS, FILES)))
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch)
+        document = compose(found, made / "figures")
+        for table in document.tables:
+            write_text(made / "tables" / f"{table.name}.csv", table.data.to_csv(index=False))
+            write_text(made / "tables" / f"{table.name}.tex", as_latex(table))
+        write_text(made / "report.md", as_markdown(document))
+        write_text(made / PAGE, as_html(document))
+        _replace(home, made)
     return Written(home / PAGE, document.sentences)
 
 
-def _remove_others(folder: Path, kinds: Collection[str], kept: Collection[str], names: str) -> None:
-    """Remove what an earlier report has left, so that nothing in the folder contradicts the page.
+def _replace(home: Path, made: Path) -> None:
+    """Put a report that has been made into the place of an earlier one.
 
     Args:
-        folder: the folder, which may be missing.
-        kinds: the ends of the files.
-        kept: the names, without their ends, of the files that stay.
-        names: a pattern for the names of the files that may be removed.
+        home: the folder of reports, which may be missing.
+        made: the folder with the new one.
 
     Raises:
-        WriteError: a file cannot be removed.
+        DataError: the record of the earlier one is damaged.
+        WriteError: a file cannot be written or removed, is a link, or was written by somebody else.
     """
-    for path in sorted(folder.glob("*.*")):
-        of_a_report = path.suffix[1:] in kinds and re.fullmatch(names, path.stem, re.DOTALL)
-        if of_a_report and path.stem not in kept and path.is_file():
-            try:
-                path.unlink()
-            except OSError as error:
-                raise unwritable(path, error) from error
+    names = {path.relative_to(made).as_posix() for path in made.rglob("*.*")}
+    before = _written_before(home)
+    for path in sorted(home / name for name in names):
+        refuse_links(path)
+        if before is not None and path.relative_to(home).as_posix() not in before and path.exists():
+            raise WriteError(
+                f"{path} was not written by a report, which would replace it: remove it, or name"
+                " another folder with --out"
+            )
+    # What an earlier report has left, so that nothing in the folder contradicts the page.
+    others = {
+        path.relative_to(home).as_posix(): path
+        for folder, (ends, pattern) in KINDS.items()
+        for path in sorted((home / folder).glob("*.*"))
+        if path.suffix[1:] in ends and re.fullmatch(pattern, path.stem)
+    }
+    old = {
+        name: path
+        for name, path in others.items()
+        if name not in names and name in (before or ()) and not path.is_symlink()
+    }
+    # First what will be there: a killed process then leaves no file of which nobody knows.
+    write_json(home / FILES, {"files": sorted({*names, *old})})
+    for name in sorted(names):
+        with written(home / name) as part:
+            shutil.copyfile(made / name, part)
+    for path in old.values():
+        try:
+            path.unlink()
+        except OSError as error:
+            raise unwritable(path, error) from error
+    write_json(home / FILES, {"files": sorted(names)})
+    if foreign := others.keys() - names - old.keys():
+        log.warning(
+            "%s: these files have names of a report's, but this one has not written them, and they"
+            " stay: %s",
+            home,
+            clean(", ".join(sorted(foreign))),
+        )
+
+
+def _written_before(home: Path) -> set[str] | None:
+    """The files of the earlier report; None if a version wrote it that has recorded none.
+
+    Raises:
+        DataError: the record is damaged.
+    """
+    try:
+        return set(read_object(home / FILES, {"files": [str]}, ("files",))["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    with suppress(OSError), (home / PAGE).open("rb") as page:
+        if MARK in page.read(1000):
+            return None
+    return set()
 
 
 def compose(found: Results, pictures: Path) -> Document:

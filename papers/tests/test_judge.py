@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report.made_runs import make_experiment
 
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, WriteError
 from fedhet.report.results import results
 from papers import table
 from papers.judge import Comparison, Row, compare, judge
@@ -282,6 +282,19 @@ def test_the_comparison_is_written_and_read_back(folder: Path) -> None:
     lines = table.read_csv(folder / "report" / "reproduction.csv", PAPER)
     assert lines == table.records(comparison)
     assert table.as_markdown(lines) in page
+
+
+@pytest.mark.parametrize("name", ["", "reproduction.md", "reproduction.csv"])
+def test_the_comparison_is_written_through_no_link(folder: Path, tmp_path: Path, name: str) -> None:
+    theirs, home = tmp_path / "theirs", tmp_path / "report"
+    theirs.mkdir()
+    (theirs / "reproduction.md").write_text("theirs")
+    if name:
+        home.mkdir()
+    (home / name).symlink_to(theirs / "reproduction.md" if name else theirs)
+    with pytest.raises(WriteError, match="is a link"):
+        table.write(compare(PAPER, results(folder), "paper"), home)
+    assert [path.read_text() for path in theirs.iterdir()] == ["theirs"]
 
 
 def test_a_folder_of_no_reproduction_is_refused(folder: Path) -> None:

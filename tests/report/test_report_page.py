@@ -286,20 +286,21 @@ def test_another_commit_with_the_same_code_is_no_other_version(tmp_path: Path) -
 
 @pytest.mark.usefixtures("undrawn")
 def test_nothing_of_an_earlier_report_stays(tmp_path: Path) -> None:
-    """With --out, files that no report writes stay."""
-    axes = {"method": ["A", "B"], "seed": list(range(6))}
+    """Without the runs of one of two methods there is a table more, and a figure less."""
+    axes = {"method": ["A", "B"], "seed": [0, 1]}
     made = make_experiment(tmp_path / "made", axes, lambda a: 0.5 + a["seed"] / 100)
-    homes = {made / "report": None, tmp_path / "out": tmp_path / "out"}
-    for home, out in homes.items():
-        report.write(made, out)
-        written = {path.relative_to(home) for path in home.rglob("*.*")}
-        stale = ["tables/targets.csv", "tables/missing.tex", "figures/curves-by-round-2.pdf"]
-        stale += ["figures/tuning-client-lr.png", "figures/labels-1.svg"]
-        for name in [*stale, "figures/mine.png", "figures/notes.txt"]:
-            (home / name).write_text("old")
-        report.write(made, out)
-        kept = {Path("figures/notes.txt")} | ({Path("figures/mine.png")} if out else set())
-        assert {path.relative_to(home) for path in home.rglob("*.*")} == written | kept
+    home, away = made / "report", [made / "cells" / f"cell-00{number}" for number in (2, 3)]
+    report.write(made)
+    whole = {path.relative_to(home) for path in home.rglob("*.*")}
+    for cell in away:
+        cell.rename(tmp_path / cell.name)
+    report.write(made)
+    assert (home / "tables" / "missing.csv").exists()
+    assert (home / "figures" / "wins.svg").exists() < (Path("figures/wins.svg") in whole)
+    for cell in away:
+        (tmp_path / cell.name).rename(cell)
+    report.write(made)
+    assert {path.relative_to(home) for path in home.rglob("*.*")} == whole
 
 
 def test_the_package_offers_both() -> None:
