@@ -24,6 +24,7 @@ from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.evaluation import Selection
 from fedhet.core.groups import Course
+from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.loop import Loop
 from fedhet.core.noise import allowed_here
@@ -312,6 +313,7 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
     return run
 
 
+@exits_as_errors()
 def try_settings(settings: Config) -> None:
     """Refuse settings of what acts on the server before any data are read.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOGETHER_SECONDS = 1.0  # after a signal has ended one process of a run, in which it may end the run
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
 
@@ -134,6 +135,28 @@ def signals_deferred() -> Iterator[None]:
             signal.signal(taken, handler or signal.SIG_DFL)
         for late in received:
             signal.raise_signal(late)
+
+
+def direct_loopback(*others: str) -> dict[str, str]:
+    """The variables by which a process reaches this machine without a proxy.
+
+    What they name in this process stays. Some programs read the one and some the other, and gRPC
+    the third in place of both.
+
+    Args:
+        others: further addresses of this machine.
+    """
+    own = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")}
+    either = own["no_proxy"] or own["NO_PROXY"] or ""
+    found = {}
+    for name, value in own.items():
+        if name == "no_grpc_proxy" and value is None:
+            continue
+        hosts = [host for each in (value or either).split(",") if (host := each.strip())]
+        if hosts != ["*"]:  # which many programs understand only where it stands alone
+            hosts += [host for host in (*LOOPBACK, *others) if host not in hosts]
+        found[name] = ",".join(hosts)
+    return found
 
 
 def thread_names() -> Iterator[str]:

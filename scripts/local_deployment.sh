@@ -105,6 +105,7 @@ from pathlib import Path
 
 from fedhet import config
 from fedhet.core.errors import ConfigError
+from fedhet.process import direct_loopback
 
 
 def quoted(text):
@@ -121,9 +122,13 @@ except (ConfigError, ValueError) as error:
     sys.exit(2)
 overrides = shlex.join([*settings.overrides, f"hydra.run.dir={quoted(run_dir)}"])
 Path(sys.argv[1]).write_text(f"overrides = {quoted(overrides)}\n")
+direct = (f"export {name}={shlex.quote(value)}\n" for name, value in direct_loopback().items())
+Path(sys.argv[1]).with_name("loopback.sh").write_text("".join(direct))
 print(run_dir)
 PY
 )
+# shellcheck source=/dev/null
+source "$work/loopback.sh" # whatever proxies there are, this machine is reached without one
 
 # ---- a CA, the SuperLink's certificate (its SAN lists the names that nodes use), a key per node
 (

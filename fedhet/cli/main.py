@@ -21,6 +21,7 @@ from fedhet.cli.errors import INTERRUPTED, PROGRAM, Parser, drop_output, report_
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import pieces
 from fedhet.core.errors import ConfigError
+from fedhet.process import direct_loopback
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; those of the process if None.
     """
+    os.environ.update(direct_loopback())  # for all processes that are started
     try:
         with interruptible():
             return _main(sys.argv[1:] if argv is None else argv)

@@ -7,6 +7,7 @@ import re
 
 LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
 LONGEST_REASON = 10_000  # of an error that may contain several of them
+_DRAWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI's codes, and frames
 
 
 def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
@@ -16,6 +17,11 @@ def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
     """
     short = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
+
+
+def printed(text: str) -> str:
+    """What a program has printed for a terminal, in one line, without colours and frames."""
+    return clean(" ".join(_DRAWN.sub(" ", text).split()))
 
 
 class ConfigError(ValueError):

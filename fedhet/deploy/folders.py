@@ -22,6 +22,7 @@ from fedhet.data.frames import CsvFormat
 from fedhet.deploy.certificates import check_host
 from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
+from fedhet.process import direct_loopback
 from fedhet.record.files import write_text
 
 PLACEHOLDER = "/path/to/the/data"
@@ -199,6 +200,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(home.absolute()),
+        **direct_loopback(),  # Flower's programs of one machine talk to each other
         # Flower starts its helpers by name.
         "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
     }
@@ -206,7 +208,9 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
     """The variables for the Flower process of a server or a site."""
-    queue = {QUEUE: str(place.state / "queue")} if isinstance(place, ServerFolder) else {}
+    queue, own = {}, []
+    if isinstance(place, ServerFolder):  # its helpers ask it at the address on which it listens
+        queue, own = {QUEUE: str(place.state / "queue")}, [place.listen]
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
@@ -214,6 +218,7 @@ def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
         **queue,
         **os.environ,
         **flower_environment(place.state / "flwr"),
+        **direct_loopback(*own),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedhet.core.errors import RunFailed, clean
+from fedhet.core.errors import RunFailed, clean, printed
 from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
 from fedhet.deploy.kit import read_record
 from fedhet.flower.turns import WAITS
@@ -66,8 +66,8 @@ def flwr(home: Path, *arguments: str) -> str:
         try:
             reason = str(json.loads(output)["error-message"])
         except (ValueError, KeyError, TypeError):
-            reason = " ".join(output.split())
-        raise RunFailed(f"`{command}` failed: {clean(reason)}")
+            reason = output
+        raise RunFailed(f"`{command}` failed: {printed(reason)}")
     return done.stdout
 
 
@@ -78,7 +78,7 @@ def _answer(home: Path, key: str, *arguments: str) -> list[dict[str, Any]]:
         rows = json.loads(text)[key]
         return [{name: clean(str(value)) for name, value in row.items()} for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFailed(f"`flwr {arguments[0]}` has not printed {key}: {clean(text)}") from error
+        raise RunFailed(f"`flwr {arguments[0]}` has not printed {key}: {printed(text)}") from error
 
 
 def nodes(home: Path) -> list[Node]:
@@ -111,12 +111,12 @@ def register(out: Path) -> dict[str, str]:
     new = [site for site in sites if ids.get(site) not in known]
     for site in new:
         key = str((home / "keys" / f"{site}.pub").absolute())
-        printed = flwr(
+        answer = flwr(
             home, "supernode", "register", key, CONNECTION, "--name", site, "--format", "json"
         )
-        found = re.search(r'"node-id": *"?(\d+)', printed)
+        found = re.search(r'"node-id": *"?(\d+)', answer)
         if found is None:
-            raise RunFailed(f"site {site}: Flower has printed no node id: {clean(printed)}")
+            raise RunFailed(f"site {site}: Flower has printed no node id: {printed(answer)}")
         ids[site] = found[1]
         write_json(home / "nodes.json", ids)  # after each one: the next may be refused
     return {site: ids[site] for site in new}

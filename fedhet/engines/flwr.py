@@ -27,7 +27,8 @@ from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
-from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed
+from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
+from fedhet.deploy.folders import BIN, flower_environment
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
+LAST_LINES = 10  # of what Flower has printed, in a message
 LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
 FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
@@ -136,14 +138,10 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
         SUBMITTED: "1",
-        "FLWR_HOME": str(home),
+        **flower_environment(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        # Flower starts its helpers by name, so this environment's must come first.
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
 
 
@@ -156,7 +154,7 @@ def _free_ports() -> tuple[int, int]:
 
 # ---- the submitted run
 def _flwr(arguments: list[str]) -> list[str]:
-    return [str(Path(sys.executable).parent / "flwr"), *arguments]
+    return [str(BIN / "flwr"), *arguments]
 
 
 def _submit(
@@ -201,9 +199,13 @@ def _submit(
                 copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
     if not run_id or (process.returncode and ended == inf):
+        told = ["".join(log[-LAST_LINES:])]
+        for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # which are removed
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            told.append(f"; the end of {path.name}: " + "\n".join(lines[-LAST_LINES:]))
         raise RunFailed(
             f"`flwr run` did not accept the run (exit code {process.returncode}):"
-            f" {''.join(log[-5:]).strip()}"
+            f" {' '.join(map(printed, told))}"
         )
     return run_id[1]
 
@@ -234,7 +236,7 @@ def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
     for run in runs:
         if str(run["run-id"]) == run_id:
             return run["status"], run["status-details"]
-    return "unknown", listing.stdout + listing.stderr
+    return "unknown", printed(listing.stdout + listing.stderr)
 
 
 @contextmanager

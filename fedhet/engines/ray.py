@@ -32,7 +32,7 @@ from fedhet.config import Config
 from fedhet.config.catalogue import CONF
 from fedhet.config.settings import Engine
 from fedhet.config.targets import trusted
-from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.errors import ConfigError, RunFailed, printed
 from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.trees import Tree
 from fedhet.engines.guard import TemporaryFolder
@@ -131,7 +131,8 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
             for number, handler in handlers.items():  # Ray's own dumps the stack
                 signal.signal(number, handler)
         if problems:
-            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {problems[0]}")
+            told = printed(str(problems[0]))
+            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {told}")
         yield
     finally:
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # of each thing that this breaks

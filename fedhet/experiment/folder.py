@@ -2,7 +2,8 @@
 
 experiment.json   the axes, what was tuned, and every cell
 cells/<name>/     the run folder of a cell, and in it
-  cell.json       whether it is running, finished or failed, and the code that its process found
+  cell.json       whether it is running, finished or failed, the code that its process found, and
+                  whether the process of its last attempt has died
   log.txt         what its process has printed, if it had one of its own
 report/           the report
 """
@@ -103,18 +104,26 @@ class ExperimentFolder:
             if state_of(self.path / cell.folder).get("status") == FINISHED:
                 shutil.rmtree(self.path / cell.folder)
 
-    def prepare(self, cells: Sequence[Cell]) -> None:
+    def prepare(self, cells: Sequence[Cell]) -> set[Cell]:
         """Make room for cells that will be launched; a run that has a checkpoint will go on.
 
         Not if other code has begun it: a run does not change its code on its way.
+
+        Returns:
+            The cells whose last process has died.
         """
+        died = set()
         for cell in cells:
             folder = self.path / cell.folder
-            same_code = self._code.is_that_of(state_of(folder).get("code", {}))
+            state = state_of(folder)
+            if state.get("status") == RUNNING or state.get("died"):
+                died.add(cell)
+            same_code = self._code.is_that_of(state.get("code", {}))
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
-            _write_cell(folder, WAITING, self._code.record())
+            _write_cell(folder, WAITING, self._code.record(), died=cell in died)
+        return died
 
     def refuse_change(self, cells: Sequence[Cell]) -> None:
         """Refuse that the code has changed while these cells were to run.
@@ -239,7 +248,9 @@ def state_of(folder: Path) -> dict[str, Any]:
 # ---- in the process of a cell
 def as_cell(settings: Config, folder: Path) -> Config:
     """Return the settings of a cell, which goes on if it has been begun."""
-    begun = (folder / "summary.json").exists()
+    begun = (folder / "rounds.jsonl").exists()  # the last file that is written at the start
+    if not begun:
+        (folder / "summary.json").unlink(missing_ok=True)
     return replace(settings, run_dir_given=True, resumes=begun)
 
 
@@ -278,10 +289,15 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
     ends(FINISHED)
 
 
-def record_failure(folder: Path, reason: str) -> None:
+def record_failure(folder: Path, reason: str, *, died: bool = False) -> None:
     """Let cell.json say why a run has failed, where its own process could not.
 
     A run of a plain sweep gets one, too, without the code that an experiment's cells name.
+
+    Args:
+        folder: the run folder.
+        reason: why it has failed.
+        died: whether its process has died.
 
     Raises:
         DataError: cell.json is damaged.
@@ -289,12 +305,14 @@ def record_failure(folder: Path, reason: str) -> None:
     """
     known = _read(folder / CELL)
     if known.get("status") not in (FAILED, FINISHED):
-        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason}
+        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason, "died": died}
         write_json(folder / CELL, content)
 
 
-def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:
-    content = {"format": FORMAT, "status": status, "reason": reason, "code": code}
+def _write_cell(
+    folder: Path, status: str, code: Any, reason: str | None = None, *, died: bool = False
+) -> None:
+    content = {"format": FORMAT, "status": status, "reason": reason, "code": code, "died": died}
     write_json(folder / CELL, content)
 
 

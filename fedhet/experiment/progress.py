@@ -132,7 +132,8 @@ class Progress:
 
     def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
         todo = self.folder.missing(every)
-        self.folder.prepare(todo)
+        died = self.folder.prepare(todo)
+        todo.sort(key=died.__contains__)  # last: where all share this process, others come first
         any_code = self.experiment.on_other_code == "keep"
         runs = [
             PlannedRun(
@@ -142,6 +143,7 @@ class Progress:
                 self.folder.path / cell.folder,
                 any_code=any_code,
                 trial=cell.kind == "trial",
+                alone=cell in died,
             )
             for number, cell in enumerate(todo, self._launched)
         ]

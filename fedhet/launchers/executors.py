@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -39,11 +39,12 @@ from fedhet.config.resuming import CELL
 from fedhet.config.targets import instantiate
 from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
-from fedhet.core.interruptions import raise_if_interrupted
+from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
 from fedhet.data.findable import Source, find_data
 from fedhet.experiment import folder as cells
 from fedhet.launchers.live import Watch
 from fedhet.process import SIGNALS, end_with_parent, signals_deferred
+from fedhet.record.schema import read_or_empty
 
 if TYPE_CHECKING:
     from fedhet.config import Config
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 LOG = "log.txt"  # in a run folder: what its process has printed
+SILENT = f"its process ended without a word; {LOG} in its folder may say why"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class PlannedRun:
             belongs to none.
         trial: whether its validation score is shown in place of the one on test data, by which
             nobody may choose.
+        alone: whether the process of its last attempt has died; it shares none with other runs.
     """
 
     number: int
@@ -75,6 +78,7 @@ class PlannedRun:
     folder: Path
     any_code: bool | None = None
     trial: bool = False
+    alone: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -102,9 +106,23 @@ class PlannedRun:
     def make(self, settings: Config) -> Run:
         """Make the run, whose settings these are, in this process; raise what it fails with."""
         if self.any_code is None:
-            return make(settings)
+            return make(cells.as_cell(settings, self.folder) if self.alone else settings)
         with cells.recorded(self.folder, any_code=self.any_code):
             return make(cells.as_cell(settings, self.folder))
+
+    def ended(self, problem: str) -> bool:
+        """Whether its folder says how it has ended.
+
+        Args:
+            problem: why its process has ended without a word, or "".
+        """
+        state = cells.state_of(self.folder)
+        if not state and self.any_code is None:
+            summary = read_or_empty(self.folder / "summary.json")
+            return summary.get("status") == "ok" if problem else "seconds" in summary
+        if state.get("status") == cells.WAITING:
+            return not problem and bool(state.get("reason"))  # it has found other code
+        return state.get("status") in (cells.FINISHED, cells.FAILED)
 
     def failure(self, problem: str) -> str | None:
         """Why the run has failed, as its folder says once its process has ended.
@@ -115,9 +133,10 @@ class PlannedRun:
         Args:
             problem: why its process has ended without a word, or "".
         """
-        if problem:
+        if not self.ended(problem):
+            problem = problem or SILENT
             try:
-                cells.record_failure(self.folder, problem)
+                cells.record_failure(self.folder, problem, died=True)
             except (DataError, WriteError) as error:
                 log.warning("%s", error)
             return problem
@@ -125,6 +144,7 @@ class PlannedRun:
         return None if state.get("status") == cells.WAITING else state.get("reason") or ""
 
 
+@exits_as_errors()
 def make(settings: Config) -> Run:
     """Make a run in this process; raise what it fails with."""
     instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
@@ -148,7 +168,8 @@ def clients_together(settings: Config) -> int:
     from fedhet.job import Job
 
     try:
-        return Job(settings).together
+        with exits_as_errors():
+            return Job(settings).together
     except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
         return 0
 
@@ -265,7 +286,7 @@ CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.launchers.preload"
 # What runs that share a process have in common, beside the choices of groups.
 SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
-MOST_RUNS = 10  # in one process, which ends all of them if it is killed
+MOST_RUNS = 10  # in one process; if it is killed, each is made again in one of its own
 LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
 END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
 
@@ -382,6 +403,12 @@ class Elsewhere(Executor):
                     if problem is None:
                         continue
                     del running[handle]
+                    left = [run for run in group if not run.ended(problem)]
+                    if len(group) > 1 and left:
+                        waiting.extend([replace(run, alone=True)] for run in left)
+                        why = problem or SILENT
+                        watch.tell(f"{len(left)} runs are made again, each alone: {why}")
+                        group = [run for run in group if run not in left]
                     for run in group:
                         reason = run.failure(problem)
                         if reason is None:
@@ -451,7 +478,7 @@ class Processes(Elsewhere):
         for run in runs:
             lines = [line for line in run.overrides if key_of(line) in shaping]
             lines += [line for line in run.overrides if key_of(line).startswith(SHAPING)]
-            alike.setdefault(tuple(lines), []).append(run)
+            alike.setdefault(run if run.alone else tuple(lines), []).append(run)
         groups = []
         for some in alike.values():
             fuses = len(some) > 1 and clients_together(some[0].composed(bases))

@@ -139,7 +139,9 @@ class Watch:
             self.bar.live.stop()
 
     def begins(self, run: PlannedRun) -> None:
-        """Take notice of a run that begins."""
+        """Take notice of a run that begins, also once more."""
+        if before := self.runs.get(run.folder):
+            self.bar.remove_task(before.task)
         task = self.bar.add_task("", start=False, visible=False, title=run.label, count="")
         self.runs[run.folder] = ShownRun(run.folder, run.label, task, run.trial)
 
@@ -157,9 +159,12 @@ class Watch:
             shown.status, shown.reason = ("failed", problem) if problem else ("ok", "")
         self.done += 1
         if not self.console.is_terminal or shown.status != "ok":
-            line = f"[{self.done}/{self.total}] {shown.line()}"
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self.tell(f"[{self.done}/{self.total}] {shown.line()}")
         self.look()
+
+    def tell(self, line: str) -> None:
+        """Print a line."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def look(self) -> None:
         """Look once at the folders of the runs that have not ended."""

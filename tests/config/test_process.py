@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedhet.cli import main
 from fedhet.core.errors import ConfigError
-from fedhet.process import choose_device
+from fedhet.process import choose_device, direct_loopback
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -55,6 +57,36 @@ def test_nothing_is_collected_while_importing_nor_at_the_end() -> None:
         [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert process.stdout == process.stderr == ""
+
+
+NAMES = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (["", "", ""], ["127.0.0.1,localhost,::1"] * 2),
+        (["a.b, localhost", "", ""], ["a.b,localhost,127.0.0.1,::1"] * 2),
+        (["", "a.b", "c"], [f"{host},127.0.0.1,localhost,::1" for host in ("a.b", "a.b", "c")]),
+        (["a", "*", ""], ["a,127.0.0.1,localhost,::1", "*"]),
+    ],
+)
+def test_this_machine_is_reached_without_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    found: list[str],
+) -> None:
+    for name, value in zip(NAMES, given, strict=True):
+        monkeypatch.setenv(name, value)
+        if not value:
+            monkeypatch.delenv(name)
+    expected = dict(zip(NAMES, found, strict=False))
+    assert direct_loopback() == expected
+    assert main.main(["--version"]) == 0  # what a command starts has its environment
+    assert {name: os.environ[name] for name in NAMES if name in os.environ} == expected
+    assert direct_loopback() == expected
+    assert direct_loopback("10.0.0.5")["no_proxy"] == f"{found[0]},10.0.0.5"
 
 
 def test_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class Faulty(FedNormPlugin):
             raise OSError("the disk is full")
         if self._strikes() and self.how == "exit":
             os._exit(7)
+        if self._strikes() and self.how == "leaves":
+            sys.exit(0)
         if self._strikes() and self.how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._strikes() and self.how == "killed-after-reply":

@@ -6,16 +6,19 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedhet.config import compose
+from fedhet.config import compose, composition
+from fedhet.config.bases import Bases
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.launchers import executors
-from fedhet.launchers.executors import PlannedRun, Processes, _logged, carry_out
+from fedhet.launchers.executors import Elsewhere, PlannedRun, Processes, _logged, carry_out
 from fedhet.launchers.live import Watch
 
 LOST = "its process was ended by SIGKILL"
@@ -32,7 +35,90 @@ def test_a_run_that_was_lost_is_recorded_as_failed(run: PlannedRun) -> None:
     assert (record["status"], record["reason"]) == ("failed", LOST)
     assert run.failure("") == LOST
     run.prepare()  # a new attempt
+    (run.folder / "summary.json").write_text('{"status": "ok", "seconds": {}}')
     assert run.failure("") == ""
+
+
+@pytest.mark.parametrize("any_code", [None, True])
+@pytest.mark.parametrize("written", [None, {"status": "interrupted"}])
+def test_a_process_that_ends_with_0_before_its_run(
+    tmp_path: Path, written: object, any_code: bool | None
+) -> None:
+    """By os._exit(0)."""
+    run = PlannedRun(0, "", (), tmp_path, any_code)
+    if written:
+        (run.folder / "summary.json").write_text(json.dumps(written))
+    if any_code:
+        (run.folder / "cell.json").write_text(
+            f'{{"status": "{"running" if written else "waiting"}"}}'
+        )
+    assert run.failure("") == "its process ended without a word; log.txt in its folder may say why"
+    record = json.loads((run.folder / "cell.json").read_text())
+    assert (record["status"], record["died"]) == ("failed", True)
+
+
+class Fragile(Elsewhere):
+    """Makes runs as one, in a process that dies of one of them, once others have ended.
+
+    Attributes:
+        bad: the number of the one.
+        made: the numbers of the runs that were made together, each time.
+    """
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+        self.made: list[list[int]] = []
+
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        return [[*runs]]
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        return [self._make([run for run, _ in call.args[0]]) for call in calls]  # type: ignore[attr-defined]
+
+    def _make(self, runs: Sequence[PlannedRun]) -> tuple[int, str]:
+        self.made.append([run.number for run in runs])
+        dies = self.bad in self.made[-1]
+        for run in runs:
+            about: dict[str, Any] = {"status": "interrupted", "seconds": {"total": 1}, "reason": ""}
+            if run.number != self.bad and (not dies or run.number == 0):
+                about = {"status": "ok", "seconds": {"total": 1}, "reason": None}
+            (run.folder / "summary.json").write_text(json.dumps(about))
+        return len(self.made), LOST if dies else ""
+
+    def wait(self, handles: Sequence[Any]) -> None: ...
+
+    def ended(self, handle: Any) -> str:
+        return str(handle[1])
+
+    def interrupt(self, handle: Any) -> None: ...
+
+
+def test_the_runs_of_a_process_that_has_died_are_made_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(PlannedRun, "composed", lambda run, bases: None)
+    runs = [PlannedRun(i, f"run {i}", (), tmp_path / str(i)) for i in range(4)]
+    launcher = Fragile(bad=2)
+    watch = Watch(4)
+    assert launcher.launch(runs, watch) == {runs[2]: LOST}
+    assert launcher.made == [[0, 1, 2, 3], [1], [2], [3]]
+    assert watch.done == 4
+    err = capsys.readouterr().err
+    assert f"3 runs are made again, each alone: {LOST}\n" in err and "run 1: interrupted" not in err
+
+
+def test_a_plain_run_that_is_made_again_goes_on(
+    run: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "make", lambda settings: settings)
+    settings = run.composed(composition.of_sweep())
+    (run.folder / "summary.json").touch()
+    again: Any = replace(run, alone=True)
+    assert run.make(settings) is settings and (run.folder / "summary.json").exists()
+    assert not again.make(settings).resumes  # its process has died before its folder was whole
+    assert not (run.folder / "summary.json").exists()
+    (run.folder / "rounds.jsonl").touch()
+    assert again.make(settings).resumes
 
 
 def test_a_record_that_cannot_be_written_ends_no_other_run(

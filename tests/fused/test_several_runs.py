@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedhet.config import composition
+from fedhet.core.interruptions import signals_noted
 from fedhet.launchers import executors
 from fedhet.launchers.executors import PlannedRun, Processes, carry_out
 from fedhet.launchers.live import Watch
@@ -54,7 +56,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_run_is_what_it_is_alone(
     tmp_path: Path, launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is shorter, one diverges, one cannot begin, one fails in the middle."""
+    """One is shorter, one diverges, one cannot begin, one calls sys.exit in the middle."""
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "engines"))
     every = [
@@ -63,14 +65,15 @@ def test_each_run_is_what_it_is_alone(
         ["rounds=1", "client.momentum=0.5"],
         ["client.lr=1e30"],
         ["dataset=mnist", "data_dir=/nowhere"],
-        ["plugin.fednorm._target_=faulty.Faulty", "plugin.fednorm.z_when=raise"],
+        ["plugin.fednorm._target_=faulty.Faulty", "plugin.fednorm.z_when=leaves"],
     ]
     runs = planned(tmp_path, every)
     for run in runs:
         run.prepare()
     bases = composition.of_sweep()
     printed = sys.stdout
-    carry_out([(run, run.composed(bases)) for run in runs], str(ROOT))
+    with signals_noted():
+        carry_out([(run, run.composed(bases)) for run in runs], str(ROOT))
     assert sys.stdout is printed
     for run, own in zip(runs[:3], every, strict=False):
         alone = launch(*LINES, *own)
@@ -78,11 +81,11 @@ def test_each_run_is_what_it_is_alone(
         assert summary(run.folder)["seconds_shared"] and not alone.summary["seconds_shared"]
         log = (run.folder / "log.txt").read_text()
         assert log.count("train ") == 1 + len(steps(run.folder))  # and the table has one
-    for run, status, reason in zip(
-        runs[3:], ("failed",) * 3, ("holds NaN", "data not found", "the disk is full"), strict=True
-    ):
+    assert summary(runs[5].folder)["status"] == "failed"
+    reasons = ("holds NaN", "data not found", "SystemExit(0): code of the run")
+    for run, reason in zip(runs[3:], reasons, strict=True):
         state = json.loads((run.folder / "cell.json").read_text())
-        assert state["status"] == status and reason in state["reason"], state
+        assert state["status"] == "failed" and reason in state["reason"], state
         assert reason in (run.folder / "log.txt").read_text()
 
 
@@ -90,13 +93,18 @@ def test_which_runs_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(executors, "MOST_RUNS", 2)
     off = ["engine.fused=off"]
     every = [["seed=1"], off, ["seed=2", "partition=iid"], ["client.lr=1"], ["method=fedavg"], off]
-    groups = Processes(2).together(planned(tmp_path, every), composition.of_sweep())
+    runs = planned(tmp_path, every)
+    bases = composition.of_sweep()
+    groups = Processes(2).together(runs, bases)
     assert [[run.number for run in group] for group in groups] == [[0, 2], [3], [1], [5], [4]]
+    runs[0] = replace(runs[0], alone=True)
+    groups = Processes(1).together(runs, bases)
+    assert [[run.number for run in group] for group in groups] == [[0], [1], [5], [2, 3], [4]]
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_costs_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_is_killed_costs_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "engines"))
@@ -106,9 +114,9 @@ def test_a_process_that_is_killed_costs_its_runs(
     every += [["method=fedavg"]]
     runs = planned(tmp_path, every)
     failed = Processes(1).launch(runs, Watch(3))
-    killed = f"its process was ended by {signal.SIGKILL.name}"
-    assert [failed[run].startswith(killed) for run in runs[:2]] == [True, True]
-    assert runs[2] not in failed
+    assert [*failed] == runs[:1]
+    assert failed[runs[0]].startswith(f"its process was ended by {signal.SIGKILL.name}")
+    assert steps(runs[1].folder) == steps(launch(*LINES, *every[1]).dir)
 
 
 @pytest.mark.slow
