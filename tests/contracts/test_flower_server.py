@@ -299,6 +299,18 @@ def test_a_step_that_is_undone_after_the_clients_evaluation(
     assert run.asked("train") == run.asked("evaluate") == [1, 2]
 
 
+def test_a_step_that_is_taken_again(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round of Flower's takes it, with all clients but the one that was far too large."""
+    attack(monkeypatch, {1}, 1e6)
+    lines = ["method=fedavg", "fraction=1", "rounds=2", "on_failure=skip", "replies.max_lost=1"]
+    expected = launch(*lines, task=validated())
+    run = FlowerRun(*lines, task=validated())
+    history = run.fit(3)
+    assert run.sha256 == expected.summary["weights_sha256"]
+    assert run.asked("evaluate") == [1, 2]
+    assert [number for number, _ in history.losses_distributed] == [2, 3]
+
+
 def test_noise_under_flowers_own_server() -> None:
     """It is accounted for, and no client is asked for scores."""
     run = FlowerRun("method=fedavg", *LINES, "privacy.noise=1", "eval.clients=false", "rounds=2")
