@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,20 @@ from contracts.tasks import with_dropout
 from contracts.test_jumps import attack, deeper
 from flwr.client import Client
 from flwr.common import (
+    Code,
     EvaluateIns,
     EvaluateRes,
     FitIns,
     FitRes,
     GetPropertiesIns,
     GetPropertiesRes,
+    Status,
 )
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History
+from flwr.server.server import fit_clients
 from torch import nn
 
 from fedhet.core import trees
@@ -255,6 +259,51 @@ def test_a_node_that_fails_in_every_evaluation(
     run = FlowerRun("method=fedavg", *LINES, "rounds=2", f"on_failure={on_failure}")
     with pytest.raises(RunFailed, match=r"client 0 failed in phase 'evaluate'.*node has left"):
         run.fit(2)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason", "cause"),
+    [
+        (1, "too large", "the reply has 838"),
+        (256, "no reply", "FIT_NOT_IMPLEMENTED: out of memory"),
+    ],
+)
+@pytest.mark.parametrize("place", ["tensor", "metric", "message"])
+def test_the_content_of_a_failed_reply_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, place: str, limit: int, reason: str, cause: str
+) -> None:
+    """It is counted like any other, and costs no memory; its node's clients have failed."""
+    fit = Node.fit
+    large = bytes(2**23)
+
+    def failing(self: Node, ins: FitIns, **how: Any) -> FitRes:
+        res = fit(self, ins, **how)
+        if self._properties["partition-id"] == 1:
+            res.status = Status(Code.FIT_NOT_IMPLEMENTED, "out of memory")
+            if place == "message":
+                res.status.message += " " * len(large)
+            elif place == "metric":
+                res.metrics["x"] = large
+            else:
+                res.parameters.tensors.append(large)
+        return res
+
+    monkeypatch.setattr(Node, "fit", failing)
+    run = FlowerRun(
+        *["method=fedavg", "fraction=1", "rounds=1", "on_failure=skip", f"replies.max_mb={limit}"]
+    )
+    strategy = run.job.strategy
+    server = Server(client_manager=run.nodes, strategy=strategy)
+    server.parameters = strategy.initialize_parameters(run.nodes)
+    asked = strategy.configure_fit(1, server.parameters, run.nodes)
+    results, failures = fit_clients(asked, None, None, 1)
+    tracemalloc.start()
+    strategy.aggregate_fit(1, results, failures)
+    assert tracemalloc.get_traced_memory()[1] < len(large) / 4
+    tracemalloc.stop()
+    found = {f.pid: f for f in strategy.current.failures}
+    assert sorted(found) == [1, 3]
+    assert all(f.reason == reason and f.cause.startswith(cause) for f in found.values())
 
 
 @pytest.mark.parametrize("half", ["fit", "evaluate"])
