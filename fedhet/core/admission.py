@@ -3,9 +3,9 @@
 A reply that fails a check is left out as a whole. Under a mean, which a single outlier would take
 over, a reply is also refused if the norm of what it changes is beyond a bound: a multiple of the
 median in the phase's last step. Where most replies are beyond it, none is refused, because the
-method itself diverges. A step without such a last one shows in the end what was usual, and is
-undone if a reply was an outlier; so is a step after which the model's loss is not finite, and in
-which one reply had changed by far more than the others.
+method itself diverges. A step without such a last one, as is a phase's first, shows in the end what
+was usual, and is taken again without the replies that were outliers. A step is undone if the
+model's loss is not finite after it, and one reply had changed by far more than the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -24,8 +24,8 @@ from fedhet.core.compatibility import unknown_steps
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, put_back
 from fedhet.core.merging import Mean, median_of, norms_of
-from fedhet.core.messages import STATE_BYTES, Failure, Reply, Update
-from fedhet.core.phases import Step
+from fedhet.core.messages import STATE_BYTES, Broadcast, Failure, Reply, Update
+from fedhet.core.phases import Step, locate
 from fedhet.core.training import usable
 from fedhet.core.trees import AnyTree, Difference
 
@@ -214,7 +214,12 @@ def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0)
 
 # ---- what a single reply may change
 ALIKE = 10.0  # times the median of the others: within it, all replies of a step diverge alike
+FIRST = 30.0  # times the median of the step itself, where the phase has no last step
 KEPT = ("outliers",)  # what a step that is undone has measured remains
+
+
+class TakenAgain(Exception):
+    """Ends a step that is to be taken again, without the clients that have failed in it."""
 
 
 class Outliers:
@@ -230,6 +235,7 @@ class Outliers:
         medians: phase -> kind -> the median norm of that kind in the phase's last step; 0 where
             fewer than three replies had one.
         undone: the last round that was undone; -1 for none.
+        repeats: whether the step in progress can be taken again, which a `Backup` decides.
     """
 
     memory: ClassVar[tuple[str, ...]] = ("medians", "undone")
@@ -238,7 +244,13 @@ class Outliers:
         self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
         self.medians: dict[str, dict[str, float]] = {}
         self.undone = -1
+        self.repeats = False
         self._norms: dict[int, dict[str, float]] = {}  # of the step in progress, by client
+
+    def bound(self, phase: str) -> dict[str, float]:
+        """What the phase's last step says is usual, by kind; empty where it says nothing."""
+        medians = self.medians.get(phase, {})
+        return medians if any(medians.values()) else {}
 
     def refuse(self, step: Step, updates: Iterable[Update]) -> Iterator[Update]:
         """The updates within the bound; each of the others is a failure of its client.
@@ -246,18 +258,19 @@ class Outliers:
         Where most are beyond it, the method itself diverges, and all of them go on.
 
         Raises:
-            RunFailed: an update is refused, and `on_failure` is "stop".
+            RunFailed: an update is an outlier, and `on_failure` is "stop".
+            TakenAgain: updates that have gone on were outliers, as the step itself has shown.
         """
         if self.limit is None:
             yield from updates
             return
         self._step = step
         self._norms = {}
-        self._bounded = any(self.medians.get(step.entry.name, {}).values())
+        last = self.bound(step.entry.name)
         refused: list[tuple[Update, str]] = []
         for update in updates:
             self._norms[update.pid] = norms_of(update, step.sent, _norm)
-            if cause := self._beyond(update.pid):
+            if cause := self._beyond(update.pid, self.limit, last, "the last"):
                 refused.append((update, cause))
             else:
                 yield update
@@ -267,34 +280,34 @@ class Outliers:
             for update, cause in refused:
                 del self._norms[update.pid]  # it does not count in the medians
                 step.record(step.failure(update.pid, cause, "outlier"))
-        medians = self.medians.setdefault(step.entry.name, {})
-        for kind in {kind for norms in self._norms.values() for kind in norms}:
-            medians[kind] = median_of(n[kind] for n in self._norms.values() if kind in n)
+        kinds = sorted({kind for norms in self._norms.values() for kind in norms})
+        medians = {k: median_of(n[k] for n in self._norms.values() if k in n) for k in kinds}
+        if self.repeats and not last:
+            factor = min(FIRST, self.limit)
+            beyond = {pid: self._beyond(pid, factor, medians, "this") for pid in self._norms}
+            failures = [step.failure(pid, why, "outlier") for pid, why in beyond.items() if why]
+            for failed in failures:
+                step.record(failed)
+            if failures:
+                log.warning("round %d is taken again without its outliers", step.round)
+                raise TakenAgain
+        self.medians.setdefault(step.entry.name, {}).update(medians)
 
-    def _beyond(self, pid: int) -> str:
+    def _beyond(self, pid: int, factor: float, usual: dict[str, float], which: str) -> str:
         """Which bound a reply is beyond, for an error; "" for none."""
-        medians = self.medians.get(self._step.entry.name, {})
         for kind, norm in self._norms[pid].items():
-            usual = medians.get(kind, 0.0)
-            if self.limit and usual and norm > self.limit * usual:
+            if usual.get(kind) and norm > factor * usual[kind]:
                 return (
-                    f"the norm of its {kind} is {norm:.3g}, more than replies.max_jump="
-                    f"{self.limit:g} times the median of {'the last' if self._bounded else 'this'}"
-                    f" step, {usual:.3g}"
+                    f"the norm of its {kind} is {norm:.3g}, more than {factor:g} times the median"
+                    f" of {which} step, {usual[kind]:.3g} (replies.max_jump={self.limit:g})"
                 )
         return ""
 
-    def found(self, *, finite: bool) -> list[Failure]:
-        """The failures of outliers after the step; none where all replies are alike.
+    def found(self) -> list[Failure]:
+        """The failure of the outlier in a step after which the loss is not finite.
 
-        Args:
-            finite: whether the loss is finite after the step. Then outliers are those that the
-                step's own medians would have refused, if it had no bound; else the largest change.
+        There is none where all replies are alike.
         """
-        if finite:
-            pids = [] if not self._norms or self._bounded else list(self._norms)
-            causes = {pid: self._beyond(pid) for pid in pids}
-            return [self._step.failure(pid, why, "outlier") for pid, why in causes.items() if why]
         changes = {pid: max(norms.values(), default=0.0) for pid, norms in self._norms.items()}
         pid = max(changes, key=changes.__getitem__, default=-1)
         others = [norm for other, norm in changes.items() if other != pid]
@@ -310,46 +323,69 @@ class Outliers:
 class Backup:
     """What the server had before a step, to which it returns if the step had an outlier.
 
-    That happens once in a row: a method that diverges by itself is a result.
+    A step is undone once in a row: a method that diverges by itself is a result.
 
     Args:
-        strategy: the run's strategy, before the step is settled.
+        strategy: the run's strategy, before the step is planned.
+        server_round: the number of the step.
 
     Attributes:
-        possible: whether the step can be undone.
+        possible: whether the step can be undone after its evaluation.
     """
 
-    def __init__(self, strategy: FedStrategy) -> None:
-        setting = strategy.setting
+    def __init__(self, strategy: FedStrategy, server_round: int) -> None:
+        setting, outliers = strategy.setting, strategy.outliers
         self._strategy = strategy
-        evaluated = strategy.current.entry.phase.evaluate
-        self.possible = strategy.outliers.limit is not None and evaluated
+        index, step = locate(strategy.timetable, server_round) or (-1, 0)
+        entry = strategy.timetable[index]
+        self.possible = outliers.limit is not None and entry.phase.evaluate
+        outliers.repeats = outliers.limit is not None and (
+            self.possible or not outliers.bound(entry.name)
+        )
         packer = MemoryPacker()
-        if self.possible and setting.on_failure == "skip":
-            parts = strategy.parts.items()
+        self._before: dict[str, dict[str, Any]] = {}
+        if outliers.repeats and setting.on_failure == "skip":
             try:
-                self._before = {name: packer.memory(part, name) for name, part in parts}
+                for name, part in strategy.parts.items():
+                    self._before[name] = packer.memory(part, name)
                 for name in KEPT:
                     del self._before["method"][name]
             except TypeError as error:
-                self.possible = False
-                if strategy.current.step == 1:
+                self.possible = outliers.repeats = False
+                if step == 1:
                     log.warning("no step can be undone, should a reply be an outlier: %s", error)
         self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
 
-    def undo(self, note: Callable[[Failure], None], *, finite: bool = False) -> bool:
-        """Put back what was before the step, if a reply was an outlier in it.
+    def plan_again(self) -> list[Broadcast]:
+        """Put back what was before the step, and return its messages once more.
+
+        Its failures, its bytes and its seconds remain.
+        """
+        strategy, spent = self._strategy, self._strategy.current
+        tensors = {name: t.clone() for name, t in self._tensors.items()}  # it may happen again
+        for name, part in strategy.parts.items():
+            put_back(part, self._before[name], tensors, strategy.workspace.device, name)
+        plan = strategy.plan(spent.round)
+        current = strategy.current
+        current.failures, current.bytes, current.seconds = (
+            spent.failures,
+            spent.bytes,
+            spent.seconds,
+        )
+        return plan
+
+    def undo(self, note: Callable[[Failure], None]) -> bool:
+        """Put back what was before a step after which the loss is not finite, if it had an outlier.
 
         Args:
-            note: is given the failure of each such reply's client.
-            finite: whether the loss is finite after the step.
+            note: is given the failure of that reply's client.
 
         Raises:
             RunFailed: there is one, and `on_failure` is "stop".
         """
         strategy = self._strategy
         again = strategy.outliers.undone == strategy.current.round - 1
-        failures = strategy.outliers.found(finite=finite) if self.possible and not again else []
+        failures = strategy.outliers.found() if self.possible and not again else []
         for failed in failures:
             note(failed)
             if strategy.setting.ends_run(failed):
@@ -357,11 +393,8 @@ class Backup:
             log.warning("round %d is undone: %s", strategy.current.round, failed)
         if not failures:
             return False
-        for name, part in strategy.parts.items():
-            put_back(part, self._before[name], self._tensors, strategy.workspace.device, name)
+        self.plan_again()  # as its messages have been sent
         strategy.forget_recorded()
-        strategy.current.accepted = 0
-        strategy.current.metrics = {}
         strategy.outliers.undone = strategy.current.round
         return True
 

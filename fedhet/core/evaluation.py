@@ -51,7 +51,7 @@ def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores
 
 
 def sound_scores(strategy: FedStrategy, backup: Backup) -> tuple[Scores, Tally]:
-    """The scores on the global test set, after the step was undone if it had an outlier.
+    """The scores on the global test set, after the step was undone if an outlier has spoilt it.
 
     Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
     scores.
@@ -62,7 +62,7 @@ def sound_scores(strategy: FedStrategy, backup: Backup) -> tuple[Scores, Tally]:
     most = None if strategy.due else FORWARD_BATCH
     found = _on_test_set(strategy, most) if strategy.due or backup.possible else ({}, {})
     finite = math.isfinite(found[0].get("loss", 0.0))
-    undone = backup.undo(strategy.current.failures.append, finite=finite)
+    undone = not finite and backup.undo(strategy.current.failures.append)
     if not strategy.due:
         return {}, {}
     return _on_test_set(strategy) if undone else found

@@ -69,7 +69,8 @@ class ReplyLimits(Checked):
         join: seconds to wait for nodes at the start.
         min_nodes: after `join` seconds, the run begins if so many nodes have joined; None: all.
         max_jump: a reply whose weights have changed by more than so many times the median of the
-            last step is refused, and a first step with such a reply undone; None: any is accepted.
+            last step is refused; in a phase's first step, more than 30 times its own median, for
+            which the step is taken again. None: any is accepted.
         max_mb: MB of a reply from another process beyond twice those of its message.
     """
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fedhet.core import messages, trees
-from fedhet.core.admission import Backup
+from fedhet.core.admission import Backup, TakenAgain
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, WriteError
 from fedhet.core.evaluation import (
@@ -157,12 +157,11 @@ class Loop:
             self.round += 1
             clock = Clock()
             with clock("step"):
+                backup = Backup(method, self.round)
                 with clock("broadcast"):
                     self.send(method.plan(self.round))
-                backup = Backup(method)
                 try:
-                    # Replies may be lazy: the clients then train while `settle` reads them.
-                    method.settle((yield self.plan, clock), self.accept)
+                    yield from self._settled(clock, backup)
                     with clock("evaluate"):
                         scores, tally = sound_scores(method, backup)
                 finally:
@@ -185,6 +184,21 @@ class Loop:
             self.row = None
             for callback in self.callbacks:
                 callback.settled(self, row)
+
+    def _settled(self, clock: Clock, backup: Backup) -> Steps:
+        """Settle the step in progress, which is taken again without the outliers in it.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or too few succeeded.
+        """
+        while True:
+            try:
+                # Replies may be lazy: the clients then train while `settle` reads them.
+                return self.method.settle((yield self.plan, clock), self.accept)
+            except TakenAgain:
+                failed = {failure.pid for failure in self.method.current.failures}
+                with clock("broadcast"):
+                    self.send([msg for msg in backup.plan_again() if msg.pid not in failed])
 
     def _evaluation(self, row: Row, backup: Backup) -> Steps:
         """Add the scores on the clients' data to the row.

@@ -298,6 +298,7 @@ class FedStrategy(Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
                 the merge returns is not finite, or not what it was given.
+            TakenAgain: replies were outliers, and the step has to be taken again without them.
         """
         current = self.current
         phase, rule = current.entry.phase, self.setting.merge

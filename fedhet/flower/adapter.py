@@ -29,9 +29,10 @@ class StrategyAdapter(Callback, Strategy):
 
     Flower's Server runs a fixed number of rounds, the phases before the training among them
     (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
-    the clients evaluate after the rounds for which an evaluation is due. Where the clients' losses
-    undo a step, the next round asks them to evaluate again, and trains nothing. What needs a run
-    folder does not happen, unless `callbacks` do it.
+    the clients evaluate after the rounds for which an evaluation is due. Where a step is taken
+    again, because of an outlier, the next round does so. Where the clients' losses undo a step, the
+    next round asks them to evaluate again, and trains nothing. What needs a run folder does not
+    happen, unless `callbacks` do it.
 
     Args:
         method: the run's strategy, to which the adapter is attached.
@@ -88,9 +89,10 @@ class StrategyAdapter(Callback, Strategy):
         """
         if self._request is None:
             return self._given, {}
+        self._row = {}  # remains so if the step is to be taken again
         self._answer(self._in_order(results, failures))
         self._given = _shared(self._method)
-        return self._given, dict(self._last["metrics"])
+        return self._given, dict(self._last.get("metrics", {}))
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

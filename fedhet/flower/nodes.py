@@ -222,13 +222,14 @@ class Nodes:
     ) -> Iterator[Reply]:
         """The replies in the order of `sent`, a message for each client.
 
-        Flower's failures do not name their client: a client without a reply counts as failed. A
-        reply that nobody has asked for, or a second one, is left out and logged.
+        Flower's failures name the node at most: they are those of its clients without a reply, and
+        every other client without one has failed, too. A reply that nobody has asked for, or a
+        second one, is left out and logged.
 
         Args:
             sent: client -> its message.
             results: Flower's pairs of proxy and result.
-            failures: what Flower reports instead of a result.
+            failures: what Flower reports instead of a result: an exception, or a pair as above.
             more_bytes: how many bytes a reply may have beyond twice those of its message.
         """
         by_pid: dict[int, Any] = {}
@@ -243,12 +244,16 @@ class Nodes:
                 by_pid[pid] = res
             except Rejected as error:
                 log.warning("a reply of node %s is left out: %s", proxy.cid, error)
-        causes = "; ".join(sorted({clean(str(f)) for f in failures})) or "Flower reports none"
+        # Such a reply may be as large as any, so its text is not made.
+        failed = {id(one[0]): one[1] for one in failures if isinstance(one, tuple)}
+        raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
+        causes = "; ".join(sorted(raised)) or "Flower reports none"
         silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
         for pid, msg in sent.items():
-            if pid in by_pid:
+            node = self._by_partition.get(pid % self._total) if self._total else None
+            if (res := by_pid.get(pid, failed.get(id(node)))) is not None:
                 expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-                yield wire.read_result(msg, by_pid[pid], 2 * expected + more_bytes)
+                yield wire.read_result(msg, res, 2 * expected + more_bytes)
             else:
                 yield Failure(pid, msg.phase, msg.step, silent, "no reply")
 

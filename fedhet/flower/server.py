@@ -20,7 +20,7 @@ from flwr.server.history import History
 from flwr.serverapp import Grid
 
 from fedhet.core.client import KEEP
-from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, traceback_wanted
+from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, clean, traceback_wanted
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
@@ -210,7 +210,7 @@ class FlowerCourier:
 
     def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
         if reply.has_error():
-            cause = f"node {node}: {reply.error.reason}"
+            cause = f"node {node}: {clean(reply.error.reason)}"
             return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
         expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
         try:

@@ -32,6 +32,7 @@ import safetensors.torch
 import torch
 from flwr.client import NumPyClient
 from flwr.common import (
+    Code,
     EvaluateIns,
     EvaluateRes,
     FitIns,
@@ -303,16 +304,21 @@ def _read_reply(
 def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
     """`read_reply` from Flower's own types.
 
+    Of a reply that says that the client has failed, nothing is read but that.
+
     Args:
         msg: the message that was sent.
         res: what the client returned.
         limit: the number of bytes above which a reply is refused unread.
     """
     tensors = res.parameters.tensors if isinstance(res, FitRes) else []
-    size = sum(map(len, tensors)) + sum(map(_size, res.metrics.values()))
+    size = _size([*tensors, *res.metrics, *res.metrics.values(), res.status.message])
     if size > limit:
         problem = f"the reply has {size} bytes; at most {limit} are read"
         return refusal(msg, Rejected("too large", problem))
+    if res.status.code is not Code.OK:
+        cause = f"{res.status.code.name}: {clean(res.status.message)}"
+        return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
     try:
         arrays = [read_array(data) for data in tensors]
     except Rejected as error:
@@ -321,6 +327,8 @@ def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
 
 
 def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
     return len(value) if isinstance(value, str | bytes) else 8
 
 

@@ -17,7 +17,8 @@ FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
 
 Deviations and choices: the optimiser starts afresh in each round, and the last batch of an epoch
 may be smaller than the others. A reply whose weights have changed by more than 1000 times the
-median of the last step is refused, by default of every method (replies.max_jump=null: none is)."""
+median of the last step, or in a phase's first step by more than 30 times its own, is refused, by
+default of every method (replies.max_jump=null: none is)."""
 
 from __future__ import annotations
 

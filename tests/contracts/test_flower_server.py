@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +15,20 @@ from contracts.tasks import with_dropout
 from contracts.test_jumps import attack, deeper
 from flwr.client import Client
 from flwr.common import (
+    Code,
     EvaluateIns,
     EvaluateRes,
     FitIns,
     FitRes,
     GetPropertiesIns,
     GetPropertiesRes,
+    Status,
 )
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History
+from flwr.server.server import fit_clients
 from torch import nn
 
 from fedhet.core import trees
@@ -257,6 +261,51 @@ def test_a_node_that_fails_in_every_evaluation(
         run.fit(2)
 
 
+@pytest.mark.parametrize(
+    ("limit", "reason", "cause"),
+    [
+        (1, "too large", "the reply has 838"),
+        (256, "no reply", "FIT_NOT_IMPLEMENTED: out of memory"),
+    ],
+)
+@pytest.mark.parametrize("place", ["tensor", "metric", "message"])
+def test_the_content_of_a_failed_reply_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, place: str, limit: int, reason: str, cause: str
+) -> None:
+    """It is counted like any other, and costs no memory; its node's clients have failed."""
+    fit = Node.fit
+    large = bytes(2**23)
+
+    def failing(self: Node, ins: FitIns, **how: Any) -> FitRes:
+        res = fit(self, ins, **how)
+        if self._properties["partition-id"] == 1:
+            res.status = Status(Code.FIT_NOT_IMPLEMENTED, "out of memory")
+            if place == "message":
+                res.status.message += " " * len(large)
+            elif place == "metric":
+                res.metrics["x"] = large
+            else:
+                res.parameters.tensors.append(large)
+        return res
+
+    monkeypatch.setattr(Node, "fit", failing)
+    run = FlowerRun(
+        *["method=fedavg", "fraction=1", "rounds=1", "on_failure=skip", f"replies.max_mb={limit}"]
+    )
+    strategy = run.job.strategy
+    server = Server(client_manager=run.nodes, strategy=strategy)
+    server.parameters = strategy.initialize_parameters(run.nodes)
+    asked = strategy.configure_fit(1, server.parameters, run.nodes)
+    results, failures = fit_clients(asked, None, None, 1)
+    tracemalloc.start()
+    strategy.aggregate_fit(1, results, failures)
+    assert tracemalloc.get_traced_memory()[1] < len(large) / 4
+    tracemalloc.stop()
+    found = {f.pid: f for f in strategy.current.failures}
+    assert sorted(found) == [1, 3]
+    assert all(f.reason == reason and f.cause.startswith(cause) for f in found.values())
+
+
 @pytest.mark.parametrize("half", ["fit", "evaluate"])
 def test_a_round_in_which_no_node_is_present(half: str) -> None:
     """Flower's Server gives no results then: all clients have failed, and nothing is late."""
@@ -297,6 +346,18 @@ def test_a_step_that_is_undone_after_the_clients_evaluation(
     run.fit(3)
     assert run.sha256 == expected.summary["weights_sha256"]
     assert run.asked("train") == run.asked("evaluate") == [1, 2]
+
+
+def test_a_step_that_is_taken_again(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round of Flower's takes it, with all clients but the one that was far too large."""
+    attack(monkeypatch, {1}, 1e6)
+    lines = ["method=fedavg", "fraction=1", "rounds=2", "on_failure=skip", "replies.max_lost=1"]
+    expected = launch(*lines, task=validated())
+    run = FlowerRun(*lines, task=validated())
+    history = run.fit(3)
+    assert run.sha256 == expected.summary["weights_sha256"]
+    assert run.asked("evaluate") == [1, 2]
+    assert [number for number, _ in history.losses_distributed] == [2, 3]
 
 
 def test_noise_under_flowers_own_server() -> None:

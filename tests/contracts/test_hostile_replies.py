@@ -189,6 +189,8 @@ def test_a_reply_that_is_too_large_is_not_read(federation: Federation) -> None:
         lambda: res.parameters.tensors.append(bytes(LIMIT)),
         lambda: res.metrics.update({"fedhet.x": bytes(LIMIT)}),
         lambda: res.metrics.update({"other": "x" * LIMIT}),
+        lambda: res.metrics.update({"x" * LIMIT: 1.0}),
+        lambda: res.metrics.update({"other": [1.0] * LIMIT}),
     ):
         tensors, metrics = list(res.parameters.tensors), dict(res.metrics)
         change()

@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from contracts.runs import SHORT, rows, validated
+from contracts.runs import SHORT, rows, validated, without_seconds
+from contracts.short import SHORT as SHORT_PHASES
 
 from fedhet.core import trees
 from fedhet.core.admission import Backup
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
 from fedhet.models import MLP
+from fedhet.testing import check_resume
 
 Launch = Callable[..., Any]
 ALL = ["fraction=1", "on_failure=skip", "replies.max_lost=1"]
@@ -108,7 +111,7 @@ def test_a_huge_reply_is_refused_and_the_result_is_that_of_the_others(
 def test_a_step_that_one_reply_spoils_is_undone(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, method: str, judge: str, size: float
 ) -> None:
-    """In the first step, where nothing is known yet; then the client is refused.
+    """In the first step, which is taken again without it; in the second the client is refused.
 
     The loss of three layers is not finite with weights of the largest size, and is with others.
     """
@@ -121,11 +124,11 @@ def test_a_step_that_one_reply_spoils_is_undone(
     run = launch(*SHORT, *ALL, f"method={method}", *more, "client.lr=.01", task=deep)
     assert run.summary["status"] == "ok"
     assert failures(run) == [(1, 2, "outlier"), (2, 2, "outlier")]
-    assert [row["accepted"] for row in rows(run)] == [0, 4, 5]
+    assert [row["accepted"] for row in rows(run)] == [4, 4, 5]
     assert run.rounds["loss_clients_weighted"].max() < 10
 
 
-def test_a_huge_extra_in_the_first_step_is_undone(
+def test_a_huge_extra_in_the_first_step_is_left_out(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would spoil the next step only, so that no loss tells of it."""
@@ -141,17 +144,103 @@ def test_a_huge_extra_in_the_first_step_is_undone(
     monkeypatch.setattr(FedClient, "handle", handled)
     run = launch(*SHORT, *ALL, "method=scaffold", "eval.every=3", task=validated())
     assert failures(run) == [(1, 2, "outlier")]
-    assert [row["accepted"] for row in rows(run)] == [0, 5, 5]
+    assert [row["accepted"] for row in rows(run)] == [4, 5, 5]
+
+
+PHASES = {  # whose first step has an outlier
+    "feddisk.density": [*SHORT_PHASES["feddisk"], "method=fednova", "plugin=[feddisk]"],
+    "fedlex.explore": [*SHORT_PHASES["fedlex"], "method=fedlex"],
+    "train": ["method=scaffold", "plugin=[fednorm,drift]"],
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("size", [10.0, 1e14])
+def test_a_phases_first_step_is_taken_again_as_if_the_client_were_absent(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, phase: str, size: float
+) -> None:
+    """Whatever the phase sends, and whether or not it is evaluated."""
+    runs = [
+        launch(*SHORT, *ALL, *PHASES[phase], task=toy_task(5))
+        for huge in (size, None)
+        if not striking(monkeypatch, phase, huge)
+    ]
+    reasons = [[(f["phase"], f["pid"], f["reason"]) for f in r.summary["failures"]] for r in runs]
+    assert reasons == [[(phase, 2, "outlier")], [(phase, 2, "failed")]]
+    left_out = "bytes", "failures"
+    assert without_seconds(runs[0], *left_out) == without_seconds(runs[1], *left_out)
+
+
+def striking(patch: pytest.MonkeyPatch, phase: str, size: float | None) -> None:
+    """Let client 2 send what is as large as this in the phase's first step; None: let it fail."""
+    handle = FedClient.handle
+
+    def handled(self: FedClient, msg: Broadcast) -> Reply:
+        if msg.phase != phase or msg.step > 1 or msg.pid != 2:
+            return handle(self, msg)
+        if size is None:
+            return Failure(msg.pid, msg.phase, msg.step, "it is absent")
+        reply = handle(self, msg)
+        assert isinstance(reply, Update)
+        huge = partial(torch.full_like, fill_value=size)
+        reply.weights = trees.map(huge, reply.weights)
+        for name, value in reply.extras.items():
+            if isinstance(value, dict):
+                reply.extras[name] = trees.map(huge, value)
+        return reply
+
+    patch.setattr(FedClient, "handle", handled)
+
+
+def test_a_step_that_is_taken_again_goes_on_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    striking(monkeypatch, "feddisk.density", 10.0)
+    check_resume(*SHORT, *ALL, *PHASES["feddisk.density"], "rounds=1", task=toy_task(5))
+
+
+def test_an_outlier_of_a_first_step_ends_the_run_by_default(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With null there is no bound."""
+    striking(monkeypatch, "feddisk.density", 1e6)
+    lines = [*SHORT, "fraction=1", *PHASES["feddisk.density"], "rounds=1"]
+    with pytest.raises(
+        RunFailed, match=r"client 2 .*feddisk\.density.*30 times the median of this"
+    ):
+        launch(*lines, task=toy_task(5))
+    assert not failures(launch(*lines, "replies.max_jump=null", task=toy_task(5)))
+
+
+@pytest.mark.parametrize(("size", "lost"), [(29.0, []), (31.0, [2])])
+def test_thirty_times_the_median_of_the_step_itself(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, size: float, lost: list[int]
+) -> None:
+    """All replies judge, those too that come after it."""
+    train = FedClient.train
+
+    def sized(self: FedClient, msg: Broadcast) -> Update:
+        reply = train(self, msg)
+        length = size if self.pid == 2 else 1.0 + self.pid / 100
+        change = trees.map(lambda t: torch.zeros_like(t), msg.weights)
+        name = next(iter(change))
+        change[name].view(-1)[0] = length / 1.03
+        reply.weights = trees.cast(trees.add(msg.weights, change), msg.weights)
+        return reply
+
+    monkeypatch.setattr(FedClient, "train", sized)
+    run = launch(*SHORT, *ALL, "rounds=1", task=toy_task(5))
+    assert [pid for _, pid, _ in failures(run)] == lost
 
 
 def test_a_step_that_is_undone_leaves_nothing_in_the_record(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Undone after the step, and after the clients' evaluation, which alone judges two clients."""
+    """Undone after the step, or after the clients' evaluation: of two clients, neither is usual."""
     lines = ["method=moon", "plugin=[fednorm]", "client.lr=.01"]
-    for task in (validated(5), validated(2)):
+    for judge in ("server", "clients"):
         with monkeypatch.context() as patch:
-            task.test = None
+            task = validated(2)
+            if judge == "clients":
+                task.test = None
             attack(patch, {1}, trees.LARGEST, pid=1)
             first, second, _ = rows(launch(*SHORT, *ALL, *lines, task=deeper(task)))
         assert (first["accepted"], first["metrics"]) == (0, {})
@@ -194,9 +283,9 @@ def deeper(task: Task) -> Task:
 def test_where_the_run_stops_at_a_failure_it_names_the_client(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attack(monkeypatch, {1}, trees.LARGEST)
-    with pytest.raises(RunFailed, match=r"client 2 .*not finite"):
-        launch(*SHORT, "fraction=1", task=deeper(validated()))
+    attack(monkeypatch, {1}, trees.LARGEST, pid=1)
+    with pytest.raises(RunFailed, match=r"client 1 .*not finite"):
+        launch(*SHORT, "fraction=1", task=deeper(validated(2)))
 
 
 @pytest.mark.parametrize("lr", [1e4, 1e30])
@@ -219,8 +308,8 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     before = plain.sha256
     versions = dict(plain.strategy.versions)
     plain.round += 1
+    backup = Backup(plain.strategy, 2)
     plan = plain.strategy.plan(2)
-    backup = Backup(plain.strategy)
     replies = scaled(500.0)(plan, [plain.client().handle(msg) for msg in plan])
     plain.strategy.settle(replies)
     assert plain.sha256 != before

@@ -1,4 +1,4 @@
-"""A plug-in that fails on purpose, for client 3 in step 2, or says where it is, for all.
+"""A plug-in that fails on purpose, for client 3 in step 2 or 1, or says where it is, for all.
 
 A run uses it by `plugin.fednorm._target_=faulty.Faulty` with FEDHET_TRUST=faulty.
 """
@@ -16,6 +16,7 @@ import ray
 import torch
 from flwr.supernode.runtime import run_clientapp
 
+from fedhet.core import trees
 from fedhet.core.messages import Broadcast, Update
 from fedhet.methods.fednorm import FedNormPlugin, Z
 from fedhet.stores import MemoryStore
@@ -35,7 +36,8 @@ class Faulty(FedNormPlugin):
         self.how = z_when
 
     def _strikes(self) -> bool:
-        return self.client.pid == 3 and self.client.msg.step == 2
+        step = 1 if self.how == "huge" else 2
+        return self.client.pid == 3 and self.client.msg.step == step
 
     def prepare(self, msg: Broadcast) -> None:
         if self.how in ("node", "hang"):
@@ -67,6 +69,8 @@ class Faulty(FedNormPlugin):
         first = next(iter(update.weights))
         if self.how == "nonfinite":
             update.weights[first] = update.weights[first] * float("nan")
+        elif self.how == "huge":
+            update.weights = trees.map(lambda t: torch.full_like(t, 1e6), update.weights)
         elif self.how == "shape":
             update.weights[first] = update.weights[first][:-1]
         elif self.how == "extra":

@@ -168,6 +168,18 @@ def test_a_client_whose_state_is_lost_starts_afresh_in_every_engine(
     assert [row["accepted"] for row in rows] == [10, 9, 10]
 
 
+@pytest.mark.parametrize("engine", ELSEWHERE, ids=lambda lines: lines[0])
+def test_a_first_step_is_taken_again_in_every_engine(
+    tmp_path: Path, faulty: list[str], engine: list[str]
+) -> None:
+    """Client 3 is huge in it; the clients keep something, of which the second version counts."""
+    lines = [*faulty, "method=scaffold", "plugin.fednorm.z_when=huge", "on_failure=skip"]
+    here = summary(tmp_path / "here", *lines)
+    there = summary(tmp_path / "there", *lines, *engine)
+    assert failures(here) == failures(there) == [(1, 3)]
+    same(here, there)
+
+
 def descendants() -> list[str]:
     """The command lines of the processes that this one has started, directly or not."""
     children = psutil.Process().children(recursive=True)
