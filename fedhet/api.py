@@ -126,7 +126,7 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
         why = delivered if "delivered" in summary else _why_missing(weights)
         raise ConfigError(f"{file} is missing: {why}")
     model = model or _built(folder)
-    if "global" not in summary.get("models", ["global"]):
+    if "global" not in (summary.get("models") or ["global"]):
         local = read_config(folder).buffers == "local"
         log.warning(
             "method=%s%s has no global model: %s holds what its clients share, and the initial"
@@ -155,16 +155,18 @@ def _built(folder: Path) -> Module:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of a run folder.
+    """What the summary.json or the partition.json of a run says.
 
     Raises:
         ConfigError: the folder is not that of a run.
         DataError: the file is damaged.
     """
-    from fedhet.record.schema import read_object
+    from fedhet.record.schema import SUMMARY, read_object, read_partition
 
     try:
-        return read_object(folder / name)
+        if name == "partition.json":
+            return read_partition(folder / name)
+        return read_object(folder / name, SUMMARY, ("status", "method"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.core.check import counted
-from fedhet.record.files import write_text
+from fedhet.record.files import as_csv, write_text
 from fedhet.report.document import escaped
 from fedhet.report.folders import refuse_links
 from papers.judge import Comparison, Row, decided
@@ -213,5 +213,5 @@ def write(comparison: Comparison, folder: Path) -> Path:
     refuse_links(folder, page, page.with_suffix(".csv"))
     write_text(page, text(comparison))
     lines = pd.DataFrame(records(comparison), columns=FIELDS)
-    write_text(page.with_suffix(".csv"), lines.to_csv(index=False))
+    write_text(page.with_suffix(".csv"), as_csv(lines, rows="reproduction"))
     return page

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -38,7 +39,7 @@ from fedhet.core.memory import MemoryPacker, Node, put_back
 from fedhet.core.phases import TimetableEntry
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
-from fedhet.record.schema import FORMAT
+from fedhet.record.schema import FORMAT, plain_file
 from fedhet.stores import HASH_BYTES, DiskStore
 
 if TYPE_CHECKING:
@@ -242,7 +243,8 @@ class CheckpointFolder:
         Raises:
             ValueError: it is not whole, or not one of this run.
         """
-        stated, _, text = (folder / MANIFEST).read_text(encoding="utf-8").partition("\n")
+        manifest_file = plain_file(folder / MANIFEST, math.inf)
+        stated, _, text = manifest_file.read_text(encoding="utf-8").partition("\n")
         if hashlib.sha256(text.rstrip("\n").encode()).hexdigest() != stated:
             raise ValueError(f"{MANIFEST} is damaged")
         manifest = json.loads(text)
@@ -267,7 +269,7 @@ class CheckpointFolder:
 
 def sha256(path: Path, skip: int = 0) -> str:
     """The hash of a file, or of what it has after its first `skip` bytes."""
-    with path.open("rb") as file:
+    with plain_file(path, math.inf).open("rb") as file:
         file.seek(skip)
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,7 +10,7 @@ import yaml
 from fedhet.config import overrides
 from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.record.schema import read_object, resumable
+from fedhet.record.schema import plain_text, read_object, resumable
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
@@ -75,12 +75,12 @@ def _recorded(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: there is no such folder")
     try:
-        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
+        lines = yaml.safe_load(plain_text(path))
     except OSError as error:
         raise ConfigError(
             f"resume={folder}: this is not the folder of a run: {path.name}: {error.strerror}"
         ) from error
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"resume={folder}: {path.name} is damaged") from error
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ConfigError(f"resume={folder}: {path.name} is no list of overrides")

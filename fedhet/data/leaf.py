@@ -90,7 +90,7 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
     """x, y and users of all samples, in the order of the files."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in files:
-        content = read_object(path, _FORM, _FORM)
+        content = read_object(path, _FORM, _FORM, given=True)
         if len(content["users"]) != len(content["num_samples"]):
             raise DataError(
                 f"{path} is damaged: it has not one of num_samples for each of its users"

@@ -41,7 +41,7 @@ _REQUIRED = {
     "labels": str,
     "samples": int,
     "settings": dict,
-    "owners": list,
+    "owners": [str],
     "indices": list,
 }
 
@@ -686,11 +686,11 @@ class Saved(Scheme):
 
     def __post_init__(self) -> None:
         path, record = read_saved(self.name)
-        for key in ("split", "noise"):
-            if getattr(self, key) is None:
-                if key not in record["settings"]:
-                    raise DataError(f"{path}: its settings have no {key}; give partition.{key}")
-                object.__setattr__(self, key, record["settings"][key])
+        taken = [key for key in ("split", "noise") if getattr(self, key) is None]
+        for key in taken:
+            if key not in record["settings"]:
+                raise DataError(f"{path}: its settings have no {key}; give partition.{key}")
+            object.__setattr__(self, key, record["settings"][key])
         pooled = record["settings"].get("pool_test", False)
         if self.pool_test not in (None, pooled):
             raise ConfigError(
@@ -698,7 +698,12 @@ class Saved(Scheme):
                 " partition keeps the samples that it shares out"
             )
         object.__setattr__(self, "pool_test", pooled)
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ConfigError as error:
+            if any(f"partition.{key}=" in str(error) for key in (*taken, "pool_test")):
+                raise DataError(f"{path} is damaged: in its settings, {error}") from error
+            raise
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """The saved partition, whatever the seed.
@@ -719,6 +724,7 @@ class Saved(Scheme):
             indices = [np.array(each, dtype=np.int64) for each in record["indices"]]
             owner_names = tuple(record["owners"])
             partition = Partition(record["name"], indices, owner_names, bool(self.pool_test))
+            chosen = np.concatenate([np.empty(0, np.int64), *indices])
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError(
                 f"{path} is damaged: its indices are not lists of whole numbers ({error})"
@@ -727,5 +733,11 @@ class Saved(Scheme):
             raise DataError(
                 f"{path} is damaged: its indices have the hash {partition.hash}, not"
                 f" {record['hash']}"
+            )
+        known = chosen.min(initial=0) >= 0 and chosen.max(initial=-1) < len(labels)
+        if not known or len(np.unique(chosen)) < len(chosen):
+            raise DataError(
+                f"{path} is damaged: its indices name a sample twice, or one that is none of the"
+                f" {len(labels)}"
             )
         return partition

@@ -181,7 +181,7 @@ def _padding(tokenizer: tokenizers.Tokenizer, file: Path) -> int:
     settings = file.with_name(SETTINGS)
     token: Any = None
     if settings.is_file():
-        token = read_object(settings).get("pad_token")
+        token = read_object(settings, given=True).get("pad_token")
     if isinstance(token, dict):  # with its properties
         token = token.get("content")
     number = tokenizer.token_to_id(token) if isinstance(token, str) else None

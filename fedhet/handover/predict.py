@@ -31,7 +31,7 @@ from fedhet.data.tables import (
 )
 from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described, Served, add_arguments, opened
-from fedhet.record.files import as_json, write_text
+from fedhet.record.files import as_csv, as_json, write_text
 
 if TYPE_CHECKING:
     import pandas
@@ -387,6 +387,6 @@ def _table(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) 
 
 _FORMATTED = {
     "table": _table,
-    "csv": lambda *given: _frame(*given).to_csv(index=False, lineterminator="\n"),
+    "csv": lambda *given: as_csv(_frame(*given), rows="input"),
     "json": _json,
 }

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from fedhet import api
 from fedhet.core import trees
 from fedhet.core.check import one_of
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.core.objects import are_pixels
+from fedhet.core.targets import TARGETS
 from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.record.files import read_tensors
 from fedhet.record.schema import read_config
-
-_NEEDED = ("shape", "target", "classes", "numbers", "normalised", "target_scale", "vocabulary")
 
 
 class Described:
@@ -73,8 +72,11 @@ class Described:
                 f"{folder}: the data and the model of this run were given as objects; use"
                 " fedhet.load(run, model=...) from Python, which returns a torch module"
             )
-        if missing := [key for key in _NEEDED if key not in partition]:
-            raise DataError(f"{folder / 'partition.json'} is damaged: {missing[0]!r} is missing")
+        file = folder / "partition.json"
+        if "shape" not in partition:
+            raise DataError(f"{file} is damaged: 'shape' is missing")
+        if (target := partition["target"]) not in TARGETS:
+            raise DataError(f"{file} is damaged: target is {clean(repr(target), 60)}")
         return cls(folder, summary, partition, config)
 
     def made_ready(self, client: int | None) -> dict[str, list[float]]:
@@ -197,7 +199,7 @@ def opened(
         DataError: a file in the folder is damaged.
     """
     about = Described.read(folder)
-    views = about.summary.get("models", ["global"])
+    views = about.summary.get("models") or ["global"]
     delivered = about.summary.get("delivered")
     if inputs_of is None:
         inputs_of = delivered["client"] if delivered and client is None else client

@@ -16,9 +16,13 @@ from safetensors import SafetensorError
 from fedhet.core.errors import DataError, WriteError
 
 if TYPE_CHECKING:
+    import pandas
+
     from fedhet.core.trees import Tree
 
 SPARE_BYTES = 2**16
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # what begins one
+NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 LARGEST_HEADER = 2**20  # of a safetensors file; a ResNet-152 has 100,000 bytes
 
 
@@ -61,6 +65,35 @@ def write_text(path: Path, text: str) -> None:
     """
     with written(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def as_csv(frame: pandas.DataFrame, rows: str) -> str:
+    """The frame as csv, in which no text is a formula to a program for spreadsheets.
+
+    Args:
+        frame: the table.
+        rows: the column that identifies the rows, by which they can be found elsewhere: it stays
+            as it is, as numbers do.
+    """
+    import pandas
+
+    safe = frame.copy()
+    for place, (name, column) in enumerate(frame.items()):
+        if column.dtype.kind == "O":
+            # Not Series.map, which makes floats of whole numbers beside others.
+            values = [_in_a_cell(value, identifies=name == rows) for value in column]
+            safe.isetitem(place, pandas.Series(values, frame.index, dtype=object))
+    header: Any = [_in_a_cell(name) for name in frame.columns]
+    return safe.to_csv(index=False, header=header, lineterminator="\n")
+
+
+def _in_a_cell(value: Any, identifies: bool = False) -> Any:
+    """The value; a text that would be taken for a formula has an apostrophe before it."""
+    if not isinstance(value, str):
+        return value
+    if not identifies and FORMULA.match(value) and not NUMBER.fullmatch(value):
+        value = f"'{value}"
+    return value.replace("\r\n", "\n").replace("\r", "\n")  # the writer quotes no single \r
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
@@ -135,6 +168,8 @@ def read_tensors(path: Path) -> Tree:
     import safetensors.torch
 
     try:
+        if not path.is_file():  # to read from a pipe might not end
+            raise ValueError("there is no such file")
         with path.open("rb") as file:
             check_header(file.read(8))
         return safetensors.torch.load_file(path)

@@ -226,7 +226,7 @@ def load(
         ConfigError: the run has not kept this model; the message says why.
         DataError: a file is damaged.
     """
-    views = [view for view in summary.get("models", []) if view != "global"]
+    views = [view for view in summary.get("models") or () if view != "global"]
     which = BEST if weights.endswith(BEST) else LAST
     view = weights.removesuffix(BEST).rstrip("_") or next(iter(views), "personal")
     round = _round(folder, summary, view, which)
@@ -248,10 +248,9 @@ def load(
 def _round(folder: Path, summary: dict[str, Any], view: str, which: str) -> int:
     """The round of which the models are kept."""
     what = f"{folder}: no {view} models ({which}) are kept: "
-    record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
-    if which in record["kept"].get(view, {}):
-        round: int = record["kept"][view][which]
-        return round
+    record = summary.get("personal_models") or {}
+    if (round := ((record.get("kept") or {}).get(view) or {}).get(which)) is not None:
+        return int(round)
     views = summary.get("models")
     if summary["status"] != "ok":
         reason = f"they are written when a run has ended well, and this one is {summary['status']}"
@@ -259,5 +258,5 @@ def _round(folder: Path, summary: dict[str, Any], view: str, which: str) -> int:
         reason = f"method={summary['method']} was evaluated by {', '.join(views)} models only"
     else:
         default = "no client has validation samples (partition.split)"
-        reason = record["not_kept"].get(f"{view}.{which}", default)
+        reason = (record.get("not_kept") or {}).get(f"{view}.{which}", default)
     raise ConfigError(what + reason)

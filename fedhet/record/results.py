@@ -14,7 +14,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import Classes
 from fedhet.core.trees import Tree
 from fedhet.record.files import read_tensors
-from fedhet.record.schema import COLUMNS, read_object, read_steps
+from fedhet.record.schema import COLUMNS, SUMMARY, read_object, read_partition, read_steps
 from fedhet.record.summary import headline, method_name
 from fedhet.record.terminal import summary_rows
 
@@ -41,7 +41,8 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Read the run from its folder."""
-        summary = read_object(folder / "summary.json")
+        needed = ("status", "method", "plugins", "partition", "models", "seconds")
+        summary = read_object(folder / "summary.json", SUMMARY, needed)
         return cls(summary, folder, read_tensors(folder / "model.safetensors"))
 
     @cached_property
@@ -73,7 +74,7 @@ class Run:
         from fedhet.record.figures import accuracy, labels
 
         one_of("figure", figure, ("accuracy", "labels"))
-        partition = read_object(self.dir / "partition.json")
+        partition = read_partition(self.dir / "partition.json", ("name", "clients"))
         if figure == "labels":
             picture = labels(partition, self.summary)
         else:

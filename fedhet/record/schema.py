@@ -1,6 +1,7 @@
 """The form of what runs and experiments record as JSON, and how it is read.
 
-A summary.json, cell.json, experiment.json or rounds.jsonl may come from anyone. A form is a type
+A summary.json, cell.json, experiment.json, partition.json or rounds.jsonl may come from anyone.
+They are read where they are plain files of at most 64 MB. A form is a type
 (float: any number), `[form]` for a list, `{name: form}` for an object, in which `str` stands for
 all other names, or a function that says whether a value has it. An entry of an object that is
 missing or null has every form.
@@ -9,7 +10,10 @@ missing or null has every form.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +24,10 @@ FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.j
 READABLE = (1, 2)
 COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
 BLOCK = 2**16  # bytes that are read from the end of a rounds.jsonl first
+LARGEST_FILE = 64_000_000  # bytes of a file that is read as a whole
+LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
 LARGEST = 10**300  # whole numbers beyond it are no floats
+OWN = "own"  # in place of numbers that each client has of its own
 NUMBERS: dict[Any, Any] = {str: float}
 ANY: dict[Any, Any] = {str: object}
 
@@ -59,10 +66,45 @@ def fault(content: Any, form: Mapping[str, Any], needed: Iterable[str] = ()) -> 
     return f"{missing[0]} is missing" if missing else None
 
 
+def plain_file(path: Path, most: float = LARGEST_FILE) -> Path:
+    """Refuse a file of a run folder that would lead elsewhere, or whose reading might not end.
+
+    Args:
+        path: the file, which is returned.
+        most: how many bytes it may have.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no plain file, or larger.
+    """
+    about = path.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError("it is a link, a folder, a pipe or a device, and no plain file")
+    if about.st_size > most:
+        raise ValueError(f"it has {about.st_size} bytes; at most {most} are read")
+    return path
+
+
+def plain_text(path: Path) -> str:
+    """The text of such a file.
+
+    Raises:
+        OSError: as `plain_file`.
+        ValueError: also where it is no UTF-8.
+    """
+    return plain_file(path).read_text(encoding="utf-8")
+
+
 def read_object(
-    path: Path, form: Mapping[str, Any] = ANY, needed: Iterable[str] = ()
+    path: Path, form: Mapping[str, Any] = ANY, needed: Iterable[str] = (), *, given: bool = False
 ) -> dict[str, Any]:
-    """Read a JSON file that holds an object; the other arguments are those of `fault`.
+    """Read a JSON file that holds an object.
+
+    Args:
+        path: the file.
+        form: see `fault`.
+        needed: see `fault`.
+        given: whether it is a file of data that the user names, which may be a link and large.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -70,7 +112,8 @@ def read_object(
         DataError: it is damaged, or cannot be read.
     """
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8") if given else plain_text(path)
+        content: Any = json.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -80,6 +123,51 @@ def read_object(
     if problem := fault(content, form, needed):
         raise DataError(f"{path} is damaged: {problem}")
     return content  # type: ignore[no-any-return]
+
+
+def read_partition(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """Read the partition.json of a run; one without `shape` is of data given as objects.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotADirectoryError: nor such a folder.
+        DataError: it is damaged, or cannot be read.
+    """
+    content = read_object(path, PARTITION, needed)
+    if problem := next(_misfits(content), None):
+        raise DataError(f"{path} is damaged: {problem}")
+    return content
+
+
+def _misfits(partition: Mapping[str, Any]) -> Iterator[str]:
+    """What in a partition.json is missing, or contradicts its other entries."""
+    empty = {key for key, value in partition.items() if value is None}
+    if wrong := empty & PARTITION.keys() - {"hash", "normalised", "target_scale", "padding"}:
+        yield f"{min(wrong)} is None"
+    if "shape" not in partition:
+        return
+    if absent := DESCRIBING - partition.keys():
+        yield f"{min(absent)} is missing"
+    inputs, outputs = partition["shape"][0], len(partition["numbers"] or partition["classes"])
+    if not outputs:
+        yield "classes is [], and so is numbers"
+    normalised, own = partition["normalised"] or {}, partition.get("own") or {}
+    if normalised.get("mean") == OWN:
+        yield from (f"own.{pid} has no mean" for pid, each in own.items() if "mean" not in each)
+        normalised = {}
+    elif not normalised and partition.get("missing") == "median":
+        yield "normalised is None, with missing=median"
+    scales = {f"own.{pid}": each for pid, each in own.items()} | {"normalised": normalised}
+    lengths = [(key, each, inputs) for key, each in scales.items()]
+    lengths.append(("target_scale", partition["target_scale"] or {}, outputs))
+    for key, scale, size in lengths:
+        for name, values in scale.items():
+            if len(values) != size:
+                yield f"{key}.{name} has {len(values)} numbers, not {size}"
+    if (partition.get("padding") or -1) >= partition["vocabulary"]:
+        yield f"padding is {partition['padding']}, with vocabulary={partition['vocabulary']}"
+    if {len(row) for row in partition.get("counts") or []} - {0, len(partition["classes"])}:
+        yield f"counts has not one column for each of the {len(partition['classes'])} classes"
 
 
 def read_or_empty(path: Path) -> dict[str, Any]:
@@ -113,7 +201,7 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
     """
     count = 0
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in plain_text(path).splitlines():
             step = json.loads(line)
             scores = [name for name in dict(step) if name.startswith(("acc_", "loss_"))]
             if problem := fault(step, STEP | dict.fromkeys(scores, float)):
@@ -128,7 +216,7 @@ def last_step(path: Path) -> dict[str, Any]:
     """The last whole line of a rounds.jsonl that is being written; empty before there is one."""
     tail = BLOCK
     try:
-        with path.open("rb") as file:
+        with plain_file(path, math.inf).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             while True:  # from the end: a display asks again and again, and the file may be large
                 file.seek(max(0, size - tail))
@@ -154,7 +242,7 @@ def read_config(folder: Path) -> Any:
 
     file = folder / "config.yaml"
     try:
-        unfolded(file.read_text(encoding="utf-8"))
+        unfolded(plain_text(file))
         config = OmegaConf.load(file)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
@@ -188,6 +276,45 @@ def is_table(value: Any) -> bool:
     return has_form(value, [[float]]) and len({len(row) for row in value}) < 2
 
 
+def is_name(value: Any) -> bool:
+    """Whether it can name a file, and no other folder."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value) is not None
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it is a number of samples, columns or tokens, of which there are not too many."""
+    return has_form(value, int) and 0 <= value <= LARGEST_COUNT
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        has_form(value, [_is_count])
+        and 1 <= len(value) <= 3
+        and 1 <= math.prod(value) <= LARGEST_COUNT
+    )
+
+
+def _is_counts(value: Any) -> bool:
+    return has_form(value, [[_is_count]]) and is_table(value)
+
+
+def _is_statistics(value: Any) -> bool:
+    """Lists of numbers: mean and std, which is positive, or medians, or all three."""
+    return (
+        isinstance(value, dict)
+        and value.keys() <= {"mean", "std", "median"}
+        and ("mean" in value) == ("std" in value)
+        and all(
+            has_form(each, [float]) and all(map(math.isfinite, each)) for each in value.values()
+        )
+        and min(value.get("std") or [1]) > 0
+    )
+
+
+def _is_scale(value: Any) -> bool:
+    return _is_statistics(value) and "mean" in value
+
+
 def _is_phases(value: Any) -> bool:
     phase = {"name": str, "rounds": int}
     return has_form(value, [phase]) and all(phase.keys() <= each.keys() for each in value)
@@ -218,16 +345,36 @@ CELL = {"folder": str, "kind": str, "axes": dict, "tuned": dict, "overrides": [s
 STEP: dict[str, Any] = {"phase": str, **dict.fromkeys(("step", "round"), float)}
 STEP |= {"seconds": NUMBERS, "bytes": {str: NUMBERS}}
 STATE = {"status": str, "reason": str, "code": {str: _is_scalar}}
+PARTITION = {
+    **dict.fromkeys(("name", "hash", "labels", "target", "missing", "declaration"), str),
+    **dict.fromkeys(("clients", "samples", "vocabulary", "padding"), _is_count),
+    "seed": int,
+    **{key: [str] for key in ("classes", "numbers", "columns")},
+    "shape": _is_shape,
+    "normalised": lambda value: value == {"mean": OWN, "std": OWN} or _is_scale(value),
+    "target_scale": _is_scale,
+    "own": lambda value: isinstance(value, dict) and all(map(_is_statistics, value.values())),
+    "settings": dict,
+    "owners": [str],
+    "indices": list,
+    "train_sizes": [_is_count],
+    "counts": _is_counts,
+}
+# Without which a partition.json describes no samples.
+DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}
 _DETAILS = {"confusion": is_table, str: float}
 SUMMARY = {
     **dict.fromkeys(("status", "reason", "method", "server_opt", "merge"), str),
     **dict.fromkeys(("dataset", "model", "target", "score"), str),
-    **{key: [str] for key in ("plugins", "models")},
+    "plugins": [str],
+    "models": lambda value: has_form(value, [str]) and all(map(is_name, value)),
+    "personal_models": {"kept": {str: {str: int}}, "not_kept": {str: str}},
+    "delivered": {"client": int, "round": int},
     **dict.fromkeys(("seed", "rounds"), int),
     **dict.fromkeys(("loss", "validation"), float),
     **dict.fromkeys(("seconds", "memory", "client_state", "personal", "finetuned"), NUMBERS),
     "bytes": {str: NUMBERS},
-    "partition": dict,
+    "partition": {"name": str, "clients": int, "hash": str},
     "details": {"test_set": _DETAILS, "clients": {str: _DETAILS}},
     "failures": list,
     "thresholds": _is_thresholds,

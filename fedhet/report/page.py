@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedhet.core.check import counted
 from fedhet.core.errors import WriteError, clean
-from fedhet.record.files import unwritable, write_json, write_text, written
+from fedhet.record.files import as_csv, unwritable, write_json, write_text, written
 from fedhet.record.schema import read_object
 from fedhet.report import figures, tables
 from fedhet.report.comparisons import (
@@ -64,7 +64,7 @@ def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | No
         made = Path(scratch)
         document = compose(found, made / "figures")
         for table in document.tables:
-            write_text(made / "tables" / f"{table.name}.csv", table.data.to_csv(index=False))
+            write_text(made / "tables" / f"{table.name}.csv", as_csv(table.data, rows="folder"))
             write_text(made / "tables" / f"{table.name}.tex", as_latex(table))
         write_text(made / "report.md", as_markdown(document))
         write_text(made / PAGE, as_html(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -168,7 +169,7 @@ def _found(folder: Path, name: str) -> FoundRun:
     cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     _add_summary(cell)
     try:
-        lines = yaml.safe_load(unfolded((folder / "overrides.yaml").read_text(encoding="utf-8")))
+        lines = yaml.safe_load(unfolded(schema.plain_text(folder / "overrides.yaml")))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
     except (OSError, ValueError, yaml.YAMLError):  # summary.json tells enough
         cell.reason = cell.reason or "overrides.yaml is missing or damaged"
@@ -521,7 +522,7 @@ class Results:
 
     def partition(self, cell: FoundRun) -> Values:
         """A run's partition.json; empty if it is missing or damaged."""
-        return self._read(cell, "partition.json", {"counts": schema.is_table})
+        return self._read(cell, "partition.json", schema.PARTITION)
 
     def environment(self, cell: FoundRun) -> Values:
         """A run's environment.json; empty if it is missing or damaged."""
@@ -598,8 +599,9 @@ class Results:
             files = sorted((cell.folder / "clients").glob("*.parquet"))
             for path in files[-1:] if last else files:
                 try:
-                    part = pq.ParquetFile(path).read().to_pandas()[schema.COLUMNS]
-                except (OSError, pa.ArrowException, KeyError):
+                    file = pq.ParquetFile(schema.plain_file(path, math.inf))
+                    part = file.read().to_pandas()[schema.COLUMNS]
+                except (OSError, ValueError, pa.ArrowException, KeyError):
                     self._note(cell, f"{path} is damaged")
                     continue
                 for name, value in reversed(self._key(cell).items()):
@@ -667,10 +669,10 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
 def _configured(cell: FoundRun, name: str) -> Any:
     """The value that a setting had without an override, from the run's config.yaml."""
     try:
-        node = yaml.safe_load(unfolded((cell.folder / "config.yaml").read_text(encoding="utf-8")))
+        node = yaml.safe_load(unfolded(schema.plain_text(cell.folder / "config.yaml")))
         for part in name.split("."):
             node = node[part]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return "default"
     if isinstance(node, dict):
         return node.get("name", "default")

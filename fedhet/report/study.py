@@ -12,6 +12,7 @@ import yaml
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
+from fedhet.record.schema import plain_text
 from fedhet.record.summary import OWN_MODELS, method_name, own_models, own_score, validation_score
 from fedhet.report.results import DIVERGED, FoundRun, Results, Values
 from fedhet.report.statistics import compare
@@ -220,7 +221,7 @@ class Study:
             rate = cell.overrides.get("client.lr")
             if rate is None and not own:
                 with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
-                    text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
+                    text = plain_text(cell.folder / "config.yaml")
                     rate = yaml.safe_load(text).get("client", {}).get("lr")
             if isinstance(rate, int | float):
                 own.add(float(rate))

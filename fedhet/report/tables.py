@@ -14,6 +14,7 @@ import pandas as pd
 from fedhet.core.errors import clean
 from fedhet.experiment.code import short
 from fedhet.experiment.tuning import FEWEST_OF_A_GRID
+from fedhet.record.schema import plain_text
 from fedhet.record.summary import DETAILS, detailed
 from fedhet.report.document import (
     NOTHING,
@@ -370,7 +371,7 @@ def making_section(study: Study) -> Section:
     )
     cell = study.cells[0]
     with suppress(OSError, ValueError):
-        text = (cell.folder / "config.yaml").read_text(encoding="utf-8")
+        text = plain_text(cell.folder / "config.yaml")
         # The others differ from it by the overrides in the table.
         section.listings.append((f"config.yaml of {cell.name}", text[:LONGEST_CONFIG]))
     return section

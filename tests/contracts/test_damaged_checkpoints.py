@@ -78,12 +78,18 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 FILES = ("manifest.json", "values.json", "tensors.safetensors", "best_val.safetensors")
 DAMAGES: list[Any] = [
     *((name, flipped, "damaged") for name in FILES),
     ("tensors.safetensors", truncated, "damaged"),
     ("manifest.json", emptied, "damaged"),
     ("values.json", Path.unlink, "No such file"),
+    *((name, piped, "no plain file") for name in FILES[:2]),
     *slow(*((name, truncated, "damaged") for name in FILES if name != "tensors.safetensors")),
     *slow(*((name, emptied, "damaged") for name in FILES if name != "manifest.json")),
     *slow(*((name, Path.unlink, "No such file") for name in FILES if name != "values.json")),

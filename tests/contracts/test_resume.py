@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,5 +245,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml"):
+    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml: No such file"):
+        fedhet.run([f"resume={tmp_path}"])
+    os.mkfifo(tmp_path / "overrides.yaml")
+    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml is damaged"):
         fedhet.run([f"resume={tmp_path}"])

@@ -105,6 +105,10 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     folder = tmp_path / "femnist"
     write_leaf(folder, train, test, "b.json")
     write_leaf(folder, {"w0": ([image(3)], [5])}, {"new": ([image(4)], [6])}, "a.json")
+    for part in ("train", "test"):  # data that the user names may be elsewhere
+        path = folder / part / "b.json"
+        path.rename(tmp_path / f"{part}.json")
+        path.symlink_to(tmp_path / f"{part}.json")
     data = load("femnist", tmp_path)
     assert data.x[:, 0, 5, 5].tolist() == [3, 0, 255, 7] and data.y.tolist() == [5, 61, 0, 9]
     assert data.owner_names == ("w0", "w1", "w2")

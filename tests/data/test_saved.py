@@ -13,6 +13,7 @@ from data.schemes import run_data, saved_scheme
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.federation import RunData
+from fedhet.data.partition import Partition
 
 
 @pytest.fixture
@@ -90,6 +91,26 @@ def test_other_data_are_refused_with_both_numbers(kept: tuple[Path, RunData]) ->
             lambda record: record["indices"].append(["a"]),
             "is damaged: its indices are not lists of whole numbers",
         ),
+        (
+            lambda record: record.update(settings=[]),
+            r"is damaged: settings is \[\]",
+        ),
+        (
+            lambda record: record["settings"].update(split=[2, 2, 2]),
+            r"is damaged: in its settings, partition\.split=\[2, 2, 2\]: must be",
+        ),
+        (
+            lambda record: record["settings"].update(noise="a"),
+            "is damaged: in its settings, partition.noise=a is not allowed",
+        ),
+        (
+            lambda record: record["settings"].update(pool_test=3),
+            "is damaged: in its settings, partition.pool_test=3 is not allowed",
+        ),
+        (
+            lambda record: record.update(owners=[1, 2, 3, 4]),
+            r"is damaged: owners is \[1, 2, 3, 4\]",
+        ),
     ],
 )
 def test_damage_is_noticed(
@@ -101,6 +122,25 @@ def test_damage_is_noticed(
     path.write_text(json.dumps(record))
     with pytest.raises(DataError, match=f"{path}.*{message}"):
         saved_scheme(path).assign(data.dataset.y.numpy(), 0)
+
+
+@pytest.mark.parametrize("one", [1437, 10**15, -1, 0])
+def test_indices_that_are_no_samples_are_refused(kept: tuple[Path, RunData], one: int) -> None:
+    """Also with the hash of such indices; sample 0 has an owner already."""
+    path, data = kept
+    record = json.loads(path.read_text())
+    record["indices"][0].append(one)
+    indices = [np.array(each) for each in record["indices"]]
+    record["hash"] = Partition(record["name"], indices).hash
+    path.write_text(json.dumps(record))
+    message = "its indices name a sample twice, or one that is none of the 1437"
+    with pytest.raises(DataError, match=message):
+        saved_scheme(path).assign(data.dataset.y.numpy(), 0)
+
+
+def test_a_wrong_setting_of_the_user_is_no_damage(kept: tuple[Path, RunData]) -> None:
+    with pytest.raises(ConfigError, match=r"partition\.split=\[2, 2, 2\]: must be"):
+        saved_scheme(kept[0], split=[2, 2, 2])
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{"])

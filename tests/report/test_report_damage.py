@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import change, make_experiment
+from made_runs import change, make_experiment, make_run
 
 import fedhet
 from fedhet import report
 from fedhet.core.errors import DataError
+from fedhet.record import schema
 
 DEEP = "[" * 100_000
 OUTSIDE = "its folder is not in"
@@ -175,3 +179,105 @@ def test_a_damaged_state_of_a_cell_is_told(made: Path) -> None:
         change(made / f"cells/cell-{place:03d}/cell.json", code=code)
     assert list(fedhet.results(made).missing["reason"]) == ["cell.json is damaged"] * 2
     report.write(made)
+
+
+FILES = ["cell.json", "summary.json", "partition.json", "environment.json", "rounds.jsonl"]
+FILES += ["config.yaml", "clients/round-000004.parquet"]
+
+
+@pytest.mark.timeout(60)  # what reads from a pipe does not end
+@pytest.mark.usefixtures("undrawn")
+def test_no_pipe_no_link_and_no_huge_file_of_a_run_is_read(tmp_path: Path) -> None:
+    """A link may lead to what the reader of the report should not see."""
+    made = one_cell_for_each(tmp_path / "made", [*FILES, *FILES, *FILES])
+    (tmp_path / "secret").write_text('{"name": "s3cret", "format": 1}\n')
+    for number, name in enumerate([*FILES, *FILES, *FILES]):
+        file = made / f"cells/cell-{number:03d}" / name
+        if number < 2 * len(FILES):
+            file.unlink()
+            if number < len(FILES):
+                os.mkfifo(file)
+            else:
+                file.symlink_to(tmp_path / "secret")
+        elif name.endswith("parquet"):
+            file.write_bytes(b"PAR1")
+        else:
+            os.truncate(file, schema.LARGEST_FILE + 1)
+    found = fedhet.results(made)
+    assert list(found.missing["seed"]) == [0, 1, 7, 8, 14, 15]
+    assert len(found.clients) == 5 * (len(found.cells) - 6 - 3)
+    assert [found.partition(found.cells[number]) for number in (2, 9, 16)] == [{}] * 3
+    page = report.write(made).page.read_text()
+    assert "s3cret" not in page
+    for number in (3, 4, 10, 11, 17, 18):
+        assert f"cells/cell-{number:03d}/{FILES[number % 7]} is damaged" in page
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "summary.json"])
+@pytest.mark.parametrize("link", [False, True])
+def test_a_run_without_an_experiment_is_read_from_plain_files(
+    tmp_path: Path, name: str, link: bool
+) -> None:
+    for number in range(2):
+        make_run(tmp_path / str(number), [0.5], overrides=[f"client.lr={number + 1}"])
+    (tmp_path / "secret").write_text("- client.lr=777\n")
+    file = tmp_path / "0" / name
+    file.unlink()
+    if link:
+        file.symlink_to(tmp_path / "secret")
+    else:
+        os.mkfifo(file)
+    reason = fedhet.results(tmp_path).runs.set_index("folder").loc["0", "reason"]
+    told = {"config.yaml": "None", "overrides.yaml": "overrides.yaml is missing or damaged"}
+    assert str(reason).startswith(told.get(name, "summary.json is damaged: it is a link"))
+    assert "777" not in report.write(tmp_path).page.read_text()
+
+
+@pytest.mark.timeout(60)
+def test_the_experiment_is_read_from_a_plain_file(made: Path) -> None:
+    (made / "experiment.json").rename(made / "other.json")
+    os.mkfifo(made / "experiment.json")
+    with pytest.raises(DataError, match=r"experiment\.json is damaged: it is a link, a folder, a"):
+        report.write(made)
+    (made / "experiment.json").unlink()
+    (made / "experiment.json").symlink_to("other.json")
+    with pytest.raises(DataError, match=r"experiment\.json is damaged: it is a link, a folder, a"):
+        report.write(made)
+
+
+FORMULAS = ["=HYPERLINK('http://a')", "+1+1", "-1+1", "@SUM(A1)", "\t=1+1", "\r=1+1", " =1+1"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_no_text_in_a_table_is_a_formula(tmp_path: Path) -> None:
+    """Numbers are as they are, and so is the name of a run, by which its row is found."""
+    axes = {"method": FORMULAS, "partition.alpha": [-0.5, "-7"], "seed": [0, 1]}
+    made = make_experiment(tmp_path / "made", axes, lambda axes: -0.5 - axes["seed"])
+    cells = json.loads((made / "experiment.json").read_text())["cells"]
+    (made / "cells" / "cell-000").rename(made / "-cell")
+    cells[0]["folder"] = "-cell"
+    change(made / "experiment.json", cells=cells)
+    change(made / "cells" / "cell-001" / "cell.json", status="failed", reason="=1+1\r\n=2")
+    change(made / "cells" / "cell-001" / "summary.json", status="failed")
+    change(made / "cells" / "cell-002" / "environment.json", **{"=name": "@value", "n": "-3"})
+    report.write(made)
+    found = {}
+    for path in (made / "report" / "tables").glob("*.csv"):
+        with path.open(newline="") as file:
+            head, *rows = list(csv.reader(file))
+        assert {len(row) for row in rows} <= {len(head)}, path
+        texts = [text for row in (head, *rows) for text in row]
+        found[path.stem] = [dict(zip(head, row, strict=True)) for row in rows]
+        numbers = [text for text in texts if re.fullmatch(r"-[0-9.]+(e-?[0-9]+)?", text)]
+        named = {"-cell"} if path.stem == "runs" else set()
+        wrong = [text for text in texts if re.match(r"\s*[=+@-]", text)]
+        assert set(wrong) - set(numbers) == named, path
+    assert found["runs"][0]["folder"] == "-cell"
+    assert found["runs"][0]["method"] == "'=HYPERLINK('http://a')"
+    assert {row["setting"] for row in found["runs"]} == {"alpha = -0.5", "alpha = -7"}
+    assert float(found["scores"][0]["mean"]) < 0
+    assert found["missing"][0]["partition.alpha"] == "-0.5"
+    assert {"name": "n", "value": "-3", "runs": "1"} in found["environment"]
+    assert {"name": "'=name", "value": "'@value", "runs": "1"} in found["environment"]
