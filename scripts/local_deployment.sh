@@ -42,7 +42,7 @@ for site in ${sites[@]+"${sites[@]}"}; do # bash before 4.4 calls an empty array
 done
 if ((${#sites[@]})); then nodes=${#sites[@]}; fi
 PATH=${VIRTUAL_ENV:+$VIRTUAL_ENV/bin:}$PATH # Flower starts its helpers by name
-for tool in python flwr flower-superlink flower-supernode openssl ssh-keygen; do
+for tool in python flwr flower-superexec flower-supernode openssl ssh-keygen; do
   command -v "$tool" >/dev/null ||
     die 2 "$tool is not on PATH; activate the environment in which fedhet is installed"
 done
@@ -162,7 +162,9 @@ default = "deployment"
 address = "$superlink"
 root-certificates = "$work/ca.crt"
 TOML
-launch flower-superlink --host 127.0.0.1 --port "${ports[nodes]}" \
+# Killed in whatever way, it leaves none of its processes, as flower-superlink may.
+launch env PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" python -m fedhet deploy link . \
+  --host 127.0.0.1 --port "${ports[nodes]}" \
   --enable-supernode-auth --disable-runtime-dependency-installation \
   --ssl-ca-certfile "$work/ca.crt" --ssl-certfile "$work/server.pem" \
   --ssl-keyfile "$work/server.key" >"$work/superlink.log" 2>&1

@@ -1,4 +1,4 @@
-"""`deploy link`: Flower's SuperLink, which does not describe its API to whoever reaches it."""
+"""`deploy link`: Flower's SuperLink, whose children end with it, and whose API is not described."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedhet.core.errors import ConfigError
 from fedhet.deploy.flower import flower_module, without_docs
+from fedhet.engines.guard import guard_children
 from fedhet.record.files import unwritable
 
 
@@ -34,5 +35,6 @@ def main(options: Sequence[str]) -> None:
         os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory
     except OSError as error:
         raise unwritable(Path(folder), error) from error
+    guard_children()  # they do not notice the end of a SuperLink that nobody has waited for
     sys.argv = ["flower-superlink", *options]
     command.flower_superlink()

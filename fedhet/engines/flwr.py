@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
-LAST_LINES = 10  # of what Flower has printed, in a message
+LAST_LINES = 5  # of what Flower has printed, in a message
 LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
 FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
@@ -203,8 +203,9 @@ def _submit(
         for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # which are removed
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             told.append(f"; the end of {path.name}: " + "\n".join(lines[-LAST_LINES:]))
+        what = "lost" if run_id else "did not accept"
         raise RunFailed(
-            f"`flwr run` did not accept the run (exit code {process.returncode}):"
+            f"`flwr run` {what} the run (exit code {process.returncode}):"
             f" {' '.join(map(printed, told))}"
         )
     return run_id[1]

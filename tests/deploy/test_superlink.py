@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from engines.real_sites import free_ports, wait_for
 
 from fedhet.core.errors import RunFailed
-from fedhet.deploy import superlink
+from fedhet.deploy import folders, superlink
 
 
 def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +41,30 @@ def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(superlink, "flwr", lambda home, *arguments: "{}")
     with pytest.raises(RunFailed, match="nodes"):
         superlink.nodes(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's way to find processes")
+def test_a_killed_superlink_leaves_no_process(tmp_path: Path) -> None:
+    """Also while nobody has waited for it: Flower's own processes then take it for alive."""
+    (port,) = free_ports(1)
+    options = ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "fedhet", "deploy", "link", str(tmp_path), *options]
+    variables = {**os.environ, **folders.flower_environment(tmp_path)}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as link:
+        process = psutil.Process(link.pid)
+
+        def helper() -> list[psutil.Process]:
+            every = process.children()
+            return [one for one in every if "flower-superexec" in " ".join(one.cmdline())]
+
+        wait_for(helper, "the SuperLink's helper")
+        children = process.children(recursive=True)
+        process.kill()
+        _, left = psutil.wait_procs(children, timeout=5)
+        for child in left:
+            child.kill()
+        assert not left
 
 
 def test_it_is_a_module_too(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -135,3 +136,27 @@ def test_a_run_ends_although_a_client_hangs(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "ok"
     assert {failure["pid"] for failure in summary["failures"]} == {3}
+
+
+OWNER = """
+import subprocess, sys
+from fedhet.engines.guard import guard_children
+guard_children()
+deaf = "trap '' TERM; sleep 600 & echo $! $$; wait"
+subprocess.Popen(["bash", "-c", deaf], start_new_session=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_children_end_soon_after_their_guarded_parent(end: signal.Signals | None) -> None:
+    """In a session of their own, deaf to SIGTERM, and nobody has waited for their parent."""
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin and owner.stdout
+        children = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+        owner.stdin.close() if end is None else owner.send_signal(end)
+        _, left = psutil.wait_procs(children, timeout=5)
+        for child in left:
+            child.kill()
+        assert not left

@@ -47,5 +47,5 @@ def test_a_run_that_is_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         flwr._submit([sys.executable, "-c", CODE], environment, lambda: None, lambda: None)
     reason = raised.value.reason
     assert reason.startswith("`flwr run` did not accept the run (exit code 1): Error Failed to")
-    assert reason.endswith("the end of superlink.log: " + "more " * 9 + "WARN : the port is taken")
+    assert reason.endswith("the end of superlink.log: " + "more " * 4 + "WARN : the port is taken")
     assert not re.search(r"[─-▟\n\x1b]|\\n|\\x", reason)
