@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
@@ -24,7 +23,7 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, RawSamples, assemble, check_rows, dataset_arrays
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import CHOICES, REFUSE, Dataset
-from fedhet.data.files import find_file
+from fedhet.data.files import check_memory, find_file
 from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
@@ -454,16 +453,6 @@ def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     members = file.zip.infolist() if file.zip else []
     sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
     check_memory(sum(sizes[name.removesuffix(".npy")] for name in names))
-
-
-def check_memory(claimed: int) -> None:
-    """Refuse data that need more bytes than this machine has memory.
-
-    Raises:
-        ValueError: it says how many.
-    """
-    if claimed > (most := psutil.virtual_memory().total):
-        raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
 
 
 def _is_whole(value: np.ndarray) -> bool:
