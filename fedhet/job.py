@@ -62,6 +62,9 @@ def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
     """The learning problem that a configuration makes of the data."""
     dataset = data.dataset
     scale = target_scale(dataset)
+    if dataset.target == "class":  # the counts of [label, prediction]
+        outputs = len(dataset.outputs)
+        limits.check_array(f"dataset.classes={outputs}", outputs, outputs, width=8)
     target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
     return Task(
         model=lambda: build_model(cfg.model, dataset, limits.max_model),

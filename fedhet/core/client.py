@@ -190,10 +190,20 @@ class FedClient(LocalTraining, NumPyClient):
             self.data = Samples(self.workspace.transformed(raw.x), raw.y)
         else:
             self.data = self.workspace.train_data(self.pid)
+        self.check_batch("client.batch_size", self.local.batch_size, self.data)
         for plugin, own in zip(self.active, self._prepared, strict=True):
             own |= plugin.prepare(msg) or {}
         self._preparing = now() - began
         return work  # type: ignore[no-any-return]
+
+    def check_batch(self, setting: str, size: int, data: Samples) -> None:
+        """Refuse batches of so many of the samples if this node does not make them.
+
+        Raises:
+            ConfigError: it does not, and what the setting is.
+        """
+        shape = min(size, len(data)), *data.stored.shape[1:]
+        self.workspace.limits.check_array(f"{setting}={size}", *shape)
 
     def finish(self, update: Update, seconds: float) -> Update:
         """Complete the reply after work that took `seconds`, and commit the state."""
@@ -331,8 +341,12 @@ class FedClient(LocalTraining, NumPyClient):
         """
         plain = LocalTraining(self.workspace)
         plain.receive(self.msg)
-        epochs = self.workspace.evaluation.finetune_epochs
-        plain.train_model(model, self.workspace.train_data(self.pid), epochs=epochs, hooks=False)
+        epochs, data = (
+            self.workspace.evaluation.finetune_epochs,
+            self.workspace.train_data(self.pid),
+        )
+        self.check_batch("client.batch_size", self.local.batch_size, data)
+        plain.train_model(model, data, epochs=epochs, hooks=False)
         return model
 
     # ---- Flower's methods

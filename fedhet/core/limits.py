@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedhet.core.check import boolean, integer
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import SUBMITTED, ConfigError
 
 FLOOR = "FEDHET_MIN_COUNT"
 MIN_COUNT = 5  # of a node with data of its own that says nothing else
 MIN_TEST = 20  # with MIN_COUNT, an accuracy of so many samples has five values at least
 MAX_MODEL = 1000  # MB: 250 million weights
+MAX_ARRAY = 1000  # MB
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,27 @@ class Limits:
         min_test: the least number of samples of which scores leave it, which are coarse then (see
             `Target.releasable`); 0: scores of any number of samples, as they are.
         max_model: the largest model that it builds, in MB of parameters and buffers; 0: any.
+        max_array: the largest array that another setting of the run sizes, in MB; 0: any.
     """
 
     evaluate: bool = True
     min_count: int = 0
     min_test: int = 0
     max_model: int = 0
+    max_array: int = 0
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Limits:
-        """The limits that the node config states, or those of a node with data of its own.
+        """The limits that the node config states, or the defaults of such a node.
 
         Raises:
             ConfigError: a value is not allowed.
         """
-        own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL) if "site" in node_config else cls()
+        own = cls(max_model=MAX_MODEL, max_array=MAX_ARRAY)
+        if SUBMITTED in os.environ:  # the runs of engine=flwr are this machine's own
+            own = cls()
+        if "site" in node_config:  # it has data of its own
+            own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL, MAX_ARRAY)
         given = [
             node_config.get(name.replace("_", "-"), value) for name, value in vars(own).items()
         ]
@@ -49,7 +57,26 @@ class Limits:
             integer("node config: min-count", given[1], low=0),
             integer("node config: min-test", given[2], low=0),
             integer("node config: max-model", given[3], low=0),
+            integer("node config: max-array", given[4], low=0),
         )
+
+    def check_array(self, setting: str, *shape: int, width: int = 4) -> None:
+        """Refuse an array that is too large for the node, before its memory is taken.
+
+        Args:
+            setting: what makes it so large, for the message.
+            shape: its shape.
+            width: the bytes of an entry.
+
+        Raises:
+            ConfigError: it is larger than `max_array`.
+        """
+        size = math.prod(shape) * width / 1e6
+        if self.max_array and size > self.max_array:
+            raise ConfigError(
+                f"{setting} asks for an array of {size:.0f} MB; this node makes none above"
+                f" max-array={self.max_array} MB, as its site.toml or node config says"
+            )
 
 
 UNLIMITED = Limits()

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from glob import escape
 from pathlib import Path
 
+import psutil
+
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 
@@ -134,3 +136,13 @@ def download_hint(dataset: str, data_dir: str) -> str:
     """For a published dataset: the command that downloads it or explains how to get it by hand."""
     option = "" if data_dir == "data" else f" --data-dir {data_dir}"
     return f"Get it with: python -m fedhet.data download {dataset}{option}"
+
+
+def check_memory(claimed: int, what: str = "its content") -> None:
+    """Refuse data that need more bytes than this machine has memory.
+
+    Raises:
+        DataError: it says how many.
+    """
+    if claimed > (most := psutil.virtual_memory().total):
+        raise DataError(f"{what} takes {claimed} bytes; this machine has {most} of memory")

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlencode
 
-import psutil
-
 from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.files import check_memory
 
 if TYPE_CHECKING:
     import pandas
@@ -170,16 +169,6 @@ def read_frame(
         ) from error
     log.info("%s: %d rows, %d columns", path, *frame.shape)
     return frame
-
-
-def check_memory(claimed: int) -> None:
-    """Refuse data that need more bytes than this machine has memory.
-
-    Raises:
-        ValueError: it says how many.
-    """
-    if claimed > (most := psutil.virtual_memory().total):
-        raise ValueError(f"its content takes {claimed} bytes; this machine has {most} of memory")
 
 
 def _read_csv(

@@ -27,7 +27,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, check_rows, labels_from_zero
 from fedhet.data.dataset import Dataset
-from fedhet.data.files import Layout, download_hint, find_folder
+from fedhet.data.files import Layout, check_memory, download_hint, find_folder
 from fedhet.data.frames import read_frame
 from fedhet.data.tables import check_columns
 
@@ -531,6 +531,9 @@ def read_images(
     from PIL import Image
 
     array = np.empty(0, np.uint8)
+    if size is not None:
+        channels = 1 if mode == "L" else 3
+        check_memory(channels * len(images) * size**2, f"dataset.size={size}")
     for i, (name, file) in enumerate(images):
         image = _open(name, file, mode)
         if size is not None and image.size != (size, size):

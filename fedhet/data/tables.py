@@ -32,8 +32,8 @@ from fedhet.data.arrays import (
 )
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import CHOICES, REFUSE, Dataset
-from fedhet.data.files import find_file
-from fedhet.data.frames import CsvFormat, check_memory, read_frame
+from fedhet.data.files import check_memory, find_file
+from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
@@ -463,11 +463,12 @@ def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     numpy itself refuses a header that claims more than its array has.
 
     Raises:
-        ValueError: it says how much they take.
+        DataError: it says how much they take.
     """
     members = file.zip.infolist() if file.zip else []
     sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
-    check_memory(sum(sizes[name.removesuffix(".npy")] for name in names))
+    claimed = sum(sizes[name.removesuffix(".npy")] for name in names)
+    check_memory(claimed, f"the content of {file.zip and file.zip.filename}")
 
 
 def _is_whole(value: np.ndarray) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.files import permitted, roots
+from fedhet.data.files import check_memory, permitted, roots
 from fedhet.record.schema import read_object
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Texts:
             width or self.max_length,
         )
         tokens = []
+        check_memory(8 * len(lengths) * (width or max(lengths)), f"dataset.text={self.column}")
         for part in parts.values():
             x = np.full((len(part), width or max(lengths)), padding, np.int64)
             for row, one in zip(x, part, strict=True):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST
+from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.data.frames import CsvFormat
 from fedhet.deploy.certificates import check_host
 from fedhet.flower import code
@@ -111,6 +111,7 @@ class SiteFolder(Place):
         min_count: no statistic of fewer samples is told.
         min_test: no score of fewer samples is told; 0: all scores are told as they are.
         max_model: no larger model is built, in MB; 0: any is.
+        max_array: no other setting of a run makes a larger array, in MB; 0: any does.
         node: "fedhet" for `deploy node`, or "flower-supernode", which cannot check the code.
         code: the digest of the app that it executes, or "any".
     """
@@ -130,6 +131,7 @@ class SiteFolder(Place):
     min_count: int = setting(MIN_COUNT, name="min-count", low=0)
     min_test: int = setting(MIN_TEST, name="min-test", low=0)
     max_model: int = setting(MAX_MODEL, name="max-model", low=0)
+    max_array: int = setting(MAX_ARRAY, name="max-array", low=0)
     node: str = setting(NODES[0], allowed=NODES)
     code: Text = ""
 
@@ -164,6 +166,7 @@ class SiteFolder(Place):
             "min-count": self.min_count,
             "min-test": self.min_test,
             "max-model": self.max_model,
+            "max-array": self.max_array,
         }
         if not self.data:
             return {"partition-id": self.number, "num-partitions": self.sites, **limits}

@@ -21,7 +21,7 @@ from flwr.common.config import parse_config_args
 
 from fedhet import config
 from fedhet.cli import main
-from fedhet.core.limits import MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
+from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 from fedhet.data.frames import CsvFormat
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, checks, folders
@@ -29,7 +29,7 @@ from fedhet.flower.code import digest
 from fedhet.flower.sites import OwnData
 
 HOST = "server.example.org"
-DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL)
+DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL, MAX_ARRAY)
 
 
 def deploy(*arguments: object) -> int:
@@ -138,12 +138,13 @@ def test_a_site_says_what_else_it_has_and_tells(own: Path) -> None:
     text = text.replace("share-counts = false", "share-counts = true")
     text = text.replace("evaluate = true", "evaluate = false")
     text = text.replace("max-model = 1000", "max-model = 70")
+    text = text.replace("max-array = 1000", "max-array = 80")
     text = text.replace("min-count = 5", "min-count = 25").replace("min-test = 20", "min-test = 40")
     file.write_text(text)
     form = CsvFormat(sep=";", na_values=["?", '"'])
     files = SiteFiles(Path("/my data/x.csv"), Path("/v"), Path("/t"), Path("/k"), form)
     found = OwnData.of(node_config(folders.read(file.parent)))
-    assert found == OwnData("a", files, True, Limits(False, 25, 40, 70))
+    assert found == OwnData("a", files, True, Limits(False, 25, 40, 70, 80))
 
 
 def test_a_site_of_an_earlier_version_reports_no_counts(own: Path) -> None:
@@ -364,6 +365,7 @@ def test_a_name_that_is_taken_cannot_be_added(
         ("min-count = -1", "min-count=-1"),
         ("min-test = -1", "min-test=-1"),
         ("max-model = -1", "max-model=-1"),
+        ("max-array = -1", "max-array=-1"),
         ("evaluate = 1", "evaluate=1 is not allowed; it must be true or false"),
         ('server = "server"', "must be host:port"),
         ("port = 0", "port=0"),

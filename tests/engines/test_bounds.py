@@ -19,16 +19,27 @@ import pytest
 import torch
 import yaml
 from own_sites import RUN, Deployment, Node, as_sent, write_sites
+from torch import nn
 
 from fedhet import api, config
 from fedhet.config.aliases import unfolded
-from fedhet.core.errors import ConfigError, DataError, Rejected
+from fedhet.core.errors import SUBMITTED, ConfigError, DataError, Rejected, RunFailed
+from fedhet.core.limits import Limits
 from fedhet.core.messages import Message
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import RunData
-from fedhet.data.tables import load_arrays, read_frame
+from fedhet.data.frames import read_frame
+from fedhet.data.images import read_images
+from fedhet.data.tables import load_arrays
 from fedhet.data.toy import toy_task
 from fedhet.flower.wire import _decode
-from fedhet.job import Job
+from fedhet.job import Job, task_of
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.feddisk import FedDiskPlugin
+from fedhet.methods.fedgen import FedGen
+from fedhet.methods.fedgmm import FedGMMPlugin
+from fedhet.methods.fedsgd import FedSGD
+from fedhet.models import Logistic
 from fedhet.models.build import build_model
 from fedhet.record.files import read_tensors
 
@@ -92,6 +103,56 @@ def test_a_site_has_such_a_limit_by_default(tmp_path: Path) -> None:
     node: Any = next(iter(deployment.manager.clients.values()))
     with pytest.raises(ConfigError, match="max-model=1000 MB"):
         node.client.fit(*as_sent(msg, deployment.agree().statistics))
+
+
+SIZED: dict[str, tuple[Any, dict[str, Any]]] = {  # settings that ask for more than 1 MB
+    "client.batch_size=1000": (FedAvg, {"batch_size": 1000}),
+    "method.chunk=900": (FedSGD, {"options": {"chunk": 900}}),
+    "method.hidden=30000": (FedGen, {"options": {"hidden": 30_000, "server_steps": 0}}),
+    "plugin.feddisk.hidden=10000": (FedAvg, {"plugins": lambda: [FedDiskPlugin(hidden=10_000)]}),
+    "plugin.feddisk.clf_hidden=9000": (
+        FedAvg,
+        {"plugins": lambda: [FedDiskPlugin(clf_hidden=9000)]},
+    ),
+    "plugin.fedgmm.components=2000": (FedAvg, {"plugins": lambda: [FedGMMPlugin(components=2000)]}),
+    "plugin.fedgmm.target=10000": (FedAvg, {"plugins": lambda: [FedGMMPlugin(target=10_000)]}),
+}
+
+
+@pytest.mark.parametrize("line", SIZED)
+def test_whatever_a_setting_sizes_has_a_ceiling(federation: Callable[..., Any], line: str) -> None:
+    """The node refuses it before its memory is taken; a node without the limit does not."""
+    x = torch.linspace(0, 1, 300).repeat(1000, 1)
+    clients = [ClientData(Samples(x, torch.arange(1000) % 2)) for _ in range(2)]
+    task = Task(lambda: Logistic(shape=(300,), classes=2), nn.CrossEntropyLoss(), clients, None, 2)
+    cls, how = SIZED[line]
+    run = federation(task, cls, rounds=2, workspace={"limits": Limits(max_array=1)}, **how)
+    with pytest.raises(RunFailed, match=rf"{line} asks for an array of .* max-array=1 MB"):
+        run.run()
+
+
+def test_every_node_has_the_limits_of_sizes_unless_it_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = [(one.max_model, one.max_array) for one in map(Limits.of, ({}, {"site": "a"}))]
+    assert sizes == [(1000, 1000)] * 2
+    assert Limits.of({"max-array": 0, "max-model": 7}) == Limits(max_model=7)
+    monkeypatch.setenv(SUBMITTED, "1")  # by engine=flwr, on this machine
+    assert Limits.of({}) == Limits()
+
+
+def test_the_table_of_classes_by_predictions_has_a_ceiling(tmp_path: Path) -> None:
+    x, y = np.ones((2, 2)), [0, 1]
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    lines = [f"dataset.file={tmp_path}/x.npz", "dataset.classes=20000", "partition.clients=1"]
+    cfg = config.compose(["dataset=npz", *lines, "partition.split=[1,0,0]", "partition.min_size=1"])
+    with pytest.raises(ConfigError, match=r"dataset.classes=20000 asks for an array of 3200 MB"):
+        task_of(cfg.cfg, RunData.of(cfg.cfg), Limits(max_array=1000))
+
+
+def test_images_are_not_resized_beyond_the_machines_memory() -> None:
+    with pytest.raises(DataError, match=r"dataset\.size=1000000 takes 3000000000000 bytes"):
+        read_images([("a.png", Path("a.png"))], size=10**6)
 
 
 def test_measuring_a_model_draws_no_random_number() -> None:

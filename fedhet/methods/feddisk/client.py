@@ -172,6 +172,9 @@ class DensityClient(DensityOptions):
         if self.binarise:
             draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=pid)
             x = (torch.rand(x.shape, generator=draws).to(workspace.device) < x).float()
+        for width in ("hidden", "clf_hidden"):  # of weights, and of what samples become
+            largest = max(x.shape), getattr(self, width)
+            workspace.limits.check_array(f"plugin.feddisk.{width}={largest[1]}", *largest)
         return x
 
     def _pixels(self, pid: int) -> Tensor:

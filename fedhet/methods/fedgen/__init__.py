@@ -127,6 +127,10 @@ class FedGenClient(FedClient):
         if GENERATOR not in msg.extras:
             return None
         tree = msg.tree(GENERATOR)
+        hidden, inputs = tree["layers.0.weight"].shape
+        rows, limits = min(self.local.batch_size, len(self.data)), self.workspace.limits
+        limits.check_array(f"method.hidden={hidden}", max(rows, inputs), hidden)
+        limits.check_array("method.noise_dim", rows, inputs)
         generator = Generator.from_tree(tree, self.workspace.task.classes)
         draws, law = self.generator("fedgen"), msg.tensor(LAW)
         self._source = NoiseSource(generator, draws, law=law, noise=msg.text(NOISE))

@@ -57,6 +57,11 @@ class MixtureClient(MixtureOptions):
             for c, n in enumerate(counts.tolist())
             if n >= self.min_class_samples
         }
+        n, k = int(counts.max()), max(components.values(), default=0)
+        limits, name = workspace.limits, f"plugin.fedgmm.components={self.components}"
+        limits.check_array(name, max(n, 2 * d), k, width=8)  # of samples, and of components
+        if workspace.noise:
+            limits.check_array(name, workspace.task.classes, self.components, d)
         checked_size("this client", sum(components.values()), d, self.max_payload_mb)
         mixtures: dict[int, Mixture] = {}
         not_converged = 0
@@ -104,6 +109,7 @@ class MixtureClient(MixtureOptions):
         counts = data.y.bincount(minlength=classes).cpu()
         missing = lacking(counts)
         total = int(missing.sum())
+        workspace.limits.check_array(f"plugin.fedgmm.target={self.target}", total, math.prod(shape))
         x = torch.empty(total, math.prod(shape), dtype=torch.uint8)
         for c, part in enumerate(x.split(missing.tolist())):
             if len(part):
