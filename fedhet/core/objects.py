@@ -226,7 +226,11 @@ def _numbers(value: Any, what: str, table: int = 0) -> Tensor:
         raise DataError(problem)
     try:
         # torch takes no negative strides, and warns of arrays that must not be written.
-        array = np.require(value, requirements=["C", "W"]) if hasattr(value, "__array__") else value
+        array = value
+        if hasattr(value, "__array__"):
+            array = np.require(value, requirements=["C", "W"])
+        elif table > 0:  # torch would make float32 of Python's numbers
+            array = np.asarray(value)
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{problem}: {_first_line(error)}") from error

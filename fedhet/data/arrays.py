@@ -85,18 +85,26 @@ def spelled(value: Any) -> str:
         if whole := _WHOLE.fullmatch(value):
             return "0" if whole[1] == "-0" else whole[1]
         return value.title() if value.lower() in ("true", "false") else value
-    if isinstance(value, float | Decimal) and math.isfinite(value) and value % 1 == 0:
-        value = int(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        if value % 1 == 0:
+            value = int(value)
+        elif isinstance(value, Decimal):
+            value = value.normalize()
     return str(value)
 
 
 def identifiers(values: np.ndarray) -> np.ndarray:
     """Labels or owners (n,) as whole numbers, where all are such, or as text, see `spelled`."""
-    if values.dtype.kind in "iu":
+    if values.dtype.kind == "i":
         return values.astype(np.int64)
-    if values.dtype.kind == "f" and (values % 1 == 0).all() and (np.abs(values) < 2**63).all():
-        return values.astype(np.int64)
-    return np.array([spelled(value) for value in values.tolist()], np.str_)
+    if values.dtype == np.float32:
+        values = values.astype(np.str_)  # .1, and not .10000000149
+    found = np.array([spelled(value) for value in values.tolist()], np.str_)
+    whole = all(
+        len(name) < 19 and (match := _WHOLE.fullmatch(name)) and match[0] == match[1]
+        for name in np.unique(found).tolist()
+    )
+    return found.astype(np.int64) if whole else found
 
 
 def plain(values: np.ndarray) -> np.ndarray:
@@ -347,7 +355,7 @@ def encoded(
         ys = [_zeros_and_ones(each, names, part) for each, part in zip(sets, parts, strict=True)]
         described["classes"] = names
     else:
-        labels = [_plain_labels(part) for part in parts]
+        labels = [_plain_labels(part, declared=classes is not None) for part in parts]
         names = np.unique(labels[0]).astype(np.str_) if classes is None else class_names(classes)
         ys = [
             _class_numbers(each, names, part.y_source)
@@ -374,8 +382,12 @@ def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
             f"{train.y_source}: the labels are {y.shape[1]} columns, neither of zeros and ones nor"
             " of fractions; write dataset.target=number to predict their values"
         )
-    if y.dtype.kind not in "iuf" or classes is not None:
+    if classes is not None:
         return "class", ""
+    if y.dtype.kind not in "iuf":
+        values = np.unique(identifiers(y))
+        few = len(values) <= _MOST_CLASSES or len(values) * _FEWEST_SAMPLES <= len(y)
+        return "class", "" if few else f"the labels are {len(values)} texts in {len(y)} samples"
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 != 0).any():
         return "number", "the labels have fractions"
     values = np.unique(y)
@@ -418,6 +430,14 @@ def _numbers(samples: RawSamples) -> np.ndarray:
         ) from error
     with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
         numbers = y.astype(np.float32)
+    spread = y.max(0) - y.min(0)
+    lost = np.finfo(np.float32).eps * np.abs(y).max(0) > 1e-3 * spread
+    if np.isfinite(spread).all() and (lost & (spread > 0)).any():
+        log.warning(
+            "%s: the numbers to predict differ by so little, beside their size, that float32 merges"
+            " some of them; subtract a constant from them",
+            samples.y_source,
+        )
     expected = "dataset.target=number expects finite numbers"
     finite = np.isfinite(numbers).all(1)
     check_rows(samples.y_source, finite, lambda row: f"{y[row].tolist()}; {expected}")
@@ -433,7 +453,12 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
         lengths = {len(each) for each in lists}
         numeric = all(each.dtype.kind in "biuf" for each in lists)
         if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
-            return [[spelled(label) for label in each.tolist()] for each in lists]
+            sets = [each.tolist() for each in lists]
+            good = [all(label is not None and label == label for label in each) for each in sets]
+            check_rows(
+                samples.y_source, good, lambda row: f"{sets[row]}; a label in the list is missing"
+            )
+            return [[spelled(label) for label in each] for each in sets]
         y = np.stack(lists)
     if y.dtype.kind not in "biuf":
         raise DataError(
@@ -511,14 +536,14 @@ def class_names(classes: int | Sequence[str]) -> np.ndarray:
     return np.array(names)
 
 
-def _plain_labels(samples: RawSamples) -> np.ndarray:
-    """The labels (n,) as whole numbers or text."""
+def _plain_labels(samples: RawSamples, *, declared: bool) -> np.ndarray:
+    """The labels (n,) as whole numbers or text; fractions are only if they are declared."""
     labels = _column(samples.y)
     if labels.ndim > 1 or samples.lists:
         raise DataError(
             f"{samples.y_source}: several labels for each sample; dataset.target=class expects one"
         )
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f" and not declared:
         with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
             whole = labels.astype(np.int64) == labels
         expected = "expected a class: a whole number or text"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ADVICE = (
     "a date or a duration is given as a number, such as the days since a fixed date, and a list as"
-    " several columns. dataset.features chooses the columns, dataset.categories those of"
+    " several columns; dataset.read says which decimal mark a csv file has. dataset.features chooses the columns, dataset.categories those of"
     " categories, dataset.text one of texts (--features, --category and --text of `data declare`)"
 )
 
@@ -137,11 +137,12 @@ class Cells:
             found = np.array([spelled(cell) for cell in known.tolist()], object)
         else:
             found = _numbers(cells, column, source)
-        matches = found[:, None] == np.array(levels, found.dtype)
+        missing = cells.isna().to_numpy()
+        matches = (found[:, None] == np.array(levels, found.dtype)) & ~missing[:, None]
         expected = f"one of the levels {levels} (dataset.categories.{column})"
         self._check(cells, matches.any(1), expected, column, source)
         x = matches[:, 1:].astype(np.float64)
-        x[cells.isna().to_numpy()] = np.nan
+        x[missing] = np.nan
         return x
 
     def _check(

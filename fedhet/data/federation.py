@@ -334,12 +334,16 @@ class RunData:
                 for rows in (~left_out, slice(None))
             )
             missing = [dataset.classes[c] for c in np.flatnonzero(at_all & ~at_clients)]
-        where = "" if dataset.test is None else "; the global test set has them"
+        tested = [] if dataset.test is None else dataset.test.y.unique().tolist()
+        names = [name for name in missing if dataset.classes.index(name) in tested]
+        where = f"; the global test set has {'them' if names == missing else listed(names)}"
         log.log(
             logging.WARNING if missing else logging.INFO,
             "partition=%s gives %d of %d samples to no client%s",
             *(self.partition.name, left_out.sum(), len(left_out)),
-            f", and no client has the classes {listed(missing)}{where}" if missing else "",
+            f", and no client has the classes {listed(missing)}{where if names else ''}"
+            if missing
+            else "",
         )
 
     def _measured(self) -> Dataset:

@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlencode
@@ -19,6 +20,7 @@ from urllib.parse import parse_qs, urlencode
 from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.arrays import spelled
 from fedhet.data.files import check_memory
 
 if TYPE_CHECKING:
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet.data")
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = (".csv", ".parquet")  # in any case of letters
 # Text that looks like a number and is a code: 01 (a 0 would be lost), 1E5 (it would be 100000).
-_CODE = r"^[+-]?(?:0\d|\d+[eE]\d)"
+_CODE = r"^\s*[+-]?(?:0\d|\d+[eE]\d)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +71,13 @@ class CsvFormat(Checked):
         marks = ("sep", "decimal", "thousands", "quotechar", "comment")
         given = {key: mark for key in marks if (mark := getattr(self, key)) is not None}
         for key, mark in given.items():
-            if len(mark) != 1:
-                raise ConfigError(f"{self._key(key)}={mark!r}: must be a single character")
+            if len(mark) != 1 or not mark.isascii() or mark in "\r\n":
+                raise ConfigError(f"{self._key(key)}={mark!r}: must be a single ASCII character")
         if len(set(given.values())) < len(given):
             raise ConfigError(f"{self.GROUP}={given}: these characters must be different")
         try:
-            codecs.lookup(self.encoding)
-        except LookupError as error:
+            b"".decode(self.encoding)
+        except (LookupError, ValueError) as error:
             raise ConfigError(f"{self._key('encoding')}={self.encoding}: {error}") from error
 
     @classmethod
@@ -119,8 +121,15 @@ class CsvFormat(Checked):
 
     @property
     def for_pandas(self) -> dict[str, Any]:
-        """Arguments of `pandas.read_csv`, but for `na_values`."""
-        return {key: value for key, value in vars(self).items() if key != "na_values"}
+        """Arguments of `pandas.read_csv` for a text behind the lines that are skipped."""
+        marks = ("sep", "decimal", "thousands", "quotechar", "comment")
+        return {key: getattr(self, key) for key in marks}
+
+    @property
+    def codec(self) -> str:
+        """The encoding by which a file is opened; a mark of the byte order is no text."""
+        utf_8 = codecs.lookup(self.encoding).name == "utf-8"
+        return "utf-8-sig" if utf_8 else self.encoding
 
     def _key(self, name: str) -> str:
         return f"{self.GROUP}.{name}"
@@ -128,62 +137,75 @@ class CsvFormat(Checked):
 
 def read_frame(
     path: Path,
-    names: Mapping[str, Collection[str] | None] | None = None,
+    names: Mapping[str, Collection[str]] | None = None,
     form: CsvFormat | None = None,
+    numbers: Collection[str] = (),
 ) -> pandas.DataFrame:
     """The table in a file.
 
     Args:
         path: the file; its ending says what it is.
         names: in a csv file, the columns of which the cells are names or texts, each with those
-            that are declared, which are never missing values; () where none is. Such a column is
-            made of numbers if all of its cells are numbers and none is a code, such as 01. With
-            None it always is text.
+            that are declared, which are never missing values; () where none is. Their cells are
+            text as it stands in the file.
         form: how a csv file is written.
+        numbers: those of `names` that are numbers if all of their cells are numbers, and none is a
+            code, such as 01.
 
     Raises:
         ConfigError: the file has another ending.
         DataError: the file is damaged, or rows of it would be lost.
     """
-    if path.suffix not in SUFFIXES:
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
         raise ConfigError(f"{path}: a table must be a file that ends in {' or '.join(SUFFIXES)}")
     import pandas
 
     try:
-        if path.suffix == ".parquet":
+        if kind == ".parquet":
             from pyarrow.parquet import read_metadata
 
             about = read_metadata(path)  # runs of equal values take no room in the file
             check_memory(8 * about.num_rows * about.num_columns)  # as float64
             frame = pandas.read_parquet(path)
+            frame.columns = frame.columns.map(str)
         else:
-            frame = _read_csv(path, names or {}, form or CsvFormat())
+            frame = _read_csv(path, names or {}, form or CsvFormat(), numbers)
     # KeyError and TypeError come from damaged metadata
     except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
         advice = ""
         if isinstance(error, UnicodeError):
-            advice = "; another encoding is given as dataset.read={encoding: latin-1}"
+            advice = (
+                "; dataset.read={encoding: ...} gives another encoding, such as latin-1, utf-16"
+            )
         raise DataError(
-            f"{path} is damaged, or not a {path.suffix[1:]} file with a header:"
+            f"{path} is damaged, or not a {kind[1:]} file with a header:"
             f" {str(error).strip()}{advice}"
         ) from error
-    log.info("%s: %d rows, %d columns", path, *frame.shape)
     return frame
 
 
 def _read_csv(
-    path: Path, names: Mapping[str, Collection[str] | None], form: CsvFormat
+    path: Path,
+    names: Mapping[str, Collection[str]],
+    form: CsvFormat,
+    numbers: Collection[str],
 ) -> pandas.DataFrame:
     import pandas
 
+    with path.open(encoding=form.codec, newline="") as file:
+        for _ in range(form.skiprows):
+            file.readline()
+        text = file.read()
     how: dict[str, Any] = {**form.for_pandas, "index_col": False}
     as_text: dict[str, Any] = {**how, "dtype": str, "keep_default_na": False}
     with warnings.catch_warnings():
         # pandas only warns about rows with more fields than the header
         warnings.simplefilter("error", pandas.errors.ParserWarning)
-        header = pandas.read_csv(path, header=None, nrows=1, **as_text).iloc[0]
+        header = pandas.read_csv(StringIO(text), header=None, nrows=1, **as_text).iloc[0]
         # pandas would rename the second column to "<name>.1": the label would become a feature
-        other = next((mark for mark in ",;\t|" if len(header) == 1 and mark in header[0]), None)
+        marks = [mark for mark in ",;\t|" if mark != form.sep]
+        other = next((mark for mark in marks if len(header) == 1 and mark in header[0]), None)
         if other:
             raise ValueError(
                 f"its columns are separated by {other!r}; {form.sep!r} is expected, write"
@@ -191,15 +213,19 @@ def _read_csv(
             )
         if (twice := header[header.duplicated() & (header != "")]).size:
             raise ValueError(f"it names the column {twice.iloc[0]!r} twice")
-        rows = _strict_rows(path, form, len(header))
+        rows = _strict_rows(path, text, form, len(header))
         # low_memory=False: a column has one type, whatever its chunks look like
-        frame = pandas.read_csv(path, low_memory=False, na_values=list(form.na_values), **how)
+        frame = pandas.read_csv(
+            StringIO(text), low_memory=False, na_values=list(form.na_values), **how
+        )
         columns = [column for column in names if column in frame]
-        words = pandas.read_csv(path, usecols=columns, **as_text)
+        words = pandas.read_csv(StringIO(text), usecols=columns, **as_text)
     if rows not in (None, len(frame)):
         raise ValueError(f"it has {rows} rows, but pandas reads {len(frame)}")
     for column in columns:
-        frame[column] = _named(path, frame[column], words[column], names[column], form)
+        frame[column] = _named(
+            path, frame[column], words[column], names[column], form, numeric=column in numbers
+        )
     return frame
 
 
@@ -207,8 +233,10 @@ def _named(
     path: Path,
     typed: pandas.Series,
     words: pandas.Series,
-    declared: Collection[str] | None,
+    declared: Collection[str],
     form: CsvFormat,
+    *,
+    numeric: bool,
 ) -> pandas.Series:
     """The cells of a column of names or texts.
 
@@ -216,19 +244,22 @@ def _named(
         path, form: the file, and how it is written.
         typed: the cells as pandas understands them.
         words: the cells as they are.
-        declared: see `read_frame`.
+        declared: the names that are no missing values.
+        numeric: whether the column is of numbers if all cells are.
     """
     from pandas.api.types import is_numeric_dtype
 
-    empty = (words == "") | words.isin(form.na_values)
-    numbers = declared is not None and is_numeric_dtype(typed) and bool(typed.notna().any())
-    missing = typed.isna() & ~words.isin(declared) if declared else empty
-    if numbers and not declared:
-        missing = typed.isna()  # beside numbers, NA is no name
-    codes = words.str.contains(_CODE).any()
-    if numbers and not codes and bool((typed.isna() == missing).all()):
-        return typed
-    taken = sorted({*words[typed.isna() & ~missing]}) if declared == () else []
+    if numeric and is_numeric_dtype(typed) and typed.notna().any():
+        present = words[typed.notna()].drop_duplicates()
+        values = typed[present.index]
+        same = all(spelled(word) == spelled(n) for word, n in zip(present, values, strict=True))
+        fractions = typed.dtype.kind == "f" and bool((values % 1 != 0).any())
+        if same or (fractions and not present.str.contains(_CODE).any()):
+            return typed  # and NA, beside numbers, is no name
+    missing = (words == "") | words.isin(form.na_values)
+    if declared:
+        missing = typed.isna() & ~words.map(spelled).isin(declared)
+    taken = sorted({*words[typed.isna() & ~missing]}) if not declared else []
     if taken:
         log.warning(
             "%s, column %r: %s are names like any other; dataset.read={na_values: [%s]} makes them"
@@ -238,8 +269,8 @@ def _named(
     return words.where(~missing)
 
 
-def _strict_rows(path: Path, form: CsvFormat, columns: int) -> int | None:
-    """The number of rows in a file with a quotation mark, by a strict reading; else None.
+def _strict_rows(path: Path, text: str, form: CsvFormat, columns: int) -> int | None:
+    """The number of rows in a text with a quotation mark, by a strict reading; else None.
 
     pandas joins what follows a closing mark to the cell, and so it loses rows.
 
@@ -249,35 +280,32 @@ def _strict_rows(path: Path, form: CsvFormat, columns: int) -> int | None:
     of_row: list[str] = []
 
     def lines() -> Iterator[str]:
-        encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
-        with path.open(encoding=encoding, newline="") as file:
-            for number, line in enumerate(file):
-                comment = form.comment is not None and line.startswith(form.comment)
-                of_row.append("\n" if number < form.skiprows or comment else line)
-                yield of_row[-1]
+        for line in StringIO(text, newline=""):
+            comment = form.comment is not None and line.startswith(form.comment)
+            of_row.append("\n" if comment else line)
+            yield of_row[-1]
 
-    if not any(form.quotechar in line for line in lines()):
+    if form.quotechar not in text:
         return None
-    of_row.clear()
     reader = csv.reader(lines(), delimiter=form.sep, quotechar=form.quotechar, strict=True)
     # A text may be longer than what the module takes by default.
-    limit = csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
-    count, done = -1, 0
+    limit = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    count, done, above = -1, 0, form.skiprows
     try:
-        for row in reader:
-            count += bool("".join(row).strip() or len(row) > 1)  # pandas skips blank lines
+        for _ in reader:
+            count += bool("".join(of_row).strip())  # pandas skips blank lines
             if len(of_row) > 1 and all(line.count(form.sep) == columns - 1 for line in of_row):
                 log.warning(
                     "%s, lines %d to %d are one row, because a cell in quotation marks goes over"
                     " them: if each line is a row, a quotation mark is wrong",
-                    *(path, done + 1, reader.line_num),
+                    *(path, above + done + 1, above + reader.line_num),
                 )
             of_row.clear()
             done = reader.line_num
     except csv.Error as error:
         raise ValueError(
-            f"lines {done + 1} to {reader.line_num}: {error}. A cell with a quotation mark stands"
-            " in quotation marks and has that mark twice; dataset.read={quotechar: ...} names"
+            f"lines {above + done + 1} to {above + reader.line_num}: {error}. A cell with a"
+            " quotation mark stands in quotation marks and has that mark twice; dataset.read={quotechar: ...} names"
             " another mark"
         ) from error
     finally:

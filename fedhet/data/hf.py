@@ -184,7 +184,7 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
             )
         image = images[0] if images else None
     if image is None:
-        arrays = columns.arrays([(source, _frame(part, label)) for source, part in parts.items()])
+        arrays = columns.arrays([(source, _frame(part, columns)) for source, part in parts.items()])
     else:
         if columns.cells.key:
             raise ConfigError(
@@ -202,7 +202,7 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
                     f"{source}, column {image!r} holds {part.features[image]}, not images; a list"
                     f" of columns is a table: [{image}]; dataset.text names a column of texts"
                 )
-            frame = _frame(part.remove_columns(image), label)
+            frame = _frame(part.remove_columns(image), columns)
             owner = known_owner(frame, columns.owner) if test else columns.owner
             cells = part.cast_column(image, datasets.Image(decode=False))[image]
             files = [(f"{source}, row {row}", _image_file(cell)) for row, cell in enumerate(cells)]
@@ -223,12 +223,24 @@ def _class_names(
     return (list(names) if names else None), bool(names and several)
 
 
-def _frame(part: datasets.Dataset, label: str | Sequence[str]) -> pandas.DataFrame:
+def _frame(part: datasets.Dataset, columns: Columns) -> pandas.DataFrame:
     """The table; lists of class numbers become lists of the classes' names.
 
-    As numbers they could be taken for zeros and ones.
+    As numbers they could be taken for zeros and ones. Numbers of classes also become names where
+    the configuration declares texts.
     """
     frame = part.to_pandas()
+    label = columns.label
+    declared: dict[str, Sequence[str]] = dict(columns.cells.names)
+    if isinstance(label, str) and not isinstance(columns.classes, int | None):
+        declared[label] = columns.classes
+    for column, given in declared.items():
+        names, several = _class_names(part.features, column)
+        if names and not several and {*names} & {*given}:
+            frame[column] = [
+                names[int(n)] if known else None
+                for n, known in zip(frame[column], frame[column].notna(), strict=True)
+            ]
     names, several = _class_names(part.features, label)
     if names and several:
         frame[label] = [

@@ -7,11 +7,13 @@ without the header.
 
 from __future__ import annotations
 
+import logging
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,8 @@ from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
     import pandas
+
+log = logging.getLogger("fedhet.data")
 
 # The names that pandas gives to columns without one, in csv and in Parquet files.
 UNNAMED = re.compile(r"\s*|Unnamed: \d+.*|__index_level_\d+__")
@@ -139,6 +143,11 @@ class Columns:
     cells: Cells = field(default_factory=Cells)
 
     def __post_init__(self) -> None:
+        single = isinstance(self.label, str) or not isinstance(self.label, Sequence)
+        check.each(check.text, "dataset.label", [self.label] if single else self.label)
+        check.optional(check.text, "dataset.owner", self.owner)
+        if not isinstance(self.features, str | None):
+            check.each(check.text, "dataset.features", self.features)
         if self.texts is not None and (self.features is not None or self.cells.key):
             raise ConfigError(
                 f"dataset.text={self.texts.column} with dataset.features={self.features},"
@@ -159,17 +168,17 @@ class Columns:
 
     def frame(self, path: Path, form: CsvFormat) -> pandas.DataFrame:
         """The table in a file, with the text of names and texts, see `read_frame`."""
-        classes: Collection[str] = ()
-        if isinstance(self.label, str) and not isinstance(self.classes, int | None):
-            classes = class_names(self.classes).tolist()
-        names: dict[str, Collection[str] | None] = dict(self.cells.names)
-        if self.target != "number":
-            names |= dict.fromkeys(self.labels, classes)
-        if self.owner is not None:
-            names[self.owner] = ()
-        if self.texts is not None:
-            names[self.texts.column] = None
-        return read_frame(path, names, form)
+        names: dict[str, Collection[str]] = dict(self.cells.names)
+        declared = isinstance(self.label, str) and not isinstance(self.classes, int | None)
+        if declared:
+            names |= dict.fromkeys(self.labels, class_names(self.classes).tolist())
+        elif self.target != "number":
+            names |= dict.fromkeys(self.labels, ())
+        others = (self.owner, self.texts and self.texts.column)
+        names |= {column: () for column in others if column is not None}
+        frame = read_frame(path, names, form, () if declared else self.labels)
+        log.info("%s: %d rows, %d columns", path, *frame.shape)
+        return frame
 
     def arrays(self, frames: Sequence[tuple[str, pandas.DataFrame]]) -> Arrays:
         """The dataset's arrays of a table, or of two.
@@ -202,7 +211,7 @@ class Columns:
             raise ConfigError(
                 f"{source}: column {list(frame.columns).index(unnamed[0]) + 1} has no name (pandas"
                 f" calls it {unnamed[0]!r}), and may be the numbers of the rows; name the inputs:"
-                f" dataset.features=[{','.join(c for c in used if c not in unnamed)}]"
+                f" dataset.features=[{','.join(c for c in used if c not in unnamed) or '...'}]"
             )
         if self.texts is not None:
             used = [self.texts.column]
@@ -252,13 +261,16 @@ class Columns:
 
 def unrepeated(frame: pandas.DataFrame, columns: Iterable[str]) -> list[str]:
     """Those of the columns that have a different whole number in each row, of at least 20 rows."""
-    from pandas.api.types import is_integer_dtype
+    from pandas import to_numeric
 
-    return [
-        column
-        for column in columns
-        if is_integer_dtype(frame[column]) and len(frame) >= 20 and frame[column].is_unique
-    ]
+    found = []
+    for column in columns:
+        cells = frame[column].dropna()
+        if len(cells) >= 20 and plain(cells.to_numpy()).all():
+            numbers = to_numeric(cells, errors="coerce")
+            if numbers.is_unique and (numbers % 1 == 0).all():
+                found.append(column)
+    return found
 
 
 def check_columns(source: str, present: Iterable[str], required: Iterable[str]) -> None:
@@ -270,7 +282,9 @@ def check_columns(source: str, present: Iterable[str], required: Iterable[str]) 
     names = [str(column) for column in present]
     for column in required:
         if column not in names:
-            raise DataError(f"{source} has no column {column!r}; it has {', '.join(names)}")
+            raise DataError(
+                f"{source} has no column {column!r}; it has {', '.join(map(repr, names))}"
+            )
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
@@ -292,7 +306,9 @@ def column_values(
     Raises:
         DataError: a value is missing, or is a list.
     """
-    present = frame[column].notna().to_numpy()
+    cells = frame[column].to_numpy(object)
+    empty = np.array([isinstance(cell, str) and not cell for cell in cells])
+    present = frame[column].notna().to_numpy() & ~empty
     told = "the cell is empty, or says that its value is missing; expected a value"
     check_rows(source, present, lambda row: told, column)
     values = frame[column].to_numpy()
@@ -300,6 +316,10 @@ def column_values(
         are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
         good = are_lists if lists and are_lists.all() else plain(values)
         check_rows(source, good, lambda row: f"{values[row]}; expected a number or text", column)
+        if any(isinstance(value, Decimal) for value in values):
+            values = np.array(
+                [value if isinstance(value, str) else float(value) for value in values]
+            )
     return values
 
 

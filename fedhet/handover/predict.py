@@ -149,7 +149,7 @@ def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
     dataset = about.config.dataset
     cells = Cells(dataset.get("categories"), MEDIAN if about.median else REFUSE)
     columns = cells.columns(columns)
-    names = dict.fromkeys(columns) if about.text else cells.names
+    names = dict.fromkeys(columns, ()) if about.text else cells.names
     frame = read_frame(file, names, CsvFormat.of(dataset.get("read")))
     if not len(frame):
         raise DataError(f"{file} contains no rows")

@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
     if args.features and args.text:
         raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
     for option, given in (("--features", args.features), ("--category", args.category)):
-        if given and path.suffix not in SUFFIXES:
+        if given and path.suffix.lower() not in SUFFIXES:
             raise ConfigError(f"{option} with {path}: is for a table, csv or Parquet")
     if args.missing != REFUSE and path.is_dir():
         raise ConfigError(f"--missing with {path}: is for a table, csv, Parquet or npz")
@@ -90,14 +90,23 @@ def main(args: argparse.Namespace) -> None:
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_dir():
         declared = _folder(path)
-    elif path.suffix in SUFFIXES:
+    elif path.suffix.lower() in SUFFIXES:
         declared = _table(path, args)
     else:
         declared = _npz(path, args.target, args.missing)
     if args.missing != REFUSE:
         declared["missing"] = args.missing
     settings = {"sites": ["a", "b"], **declared}
-    text = yaml.safe_dump({"dataset": settings}, sort_keys=False, allow_unicode=True)
+
+    class Quoting(yaml.SafeDumper):
+        """Quotes texts with digits: other readers of YAML see a number in 1E5."""
+
+    def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = "'" if any(map(str.isdigit, text)) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Quoting.add_representer(str, quoted)
+    text = yaml.dump({"dataset": settings}, Dumper=Quoting, sort_keys=False, allow_unicode=True)
     print(HEAD + text, end="")
 
 
@@ -124,8 +133,9 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--read {args.read!r} is no mapping in YAML: {error}") from error
     texts = Texts.of(args.text, args.tokenizer, args.max_length, "", path.absolute().parent)
     label: list[str] = args.label
-    names: dict[str, Any] = dict.fromkeys([*(label or []), *(args.category or [])], ())
-    frame = read_frame(path, names | ({args.text: None} if args.text else {}), form)
+    named = [*(label or []), *(args.category or []), *([args.text] if args.text else [])]
+    numbers = () if args.target == "class" else label or ()
+    frame = read_frame(path, dict.fromkeys(named, ()), form, numbers)
     if not label:
         columns = [str(column) for column in frame.columns]
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
@@ -162,9 +172,14 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def _levels(cells: pandas.Series) -> list[Any]:
     """The levels of a column of categories, whole numbers as such."""
-    levels = sorted(cells.dropna().unique().tolist())
-    whole = all(isinstance(level, float) and level.is_integer() for level in levels)
-    return [int(level) for level in levels] if whole else levels
+    from fedhet.data.arrays import check_rows, identifiers, plain
+
+    known = cells.dropna().to_numpy()
+    told = "is no number and no text, so that the column has no levels"
+    check_rows(
+        "--category", plain(known), lambda row: f"{known[row]!r:.60} {told}", str(cells.name)
+    )
+    return np.unique(identifiers(known)).tolist()
 
 
 def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:

@@ -139,9 +139,9 @@ def read(
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_dir():
         found = _folder(path, declared, parts)
-    elif path.suffix == ".npz":
+    elif path.suffix.lower() == ".npz":
         found = _npz(path, declared, parts)
-    elif path.suffix in SUFFIXES:
+    elif path.suffix.lower() in SUFFIXES:
         found = {parts[0]: _table(path, declared, form, tokenizer)}
     else:
         raise DataError(
