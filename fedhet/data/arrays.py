@@ -454,10 +454,9 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
         numeric = all(each.dtype.kind in "biuf" for each in lists)
         if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
             sets = [each.tolist() for each in lists]
-            good = [all(label is not None and label == label for label in each) for each in sets]
-            check_rows(
-                samples.y_source, good, lambda row: f"{sets[row]}; a label in the list is missing"
-            )
+            known = [None not in each and all(label == label for label in each) for each in sets]
+            told = "a label in the list is missing"
+            check_rows(samples.y_source, known, lambda row: f"{sets[row]}; {told}")
             return [[spelled(label) for label in each] for each in sets]
         y = np.stack(lists)
     if y.dtype.kind not in "biuf":

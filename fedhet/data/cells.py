@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 _ADVICE = (
     "a date or a duration is given as a number, such as the days since a fixed date, and a list as"
-    " several columns; dataset.read says which decimal mark a csv file has. dataset.features chooses the columns, dataset.categories those of"
-    " categories, dataset.text one of texts (--features, --category and --text of `data declare`)"
+    " several columns; dataset.read gives the decimal mark of a csv file. dataset.features chooses"
+    " the columns, dataset.categories those of categories, dataset.text one of texts (--features,"
+    " --category and --text of `data declare`)"
 )
 
 

@@ -76,7 +76,7 @@ class CsvFormat(Checked):
         if len(set(given.values())) < len(given):
             raise ConfigError(f"{self.GROUP}={given}: these characters must be different")
         try:
-            b"".decode(self.encoding)
+            "a".encode(self.encoding)
         except (LookupError, ValueError) as error:
             raise ConfigError(f"{self._key('encoding')}={self.encoding}: {error}") from error
 
@@ -305,8 +305,8 @@ def _strict_rows(path: Path, text: str, form: CsvFormat, columns: int) -> int | 
     except csv.Error as error:
         raise ValueError(
             f"lines {above + done + 1} to {above + reader.line_num}: {error}. A cell with a"
-            " quotation mark stands in quotation marks and has that mark twice; dataset.read={quotechar: ...} names"
-            " another mark"
+            " quotation mark stands in quotation marks and has that mark twice;"
+            " dataset.read={quotechar: ...} names another mark"
         ) from error
     finally:
         csv.field_size_limit(limit)

@@ -146,8 +146,8 @@ class Columns:
         single = isinstance(self.label, str) or not isinstance(self.label, Sequence)
         check.each(check.text, "dataset.label", [self.label] if single else self.label)
         check.optional(check.text, "dataset.owner", self.owner)
-        if not isinstance(self.features, str | None):
-            check.each(check.text, "dataset.features", self.features)
+        if not all(isinstance(column, str) for column in self.features or ()):
+            raise ConfigError(f"dataset.features={self.features}: must be texts, such as ['0','1']")
         if self.texts is not None and (self.features is not None or self.cells.key):
             raise ConfigError(
                 f"dataset.text={self.texts.column} with dataset.features={self.features},"
@@ -169,14 +169,17 @@ class Columns:
     def frame(self, path: Path, form: CsvFormat) -> pandas.DataFrame:
         """The table in a file, with the text of names and texts, see `read_frame`."""
         names: dict[str, Collection[str]] = dict(self.cells.names)
-        declared = isinstance(self.label, str) and not isinstance(self.classes, int | None)
-        if declared:
-            names |= dict.fromkeys(self.labels, class_names(self.classes).tolist())
+        numbers = self.labels
+        if isinstance(self.label, str) and not isinstance(self.classes, int | None):
+            names[self.label] = class_names(self.classes).tolist()
+            numbers = []
         elif self.target != "number":
             names |= dict.fromkeys(self.labels, ())
-        others = (self.owner, self.texts and self.texts.column)
-        names |= {column: () for column in others if column is not None}
-        frame = read_frame(path, names, form, () if declared else self.labels)
+        if self.owner is not None:
+            names[self.owner] = ()
+        if self.texts is not None:
+            names[self.texts.column] = ()
+        frame = read_frame(path, names, form, numbers)
         log.info("%s: %d rows, %d columns", path, *frame.shape)
         return frame
 
@@ -282,9 +285,8 @@ def check_columns(source: str, present: Iterable[str], required: Iterable[str]) 
     names = [str(column) for column in present]
     for column in required:
         if column not in names:
-            raise DataError(
-                f"{source} has no column {column!r}; it has {', '.join(map(repr, names))}"
-            )
+            shown = ", ".join(name if name == name.strip() else repr(name) for name in names)
+            raise DataError(f"{source} has no column {column!r}; it has {shown}")
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
@@ -316,10 +318,9 @@ def column_values(
         are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
         good = are_lists if lists and are_lists.all() else plain(values)
         check_rows(source, good, lambda row: f"{values[row]}; expected a number or text", column)
-        if any(isinstance(value, Decimal) for value in values):
-            values = np.array(
-                [value if isinstance(value, str) else float(value) for value in values]
-            )
+        numbers = not any(isinstance(value, str | list | np.ndarray) for value in values)
+        if numbers and any(isinstance(value, Decimal) for value in values):
+            values = values.astype(np.float64)
     return values
 
 

@@ -120,7 +120,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"y_train": np.array([0, 1e30, 0, 0])},
         {"classes": 2},
-        r"row 1: label 1e\+30; expected a class",
+        r"row 1: label '10+19.*'; expected one of the classes",
     ),
     ({"classes": np.array("a")}, {}, r"array 'classes' is a; expected distinct names \(C,\)"),
     ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' is .*; expected distinct names"),

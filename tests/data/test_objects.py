@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "other types": (
         lambda: Pairs(lambda i: ([1, 2] if i < 5 else [1.5, 2], 0)),
-        ", sample 5: x is .*float32.* sample 0 .*int64",
+        ", sample 5: x is .*float64.* sample 0 .*int64",
     ),
     "ragged list": (
         lambda: ([X[0], X[0, :2]], [0, 1]),

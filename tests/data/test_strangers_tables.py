@@ -156,7 +156,9 @@ def test_codes_stay_codes_and_numbers_numbers(tmp_path: Path) -> None:
     write(tmp_path, "test.csv", "code,a\n10,0.3\n10,0.5\n")  # here the codes look like numbers
     assert load("csv", tmp_path, label="code", test="test.csv").test.y.tolist() == [2, 2]
     frame = read_frame(
-        write(tmp_path, "n.csv", "n,m,e\n1,1.0,1E5\n2,,2E5\n"), dict.fromkeys("nme", ())
+        write(tmp_path, "n.csv", "n,m,e\n1,1.0,1E5\n2,,2E5\n"),
+        dict.fromkeys("nme", ()),
+        numbers="nme",
     )
     assert [kind.kind for kind in frame.dtypes] == ["i", "f", "O"]
     assert identifiers(frame["e"].to_numpy(object)).tolist() == ["1E5", "2E5"]
@@ -383,9 +385,11 @@ def test_a_csv_file_as_another_country_writes_it(tmp_path: Path) -> None:
     [
         ({"seperator": ";"}, r"seperator is not allowed; choose from: sep, decimal"),
         ({"engine": "python"}, r"a key of dataset\.read=engine is not allowed"),
-        ({"sep": "::"}, r"dataset\.read\.sep='::': must be a single character"),
+        ({"sep": "::"}, r"dataset\.read\.sep='::': must be a single ASCII character"),
         ({"sep": ".", "decimal": "."}, "must be different"),
         ({"encoding": "latin-99"}, r"dataset\.read\.encoding=latin-99"),
+        ({"encoding": "hex"}, r"dataset\.read\.encoding=hex"),
+        ({"thousands": "\u00a0"}, "must be a single ASCII character"),
         ({"skiprows": -1}, r"dataset\.read\.skiprows=-1"),
         ({"na_values": [""]}, r"dataset\.read\.na_values\[0\]"),
         ("sep=;", "must be a mapping"),
@@ -398,7 +402,10 @@ def test_wrong_formats_are_named(given: Any, message: str) -> None:
 
 def test_another_encoding_is_advised(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"dataset\.read=\{encoding: latin-1\}"):
+    with pytest.raises(
+        DataError,
+        match=r"dataset\.read=\{encoding: \.\.\.\} gives another encoding, such as latin-1",
+    ):
         read_frame(tmp_path / "t.csv")
 
 
@@ -421,3 +428,105 @@ def test_a_site_reads_its_files_as_its_own_format_says(tmp_path: Path) -> None:
     data = data_of(*declared, files, 'dataset.read={sep: ";", decimal: ","}')
     assert data.clients.sizes[0] > 0 and data.clients[0].train.x.max() > 30
     assert "read" not in data.declared.content
+
+
+# ---- what readers of this code have found
+def test_a_missing_cell_is_no_level_that_is_called_nan() -> None:
+    for values, levels in ((["nan", "x", None], ["nan", "x"]), ([True, None], ["None", "True"])):
+        frame = pandas.DataFrame({"c": pandas.Series(values, dtype=object)})
+        with pytest.raises(DataError, match="the cell is empty"):
+            Cells({"c": levels}).read(frame, ["c"], "t")
+
+
+def test_owners_and_declared_names_are_the_text_of_their_cells(tmp_path: Path) -> None:
+    words = ["1.1", "1.10", " 7", "007", "+7", "1E+5"]
+    rows = "".join(f"{word},{n / 7:.3f},{n % 2}\n" for n, word in enumerate(words))
+    write(tmp_path, "train.csv", f"w,a,y\n{rows}")
+    data = load("csv", tmp_path, label="y", owner="w", test="train.csv")
+    assert sorted(data.owner_names) == sorted(words)
+    how = {"test": "train.csv", "features": ["a"]}
+    assert load("csv", tmp_path, label="w", classes=words, **how).y.tolist() == [*range(6)]
+    levels = {"categories": {"w": words}, "features": ["w", "a"]}
+    x = load("csv", tmp_path, label="y", test="train.csv", **levels).x
+    assert x[:, 1:].tolist() == torch.eye(6)[:, 1:].tolist()
+    commas = {"sep": ";", "decimal": ",", "thousands": "."}
+    write(tmp_path, "train.csv", "w;a;y\n1,5;1,5;0\n12.345;2;1\n")
+    levels = {"categories": {"w": ["1,5", "12.345"]}, "test": "train.csv", "read": commas}
+    assert load("csv", tmp_path, label="y", **levels).x.tolist() == [[1.5, 0], [2, 1]]
+
+
+def test_names_beyond_the_whole_numbers_of_numpy() -> None:
+    large = np.array([2**63 + 5, 5], np.uint64)
+    assert identifiers(large).tolist() == [str(2**63 + 5), "5"]
+    assert identifiers(np.array([0.1, 1], np.float32)).tolist() == ["0.1", "1"]
+    assert spelled(Decimal("1.50")) == "1.5"
+
+
+def test_fractions_beside_a_code_or_as_decimals_are_numbers(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"a": np.arange(30) / 7, "y": [Decimal(n) / 4 for n in range(30)]})
+    frame.to_parquet(tmp_path / "train.parquet")
+    assert load("parquet", tmp_path, label="y", **HALF).target == "number"
+    write(tmp_path, "train.csv", "y,a\n0.50,1.5\n1e-05,2.5\n2,3.5\n")
+    assert load("csv", tmp_path, label="y", **HALF).target == "number"
+
+
+def test_many_texts_as_labels_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rows = "".join(f"{n / 30 if n else '?'},{n / 7:.3f}\n" for n in range(30))
+    write(tmp_path, "train.csv", f"y,a\n{rows}")
+    load("csv", tmp_path, label="y", test="train.csv")
+    assert "the labels are 30 texts in 30 samples" in caplog.text
+
+
+def test_a_missing_label_in_a_list_and_an_empty_text(tmp_path: Path) -> None:
+    lists = pandas.DataFrame({"a": [1.5, 2.5, 3], "y": [["u", None], ["u"], ["v"]]})
+    lists.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"row 0: .*a label in the list is missing"):
+        load("parquet", tmp_path, label="y", **HALF)
+    lists.assign(y=["u", "", "v"]).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(DataError, match="row 1, column 'y': the cell is empty"):
+        load("parquet", tmp_path, label="y", **HALF)
+
+
+@pytest.mark.parametrize("ids", [np.arange(30.0), np.arange(30).astype(str), [*range(29), None]])
+def test_numbers_of_rows_in_any_type(
+    tmp_path: Path, ids: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = pandas.DataFrame({"id": ids, "a": np.arange(30) / 7, "y": [0, 1] * 15})
+    frame.to_parquet(tmp_path / "train.parquet")
+    load("parquet", tmp_path, label="y", missing="median", **HALF)
+    assert "in id no two rows have the same whole number" in caplog.text
+
+
+def test_names_of_columns_that_are_numbers(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(np.array([[0.5, 0], [1.5, 1]] * 2), columns=[0, 1])
+    frame.to_parquet(tmp_path / "train.parquet")
+    data = load("parquet", tmp_path, label="1", features=["0"], **HALF)
+    assert data.columns == ("0",)
+    with pytest.raises(ConfigError, match=r"dataset\.label\[0\]=1 is not allowed; it must be text"):
+        load("parquet", tmp_path, label=1, **HALF)
+
+
+def test_lists_of_numbers_as_objects_are_exact() -> None:
+    rows = [[1_770_000_000.0 + n, 1.5] for n in range(3)]
+    for given in (([*rows], [0, 1, 0]), [(row, 0) for row in rows]):
+        assert ClientData(given).train.x.tolist() == rows
+
+
+def test_numbers_to_predict_that_float32_merges_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = pandas.DataFrame({"a": np.arange(4) / 7, "y": 1_770_000_000 + np.arange(4)})
+    frame.to_parquet(tmp_path / "train.parquet")
+    load("parquet", tmp_path, label="y", target="number", test="train.parquet")
+    assert "float32 merges some of them" in caplog.text
+
+
+def test_lines_above_the_header_and_marks_of_the_byte_order(tmp_path: Path) -> None:
+    path = write(tmp_path, "T.CSV", '"Report\n  two lines\na,y\n"x\ny",0\n')
+    frame = read_frame(path, {"a": ()}, CsvFormat(skiprows=2))
+    assert frame.to_numpy().tolist() == [["x\ny", 0]]
+    path.write_bytes(b'\xef\xbb\xbf"a\nb",y\n1,0\n')
+    assert [*read_frame(path, form=CsvFormat(encoding="UTF8")).columns] == ["a\nb", "y"]
+    path = write(tmp_path, "one.csv", 'a\n"x"\n""\n"y"\n')
+    assert len(read_frame(path, {"a": ()})) == 3
