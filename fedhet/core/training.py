@@ -38,7 +38,8 @@ class Batch:
         x: inputs (B, ...), ready for the model.
         y: targets (B, ...).
         index: (B,) positions in the training set.
-        features: (B, d) what the head receives, or None where the model has no features(x).
+        features: (B, d) what the head receives, or None where the model does not have both
+            features(x) and head(f).
         logits: the model's output.
     """
 
@@ -211,7 +212,8 @@ class LocalTraining:
         ) -> Values:
             x, y, index, *weight = columns
             records: Tree = {}
-            features = getattr(module, "features", None)
+            # Some models' features are not what a head reads (torchvision's have a classifier).
+            features = getattr(module, "features", None) if hasattr(module, "head") else None
             with workspace.autocast():
                 z = None if features is None else features(x)
                 logits = module(x) if z is None else module.head(z)  # type: ignore[misc,operator,union-attr]
@@ -316,8 +318,11 @@ class LocalTraining:
         return quick
 
     def recorded(self, name: str) -> Tensor:
-        """(n,) what the hooks have recorded under this name in this message, in their order."""
-        return torch.cat(self._records[name])
+        """(n,) what the hooks have recorded under this name in this message, in their order.
+
+        It is empty, (0,), where no step was taken.
+        """
+        return torch.cat(self._records[name] or [torch.empty(0)])
 
     def apply_gradient_hooks(self, grads: Tree, params: AnyTree) -> None:
         """Let the active plug-ins change the gradient of these parameters in place."""

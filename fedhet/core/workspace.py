@@ -37,11 +37,13 @@ class Scope:
     """Which parameters and buffers a client trains, and which it shares, by name.
 
     What is trained and not shared stays with the client. What is shared is averaged by the server.
-    What is neither keeps the common initial value and is never sent.
+    What is neither keeps the common initial value and is never sent. `why` begins the error message
+    where nothing is trained.
     """
 
     trained: Callable[[str], bool] = lambda name: True
     shared: Callable[[str], bool] = lambda name: True
+    why: str = "clients train the parameters of the model"
 
 
 class Workspace:
@@ -67,7 +69,8 @@ class Workspace:
     Attributes:
         model: the model.
         initial: a copy of its initial state, the same in every process of the run.
-        trained: the names of the parameters that are trained.
+        trainable: the names of the parameters that the model has not frozen.
+        trained: the names of those that are trained.
         shared: the names that travel, in state-dict order.
         mergeable: the names that are both, which merges, plug-ins and server optimisers see.
         variances: the names of batch norm's running variances, which are >= 0.
@@ -139,9 +142,9 @@ class Workspace:
                     f"the model {model} has {name!r} tied to another parameter: each would be"
                     " averaged separately; give the parameter one name"
                 )
-        self.trained = [n for n, p in parameters.items() if p.requires_grad and scope.trained(n)]
-        if not self.trained:
-            raise ConfigError(f"the model {model} has no parameter to train")
+        self.trainable = [name for name, p in parameters.items() if p.requires_grad]
+        self.require(scope.trained, scope.why)
+        self.trained = [name for name in self.trainable if scope.trained(name)]
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in self.trained)
         own_buffers = [name for name in self._state if name not in parameters]
@@ -159,6 +162,24 @@ class Workspace:
         self.local_statistics = buffers == "local" and any(
             self._state[name].is_floating_point() for name in own_buffers if scope.shared(name)
         )
+
+    def require(self, part: Callable[[str], bool], why: str) -> None:
+        """Refuse a model that has nothing to train in a part that is trained by itself.
+
+        Args:
+            part: whether the part has the parameter of this name.
+            why: the beginning of the message: who trains the part, and which it is.
+
+        Raises:
+            ConfigError: the part has no parameters, or all of them are frozen.
+        """
+        if not any(map(part, self.trainable)):
+            frozen = any(part(name) for name, _ in self.model.named_parameters())
+            found = "all of them are frozen (requires_grad=False)" if frozen else "there are none"
+            raise ConfigError(
+                f"{why}, and {found}: the model {type(self.model).__name__} has no parameter to"
+                " train"
+            )
 
     def twin(self, performer: Performer) -> Workspace:
         """One with a model of its own, for a client that is served beside others."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core.client import FedClient
-from fedhet.core.descent import Descent
+from fedhet.core.descent import Descent, descend
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
@@ -60,12 +60,14 @@ class Fused:
         self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
+        if not any(len(order) for order in orders):
+            return descend(descent, orders, None)
         training = Training(descent, list(orders), torch.Generator(), alone=ALONE.get())
         kind = training.kind
         if reason := obstacle(descent.module):
             self._refuse(kind, reason)
-        if kind in self._refused or not any(len(order) for order in orders):
-            return [descent.steps(order) for order in orders][-1]
+        if kind in self._refused:
+            return descend(descent, orders, None)
         training.stream.set_state(torch.default_generator.get_state())
         try:
             total: Tensor = self._meeting.ask(training)

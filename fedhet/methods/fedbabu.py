@@ -39,7 +39,6 @@ from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import only
 from fedhet.core.workspace import Scope
 
-HEAD = "head."  # how the names of its parameters begin
 EPOCHS = "fedbabu.finetune_epochs"
 PART = "fedbabu.finetune"
 
@@ -57,8 +56,7 @@ class FedBABUClient(FedClient):
         part = msg.text(PART)
         model = workspace.load(self.start(msg))
         body = set(workspace.trained) if part != "head" else set()
-        names = (name for name, _ in model.named_parameters() if name.startswith(HEAD))
-        head = set(names) if part != "body" else set()
+        head = set(filter(in_head, workspace.trainable)) if part != "body" else set()
         with only(model, body | head):
             self.train_model(model, workspace.train_data(self.pid), epochs=epochs, hooks=False)
         return model
@@ -79,12 +77,19 @@ class FedBABU(FedStrategy):
         super().__init__(setting)
 
     def setup(self) -> None:
+        if self.finetune == "head" and self.finetune_epochs:
+            self.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
         self.evaluation_extras = {EPOCHS: self.finetune_epochs, PART: self.finetune}
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         body = body_names(model, "method=fedbabu freezes the head of the model")
-        return Scope(trained=body, shared=body)
+        return Scope(body, body, "method=fedbabu trains only the layers before the head")
+
+
+def in_head(name: str) -> bool:
+    """Whether the tensor of this name is the head's."""
+    return name.startswith("head.")
 
 
 def body_names(model: nn.Module, why: str) -> Callable[[str], bool]:
@@ -97,9 +102,9 @@ def body_names(model: nn.Module, why: str) -> Callable[[str], bool]:
     Raises:
         ConfigError: the model has no module `head` with parameters.
     """
-    head = getattr(model, HEAD.rstrip("."), None)
+    head = getattr(model, "head", None)
     if not isinstance(head, nn.Module) or not list(head.parameters()):
         raise ConfigError(
             f"{why}, a module `head` with parameters; {type(model).__name__} has none"
         )
-    return lambda name: not name.startswith(HEAD)
+    return lambda name: not in_head(name)

@@ -54,6 +54,7 @@ from fedhet.core.plugin import Plugin, Terms
 from fedhet.core.training import Batch, usable
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
+from fedhet.models.base import require_features
 
 log = logging.getLogger("fedhet")
 
@@ -169,11 +170,6 @@ class FedNormPlugin(Plugin):
         It is empty, (0,), where these are fewer than `workspace.min_count`.
         """
         workspace = self.client.workspace
-        if not hasattr(workspace.model, "features"):
-            raise ValueError(
-                "fednorm needs a model with features(x) and head(f);"
-                f" {type(workspace.model).__name__} has no features"
-            )
         workspace.model.eval()
         data = workspace.train_data(self.client.pid)
         if len(data) < workspace.min_count:
@@ -185,7 +181,8 @@ class FedNormPlugin(Plugin):
 
     # ---- server
     def setup(self) -> None:
-        head = getattr(self.server.workspace.model, "head", None)
+        require_features(self.server.workspace.model, "fednorm")
+        head = self.server.workspace.model.head
         # Where the head does not say how wide its input is, the first client's z decides.
         self._width: int | None = getattr(head, "in_features", None)
         self._pair_reported = False
@@ -241,7 +238,7 @@ class _LastEpoch(FedNormPlugin):
     def finish(self, update: Update) -> None:
         client = self.client
         self._z = torch.empty(0, device=client.workspace.device)
-        if client.num_examples >= client.workspace.min_count:
+        if client.steps and client.num_examples >= client.workspace.min_count:
             z = client.recorded(Z).reshape(len(client.recorded(ROWS)), -1)
             used = usable(client.workspace.model, len(client.data), client.local.batch_size)
             *_, last = client.local.epoch_sizes(used)

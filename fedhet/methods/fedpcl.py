@@ -255,7 +255,11 @@ class FedPCL(FedStrategy):
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
-        return Scope(trained=lambda name: not name.startswith("head."), shared=lambda name: False)
+        return Scope(
+            trained=lambda name: not name.startswith("head."),
+            shared=lambda name: False,
+            why="method=fedpcl trains only the layers before the head",
+        )
 
     def setup(self) -> None:
         self.workspace.task.check_classes("method=fedpcl")

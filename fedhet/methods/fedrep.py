@@ -42,7 +42,7 @@ from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import only
 from fedhet.core.workspace import Scope
-from fedhet.methods.fedbabu import body_names
+from fedhet.methods.fedbabu import body_names, in_head
 
 EPOCHS = "fedrep.head_epochs"
 JOINT = "fedrep.joint"
@@ -83,6 +83,14 @@ class FedRep(FedStrategy):
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=body_names(model, "method=fedrep keeps the head of the model"))
+
+    def setup(self) -> None:
+        own = "" if self.joint else " in a phase of their own"
+        self.workspace.require(
+            lambda name: not in_head(name), f"method=fedrep trains the layers before the head{own}"
+        )
+        if self.head_epochs and not self.joint:
+            self.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
 
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         return {EPOCHS: self.head_epochs, JOINT: self.joint}

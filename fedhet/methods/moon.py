@@ -115,7 +115,7 @@ class MoonPlugin(Plugin):
             self.client.state.put(PREVIOUS, workspace.read([*workspace.shared, *workspace.kept]))
             terms = self.client.recorded(TERM)
             # No sample is drawn twice before all have been.
-            if min(self.client.num_examples, len(terms)) >= workspace.min_count:
+            if min(self.client.num_examples, len(terms)) >= max(1, workspace.min_count):
                 update.metrics[TERM] = float(terms.mean())
 
 

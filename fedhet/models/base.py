@@ -36,15 +36,15 @@ class Classifier(nn.Module):
 
 
 def require_features(model: nn.Module, who: str) -> None:
-    """Refuse a model without features(x), for a method that reads the input of the head.
+    """Refuse a model without features(x) and head(f), for a method that reads what is between.
 
     Raises:
-        ConfigError: the model has no features(x); the message begins with `who`.
+        ConfigError: the model lacks one of them; the message begins with `who`.
     """
-    if not hasattr(model, "features"):
+    if missing := [part for part in ("features", "head") if not hasattr(model, part)]:
         raise ConfigError(
             f"{who} needs a model with features(x) and head(f); {type(model).__name__} has no"
-            " features"
+            f" {' and no '.join(missing)}"
         )
 
 

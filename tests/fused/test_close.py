@@ -17,8 +17,10 @@ from fused.fusing import LINES, Launch, apart, digits, groups, mlp
 from torch import Tensor, nn
 
 from fedhet.core import targets
+from fedhet.core.messages import Broadcast, Update
 from fedhet.core.task import ClientData, Task
 from fedhet.data.federation import CropFlip
+from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import MLP
 
 CLOSE = 1e-5
@@ -76,6 +78,9 @@ ADAM = ["client=adam", "client.lr=0.01"]
     "lines",
     [
         ["method=fedavg", *LOCAL],
+        ["method=fedavg", "client.clip=30"],  # no gradient is as long
+        ["method=fedrep", "method.head_epochs=0"],
+        ["method=fedbabu", "method.finetune_epochs=0"],
         ["method=fedavg", *ADAM, LOCAL[1]],
         ["method=fedgen", *SHORT["fedgen"], *ADAM, LOCAL[2]],  # takes steps by size of batch
         ["method=scaffold", *LOCAL[1:], "client.steps=7", "method.control=gradient"],
@@ -90,8 +95,24 @@ ADAM = ["client=adam", "client.lr=0.01"]
     ],
     ids=" ".join,
 )
-def test_settings(launch: Launch, lines: list[str]) -> None:
+def test_settings(launch: Launch, caplog: pytest.LogCaptureFixture, lines: list[str]) -> None:
     assert difference(launch, lines) < CLOSE
+    assert "one client after another" not in caplog.text
+
+
+def test_a_client_that_takes_no_step(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in may ask for no epochs; the others train as one."""
+    train = FedAvgClient.train
+
+    def idle(client: FedAvgClient, msg: Broadcast) -> Update:
+        if client.pid == 1:
+            client.local = replace(client.local, epochs=0)
+        return train(client, msg)
+
+    monkeypatch.setattr(FedAvgClient, "train", idle)
+    with groups() as counted:
+        assert difference(launch, ["method=fedavg", "fraction=1"]) < CLOSE
+    assert counted["steps", 2] > 0
 
 
 def test_adam_with_clipping_and_weight_decay_is_chaotic(launch: Launch) -> None:

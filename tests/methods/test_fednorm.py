@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from methods.by_hand import DATA, SIZES, Case, Weights, latents, local_sgd, mean, same
+from methods.readouts import step_and_replies
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -138,6 +139,15 @@ class Inputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x)
+
+
+def test_a_client_that_takes_no_step_has_no_latents_of_the_last_epoch(
+    federation: Federation,
+) -> None:
+    """A plug-in may ask for no epochs."""
+    plugins = lambda: [FedNorm.requires(z_when="last_epoch")]  # noqa: E731
+    _, replies = step_and_replies(federation(toy_task(), FedNorm, plugins=plugins, epochs=0))
+    assert [len(reply.extras["fednorm.z"]) for reply in replies] == [0] * 4
 
 
 @pytest.mark.parametrize("fused", [0, 3])

@@ -9,12 +9,15 @@ import pytest
 import torch
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, gradient, mean, same
 from methods.readouts import arrays, client_state, step_and_replies
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.core.client import UNSHARED
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
-from fedhet.core.training import only
+from fedhet.core.plugin import Plugin
+from fedhet.core.task import Samples
+from fedhet.core.training import Batch, only
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -66,6 +69,56 @@ def test_the_steps_of_a_head_are_counted(federation: Federation) -> None:
         return sum(reply.metrics["steps"] for reply in replies)
 
     assert steps(3) == 2.5 * steps(0) > 0
+
+
+class Loud(Plugin):
+    """Changes whatever the hooks of a step can change."""
+
+    name = "loud"
+
+    def sample_weights(self, data: Samples) -> Tensor:
+        return torch.full((len(data),), 3.0)
+
+    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        return batch.logits.square().sum(1)
+
+    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+        return sum((p.square().sum() for p in params.values()), torch.zeros(()))
+
+    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
+        torch._foreach_add_(list(grads.values()), 1.0)
+
+    def scale(self, grads: Tree, own: Prepared) -> None:
+        torch._foreach_mul_(list(grads.values()), 2.0)
+
+
+class Dark(Plugin):
+    """Trains on other inputs."""
+
+    name = "dark"
+
+    def data(self, raw: Samples) -> Samples:
+        return Samples(raw.x / 2, raw.y)
+
+
+def test_plugins_change_the_data_of_a_heads_epochs_and_nothing_else(
+    federation: Federation,
+) -> None:
+    """All act on the body."""
+
+    def ends(*plugins: type[Plugin]) -> tuple[Any, Any]:
+        options = {"plugins": lambda: [plugin() for plugin in plugins], "epochs": 2}
+        run = federation(toy_task(), FedRep, rounds=1, **options)
+        run.step()
+        body = {name: t for name, t in run.model.items() if not name.startswith("head.")}
+        heads = [client_state(run, pid, UNSHARED) for pid in range(4)]
+        return *body.values(), *(t for own in heads for t in own.values())
+
+    plain, loud, dark = ends(), ends(Loud), ends(Dark)
+    assert [torch.equal(*pair) for pair in zip(plain, loud, strict=True)] == [False] * 2 + [
+        True
+    ] * 8
+    assert not any(torch.equal(*pair) for pair in zip(plain, dark, strict=True))
 
 
 @pytest.mark.parametrize("joint", [False, True])

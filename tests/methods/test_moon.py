@@ -200,6 +200,13 @@ def test_the_previous_model_under_fedsgd_is_the_received_one(federation: Federat
     assert all(torch.equal(previous[name], t) for name, t in msg.weights.items())
 
 
+def test_a_client_that_takes_no_step_has_no_term(federation: Federation) -> None:
+    """A plug-in may ask for no epochs."""
+    _, replies = step_and_replies(federation(toy_task(), Moon, epochs=0))
+    assert [reply.metrics["steps"] for reply in replies] == [0] * 4
+    assert not any("moon.term" in reply.metrics for reply in replies)
+
+
 def test_a_model_without_features_is_refused_at_the_start(federation: Federation) -> None:
     linear = replace(toy_task(), model=lambda: nn.Linear(4, 2))
     with pytest.raises(ConfigError, match=r"moon .*features.*Linear has no features"):

@@ -53,6 +53,26 @@ def test_same_bits_as_torch() -> None:
                 assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_gradients_in_rows_are_clipped_one_by_one() -> None:
+    """Those below the limit stay as they are."""
+    draws = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([0.0, 0.01, 1.0, 30.0])
+    rows = [
+        torch.randn(4, *shape, generator=draws) * sizes.view(-1, *[1] * len(shape))
+        for shape in [(7, 5), (7,), ()]
+    ]
+    alone = [[t[i].clone() for t in rows] for i in range(4)]
+    norms = [float(torch.cat([g.flatten() for g in one]).norm()) for one in alone]
+    assert norms[1] < 1 < 5 < norms[2] < 10 < norms[3]
+    before = [t.clone() for t in rows]
+    clip_norm(rows, 10.0, rows=True)
+    for i, one in enumerate(alone):
+        clip_norm(one, 10.0)
+        for row, g, old in zip(rows, one, before, strict=True):
+            torch.testing.assert_close(row[i], g)
+            assert torch.equal(row[i], old[i]) is (i < 3)
+
+
 def test_an_unknown_optimiser_is_named() -> None:
     with pytest.raises(ValueError, match=r"client\.optimizer=lion is not allowed"):
         LocalSettings(lr=0.1, optimizer="lion")
