@@ -3,6 +3,8 @@
 python scripts/soak simulation [--rounds 200 --clients 100]
     each fault is drawn for a tenth of the messages; the run must end with the weights of one in
     which the same clients are absent
+python scripts/soak attack [--replies 10000 --only feddisk]
+    one of six clients sends whatever it likes, in every phase of every method
 python scripts/soak deployment [--nodes 20 --rounds 10]
     SuperNodes on this machine, two of which are killed and started again
 """
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attack
 import deployment
 import simulation
 
@@ -30,12 +33,19 @@ def main() -> None:
     simulated.add_argument("--fraction", type=float, default=1.0)
     simulated.add_argument("--deadline", type=float, default=0.5, help="seconds per message")
     simulated.add_argument("--keep", type=Path, help="a folder for the two run folders and logs")
+    attacked = kinds.add_parser("attack")
+    attacked.add_argument("--replies", type=int, default=10_000)
+    attacked.add_argument("--only", default="", help="the methods with this in their names")
     deployed = kinds.add_parser("deployment")
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)
     options = vars(parser.parse_args())
     soaks: dict[str, Callable[..., dict[str, Any]]]
-    soaks = {"simulation": simulation.soak, "deployment": deployment.soak}
+    soaks = {
+        "simulation": simulation.soak,
+        "attack": attack.soak,
+        "deployment": deployment.soak,
+    }
     print(json.dumps(soaks[options.pop("kind")](**options), indent=2))
 
 

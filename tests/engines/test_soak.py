@@ -1,4 +1,4 @@
-"""scripts/soak with few rounds: all faults at once, and still the right weights."""
+"""scripts/soak, shortened: all faults at once, and one client that attacks."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def test_all_faults_at_once() -> None:
     assert all(mib > 0 for mib in found["MiB, means of the second and the last quarter"])
     assert found["processes left"] == 0
     assert found["files left"] == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("method", ["feddisk", "fedlex", "fedgmm"])
+def test_an_attack_has_no_escape(method: str) -> None:
+    command = [sys.executable, str(SOAK), "attack", "--replies", "100", "--only", method]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
+    assert found["replies"] >= 100
+    assert found["escapes"] == []
+    assert found["MiB beyond the honest runs, at most"] < 1024

@@ -1,0 +1,373 @@
+"""One of six clients sends whatever it likes, again and again, in every phase of every method.
+
+Its replies travel as Flower carries them. A run in which the others alone learn, and one in which
+all six are honest, show what it may cost: the accuracy is the mean over the five others.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedhet import config
+from fedhet.core import trees
+from fedhet.core.loop import Clock
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update, payload
+from fedhet.engines import local
+from fedhet.engines.couriers import LocalCourier
+from fedhet.flower import wire
+from fedhet.job import run_job
+
+ATTACKER = 1
+LOSS = 0.1  # of accuracy, beyond which an attack has succeeded
+LIMIT = 2**28  # replies.max_mb
+LARGE = 2**25  # numbers of a reply that is half as large as that
+SETTINGS = [
+    *["dataset=digits", "model=mlp", "model.hidden=[16]", "partition.clients=6", "rounds=12"],
+    *["partition.alpha=1", "client.epochs=1", "figures=false"],
+    *["on_failure=skip", "replies.max_lost=1", "device=cpu", "eval.personal_mb=0"],
+]
+DENSITY = [  # few epochs, in which the weights of samples still become different
+    *["plugin.feddisk.made_max_rounds=8", "plugin.feddisk.made_lr=.01"],
+    *["plugin.feddisk.local_max_epochs=30", "plugin.feddisk.clf_max_epochs=20"],
+    *["plugin.feddisk.clf_lr=.2", "plugin.feddisk.clf_tolerance=0"],
+]
+EXPLORE = ["plugin.fedlex.e_exp=5", "plugin.fedlex.rescale=mean1"]
+RUNS = {  # what is attacked, by name
+    "fedavg": [],
+    "feddisk": DENSITY,
+    "fedlex": EXPLORE,
+    "fedgmm": [],
+    "scaffold+feddisk": [*DENSITY, "client.lr=.1"],
+    "fednova+fedgmm": ["client.lr=.1"],
+    "fedavgm+fedlex": EXPLORE,
+    **{name: [] for name in ("fedbabu", "fedbn", "feddyn", "fednorm", "fedprox", "fedrod")},
+    "fedgen": ["method.server_steps=20", "method.hidden=32", "method.noise_dim=16"],
+    "scaffold": ["client.lr=.1"],
+    "fednova": ["client.lr=.1"],
+    "fedpcl": [],
+    "fedproto": [],
+    "fedsa": [],
+    "fedsgd": ["client.lr=.5", "rounds=20"],
+    "sgdm": ["client.lr=.05"],
+    "ditto": [],
+    "fedadam": [],
+}
+
+
+# ---- what the attacker does to its reply
+Draw = np.random.Generator
+Change = Callable[[Update, Broadcast, Draw], object]
+
+
+def _all(change: Callable[[Tensor, Tensor | None, Draw], Tensor]) -> Change:
+    """Change every floating tensor: (value, what was received in its place, draw) -> value."""
+
+    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+        for name, t in update.weights.items():
+            if t.is_floating_point():
+                update.weights[name] = change(t, msg.weights.get(name), draw).to(t.dtype)
+        for name, value in update.extras.items():
+            tree = {"": value} if isinstance(value, Tensor) else value
+            if isinstance(tree, dict):
+                new = {k: change(t, None, draw) for k, t in tree.items() if t.is_floating_point()}
+                new = {k: new.get(k, t).to(t.dtype) for k, t in tree.items()}
+                update.extras[name] = new[""] if isinstance(value, Tensor) else new
+
+    return fault
+
+
+def _constant(size: float) -> Change:
+    return _all(lambda t, old, draw: torch.full_like(t, size))
+
+
+def _longer(factor: float) -> Change:
+    """So many times its change, or its extra."""
+    return _all(lambda t, old, draw: factor * t if old is None else old + factor * (t - old))
+
+
+def _random(factor: float) -> Change:
+    """A random direction, so many times as long as its change."""
+
+    def change(t: Tensor, old: Tensor | None, draw: Draw) -> Tensor:
+        base = torch.zeros_like(t) if old is None else old
+        noise = torch.from_numpy(draw.standard_normal(tuple(t.shape))).float()
+        return base + noise * factor * ((t - base).norm() / (noise.norm() + 1e-12))
+
+    return _all(change)
+
+
+def _entry(size: float) -> Change:
+    """A single number."""
+
+    def change(t: Tensor, old: Tensor | None, draw: Draw) -> Tensor:
+        t = t.clone()
+        if t.numel():
+            t.view(-1)[int(draw.integers(t.numel()))] = size
+        return t
+
+    return _all(change)
+
+
+def _form(change: Callable[[Tensor], Tensor]) -> Change:
+    """Another form of one tensor, among the weights or the extras."""
+
+    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+        every = [update.weights, *(v for v in update.extras.values() if isinstance(v, dict))]
+        every += [{name: v} for name, v in update.extras.items() if isinstance(v, Tensor)]
+        tree = every[int(draw.integers(len(every)))] or {"": torch.zeros(2)}
+        name = list(tree)[int(draw.integers(len(tree)))]
+        tree[name] = change(tree[name])
+        if name in update.extras:
+            update.extras[name] = tree[name]
+
+    return fault
+
+
+def _extra(value: Any) -> Change:
+    """One of its extras, or a metric, becomes this."""
+
+    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+        names = [*update.extras, "unknown"]
+        update.extras[names[int(draw.integers(len(names)))]] = value
+        if isinstance(value, int | float) and update.metrics:
+            names = list(update.metrics)
+            update.metrics[names[int(draw.integers(len(names)))]] = value
+
+    return fault
+
+
+def _missing(update: Update, msg: Broadcast, draw: Draw) -> None:
+    for tree in (update.weights, update.extras, update.metrics):
+        if tree:
+            del tree[list(tree)[int(draw.integers(len(tree)))]]
+
+
+def _counts(update: Update, msg: Broadcast, draw: Draw) -> None:
+    """What it says of its samples: all are of one class, and classes have each other's extras."""
+    for name, value in update.extras.items():
+        if isinstance(value, Tensor) and not value.is_floating_point() and value.numel():
+            update.extras[name] = torch.zeros_like(value)
+            update.extras[name].view(-1)[int(draw.integers(value.numel()))] = value.sum()
+        elif isinstance(value, dict) and "label" in value:
+            value["label"] = value["label"].roll(1)
+
+
+def _samples(n: int) -> Change:
+    return lambda update, msg, draw: setattr(update, "num_examples", n)
+
+
+def _large(numbers: int) -> Change:
+    return lambda update, msg, draw: update.extras.update({"large": torch.zeros(numbers)})
+
+
+def _scores(value: float) -> Change:
+    """Its scores, where it evaluates, and its losses elsewhere."""
+
+    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+        for name in update.metrics:
+            if not name.endswith(".n"):
+                update.metrics[name] = value
+        for name, one in update.extras.items():
+            if isinstance(one, float):
+                update.extras[name] = value
+
+    return fault
+
+
+ATTACKS: dict[str, Change] = {
+    **{f"all are {size:g}": _constant(size) for size in (0, 1, 10, -1e3, 1e6, 1e14, 3e38)},
+    **{f"all are {size}": _constant(float(size)) for size in ("nan", "inf", "-inf")},
+    **{f"x {factor:g}": _longer(factor) for factor in (-1, -10, 10, 29, 100, 900, 1e5, -1e12)},
+    **{f"random x {factor:g}": _random(factor) for factor in (1, 10, 29, 100, 900, 1e8)},
+    **{f"an entry is {size:g}": _entry(size) for size in (10, 1e6, 1e14, 3e38)},
+    "an entry is nan": _entry(float("nan")),
+    "another shape": _form(lambda t: t[:-1] if t.dim() else t.reshape(1)),
+    "a dimension more": _form(lambda t: t[None]),
+    "one number": _form(lambda t: t.flatten()[:1]),
+    "none": _form(lambda t: t.flatten()[:0]),
+    "another type": _form(lambda t: t.double() if t.dtype != torch.float64 else t.int()),
+    "whole numbers": _form(lambda t: t.long()),
+    "upside down": _form(lambda t: t.flip(0) if t.dim() else -t),
+    "negative": _form(lambda t: -t - 1 if t.dtype != torch.bool else ~t),
+    **{f"an extra is {v!r:.20}": _extra(v) for v in (-1, 0, 2**62, 1e308, "x" * 10**5, True)},
+    "an extra is a tensor": _extra(torch.zeros(3)),
+    "an extra is a tree": _extra({"a": torch.zeros(2)}),
+    "something is missing": _missing,
+    "other counts and labels": _counts,
+    **{f"{n} samples": _samples(n) for n in (-5, 0, 10**6, 2**62)},
+    **{f"scores of {value:g}": _scores(value) for value in (0, 1, -1, 1e15, 1e300)},
+    "scores of inf": _scores(float("inf")),
+    "128 MB more": _large(LARGE),
+    "384 MB more": _large(3 * LARGE),
+}
+RARE = {"128 MB more", "384 MB more"}  # they take a second each
+WHEN = ("always", "first steps", "later", "before training", "training", "evaluations")
+
+
+def struck(when: str, msg: Broadcast) -> bool:
+    """Whether the attacker changes its reply to the message."""
+    if msg.phase == EVALUATE:
+        return when in ("always", "evaluations")
+    return {
+        "always": True,
+        "first steps": msg.step == 1,
+        "later": msg.step > 1,
+        "before training": not msg.trains,
+        "training": msg.trains,
+        "evaluations": False,
+    }[when]
+
+
+# ---- the runs
+class Attacked(LocalCourier):
+    """Clients of this process, one of which attacks; what all of them send is packed and read."""
+
+    change: Change | None = None
+    when: ClassVar[str] = ""
+    draw: ClassVar[Draw]
+    sent: ClassVar[int] = 0  # hostile replies
+    scores: ClassVar[dict[int, list[float]]] = {}  # of the others, by round
+
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        for msg, reply in zip(plan, super().exchange(plan, clock), strict=True):
+            attacks = msg.pid == ATTACKER and isinstance(reply, Update)
+            if attacks and self.when == "absent":
+                yield Failure(msg.pid, msg.phase, msg.step, "absent")
+                continue
+            if msg.phase == EVALUATE and msg.pid != ATTACKER and isinstance(reply, Update):
+                first = next(k for k in reply.metrics if k[:5] == "test." and k[-9:] == ".accuracy")
+                self.scores.setdefault(msg.round, []).append(reply.metrics[first])
+            change = Attacked.change
+            if attacks and change and struck(self.when, msg):
+                Attacked.sent += 1
+                change(reply, msg, self.draw)
+            yield travelled(msg, reply)
+
+
+def travelled(msg: Broadcast, reply: Reply) -> Reply:
+    """What the server reads of the reply."""
+    try:
+        arrays, examples, metrics = wire.reply_arrays(msg, reply)
+    except TypeError as error:  # an honest client cannot send it; an attacker sends other bytes
+        return Failure(msg.pid, msg.phase, msg.step, str(error), "unsendable")
+    tensors = Parameters(ndarrays_to_parameters(arrays).tensors, "numpy.ndarray")
+    res = FitRes(Status(Code.OK, ""), tensors, examples, metrics)
+    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+    return wire.read_result(msg, res, 2 * expected + LIMIT)
+
+
+def run(settings: config.Config, when: str, change: Change | None, number: int) -> dict[str, Any]:
+    """A run and its accuracy for the others; `escape` says what should not have happened."""
+    Attacked.when, Attacked.change = when, change
+    Attacked.draw, Attacked.scores = np.random.default_rng(number), {}
+    before, escape = Attacked.sent, ""
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, Any] = {"failures": []}
+        try:
+            settings = replace(settings, run_dir=f"{folder}/run", run_dir_given=True)
+            found = run_job(settings).summary
+        except Exception as error:  # noqa: BLE001 -- what this looks for
+            escape = f"{type(error).__name__}: {error}"[:300]
+        for file in Path(folder).glob("run/*.safetensors"):
+            if bad := trees.first_nonfinite(load_file(file)):
+                escape = f"{bad} in {file.name} is not finite"
+    scores = Attacked.scores[max(Attacked.scores)] if Attacked.scores else [0.0]
+    reasons = Counter(one["reason"] for one in found["failures"] if one["pid"] == ATTACKER)
+    if others := [one for one in found["failures"] if one["pid"] != ATTACKER]:
+        escape = escape or f"an honest client failed: {others[0]}"
+    accuracy = float(np.mean(scores))
+    sent = Attacked.sent - before
+    return {"accuracy": accuracy, "escape": escape, "reasons": reasons, "sent": sent}
+
+
+def method(name: str, replies: int) -> dict[str, Any]:
+    """Attack a method with so many replies; this is the work of one process."""
+    vars(local)["LocalCourier"] = Attacked
+    host, _, plugin = name.partition("+")
+    settings = config.compose([*SETTINGS, f"method={host}", f"plugin=[{plugin}]", *RUNS[name]])
+    honest, absent = (run(settings, when, None, 0)["accuracy"] for when in ("", "absent"))
+    used = most_kib()
+    draw = np.random.default_rng([7, *name.encode()])
+    losses: dict[str, dict[str, float]] = {when: {} for when in WHEN}  # by what the attacker did
+    escapes, reasons, number = [], Counter[str](), 0
+    while Attacked.sent < replies:
+        number += 1
+        which = list(ATTACKS)[(number * 7919) % len(ATTACKS)]
+        if which in RARE and draw.random() < 0.8:
+            continue
+        when = WHEN[int(draw.integers(len(WHEN)))]
+        found = run(settings, when, ATTACKS[which], number)
+        reasons += found["reasons"]
+        if found["escape"]:
+            escapes.append(f"{name}, {which}, {when}: {found['escape']}")
+        loss = min(honest, absent) - found["accuracy"]
+        if found["sent"]:
+            losses[when][which] = max(round(loss, 3), losses[when].get(which, -1.0))
+    return {
+        "honest": round(honest, 3),
+        "absent": round(absent, 3),
+        "runs": number,
+        "replies": Attacked.sent,
+        "refused": dict(reasons),
+        "escapes": escapes,
+        "more MiB": round((most_kib() - used) / 1024),
+        "losses": losses,
+    }
+
+
+def most_kib() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def soak(replies: int, only: str) -> dict[str, Any]:
+    """Attack every method, each in a process of its own.
+
+    Args:
+        replies: how many hostile replies are sent in all.
+        only: the methods of which the name contains this.
+    """
+    names = [name for name in RUNS if only in name]
+    found: dict[str, Any] = {}
+    for name in names:
+        command = [sys.executable, __file__, name, str(-(-replies // len(names)))]
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            sys.exit(f"{name} has ended with {process.returncode}:\n{process.stderr[-2000:]}")
+        found[name] = json.loads(process.stdout.splitlines()[-1])
+        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    return {
+        "replies": sum(one["replies"] for one in found.values()),
+        "escapes": [escape for one in found.values() for escape in one["escapes"]],
+        "MiB beyond the honest runs, at most": max(one["more MiB"] for one in found.values()),
+        "worst losses": {
+            when: max(_losses(found, when), key=lambda one: one[2], default=None) for when in WHEN
+        },
+        "losses of more than ten points": {
+            when: [one for one in _losses(found, when) if one[2] > LOSS] for when in WHEN
+        },
+    }
+
+
+def _losses(found: dict[str, Any], when: str) -> list[tuple[str, str, float]]:
+    """(method, attack, accuracy lost) of the attacks at these times."""
+    return [(name, *one) for name in found for one in found[name]["losses"][when].items()]
+
+
+if __name__ == "__main__":
+    print(json.dumps(method(sys.argv[1], int(sys.argv[2]))))
