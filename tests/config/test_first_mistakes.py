@@ -54,7 +54,9 @@ def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_labels_of_a_regression_say_why_not(launch: Callable[..., Any]) -> None:
     run = launch("method=fedavg", "rounds=1", task=toy_task(2))
     run.plot("labels")
-    (run.dir / "partition.json").write_text("{}")  # as a regression's, which counts nothing
+    (run.dir / "partition.json").write_text(
+        '{"name": "task", "clients": 2}'
+    )  # as a regression's, which counts nothing
     run.summary["target"] = "number"
     with pytest.raises(ConfigError, match=r"=labels: .* by class, and this run learns number"):
         run.plot("labels")

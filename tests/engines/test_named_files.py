@@ -36,7 +36,8 @@ def problem(home: Path, *lines: str) -> str:
     chosen = {line.partition("=")[0] for line in lines}
     run = [*([] if "dataset" in chosen else ["dataset=csv", "dataset.label=y"]), *lines]
     run += [] if "partition" in chosen else ["partition.clients=2"]
-    node = Node(home, 1, run, partition_id=0, num_partitions=2)
+    # Without max-model no model is built before its weights are looked for.
+    node = Node(home, 1, run, partition_id=0, num_partitions=2, max_model=0)
     return str(node.client.get_properties({}).get("problem", ""))
 
 
