@@ -190,13 +190,13 @@ class FedClient(LocalTraining, NumPyClient):
             self.data = Samples(self.workspace.transformed(raw.x), raw.y)
         else:
             self.data = self.workspace.train_data(self.pid)
-        self.check_batch("client.batch_size", self.local.batch_size, self.data)
+        self._check_batch("client.batch_size", self.local.batch_size, self.data)
         for plugin, own in zip(self.active, self._prepared, strict=True):
             own |= plugin.prepare(msg) or {}
         self._preparing = now() - began
         return work  # type: ignore[no-any-return]
 
-    def check_batch(self, setting: str, size: int, data: Samples) -> None:
+    def _check_batch(self, setting: str, size: int, data: Samples) -> None:
         """Refuse batches of so many of the samples if this node does not make them.
 
         Raises:
@@ -345,7 +345,7 @@ class FedClient(LocalTraining, NumPyClient):
             self.workspace.evaluation.finetune_epochs,
             self.workspace.train_data(self.pid),
         )
-        self.check_batch("client.batch_size", self.local.batch_size, data)
+        self._check_batch("client.batch_size", self.local.batch_size, data)
         plain.train_model(model, data, epochs=epochs, hooks=False)
         return model
 

@@ -65,7 +65,7 @@ class FedSGDClient(FedClient):
         if not chunk:
             chunk = self.local.batch_size
             index = index[:chunk]
-        self.check_batch("method.chunk", chunk, self.data)
+        self._check_batch("method.chunk", chunk, self.data)
         grads = self.full_gradient(self.model, self.data, index, chunk)
         with torch.no_grad():
             self.apply_gradient_hooks(grads, trained(self.model))
