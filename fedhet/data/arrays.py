@@ -37,6 +37,8 @@ _FEWEST_SAMPLES = 5
 _MOST_NAMES = 1_000_000  # of classes that are given by their number
 # A whole number as some files write it, with a fraction of zeros.
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")
+# What numbers and texts are: numpy's kinds of types, and the types of objects.
+_PLAIN_KINDS = "biufU"
 _PLAIN = (str, bool, int, float, Decimal, np.bool_, np.number)
 LEFT_OUT = "%s: samples that miss a value and are left out (dataset.missing=drop): %d"
 
@@ -110,7 +112,7 @@ def identifiers(values: np.ndarray) -> np.ndarray:
 def plain(values: np.ndarray) -> np.ndarray:
     """(n,) whether each value is a number or a text, and no date, duration, list or bytes."""
     if values.dtype != object:
-        return np.full(len(values), values.dtype.kind in "biufU")
+        return np.full(len(values), values.dtype.kind in _PLAIN_KINDS)
     return np.array(
         [isinstance(value, _PLAIN) and not isinstance(value, np.timedelta64) for value in values],
         bool,
@@ -152,7 +154,7 @@ class RawSamples:
                     f"{self.x_source}: the {what} have shape {values.shape}; expected"
                     f" ({len(self.x)},), one for each sample"
                 )
-            if values is not None and values.dtype.kind not in "biufUO":
+            if values is not None and values.dtype.kind not in f"{_PLAIN_KINDS}O":
                 raise DataError(
                     f"{self.x_source}: the {what} are {values.dtype}; expected numbers or text, so"
                     " write dates and durations as text"

@@ -322,11 +322,10 @@ class RunData:
     def _warn_of_left_out(self) -> None:
         """Say how many samples, and which classes, are at no client."""
         dataset = self.dataset
-        left_out = np.ones(len(dataset.y), bool)
-        for indices in self.partition.indices:
-            left_out[indices] = False
-        if not left_out.any():
+        if sum(map(len, self.partition.indices)) == len(dataset.y):  # nobody shares a sample
             return
+        left_out = np.ones(len(dataset.y), bool)
+        left_out[np.concatenate(self.partition.indices)] = False
         missing: list[str] = []
         if dataset.target in WITH_CLASSES:
             at_clients, at_all = (

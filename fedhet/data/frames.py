@@ -51,6 +51,7 @@ class CsvFormat(Checked):
     """
 
     GROUP: ClassVar[str] = "dataset.read"
+    MARKS: ClassVar[tuple[str, ...]] = ("sep", "decimal", "thousands", "quotechar", "comment")
 
     sep: str = ","
     decimal: str = "."
@@ -68,8 +69,7 @@ class CsvFormat(Checked):
         words = [self.na_values] if isinstance(self.na_values, str) else self.na_values
         words = tuple(map(str, words)) if isinstance(words, Sequence) else words
         object.__setattr__(self, "na_values", check.each(check.text, self._key("na_values"), words))
-        marks = ("sep", "decimal", "thousands", "quotechar", "comment")
-        given = {key: mark for key in marks if (mark := getattr(self, key)) is not None}
+        given = {key: mark for key in self.MARKS if (mark := getattr(self, key)) is not None}
         for key, mark in given.items():
             if len(mark) != 1 or not mark.isascii() or mark in "\r\n":
                 raise ConfigError(f"{self._key(key)}={mark!r}: must be a single ASCII character")
@@ -122,8 +122,7 @@ class CsvFormat(Checked):
     @property
     def for_pandas(self) -> dict[str, Any]:
         """Arguments of `pandas.read_csv` for a text behind the lines that are skipped."""
-        marks = ("sep", "decimal", "thousands", "quotechar", "comment")
-        return {key: getattr(self, key) for key in marks}
+        return {key: getattr(self, key) for key in self.MARKS}
 
     @property
     def codec(self) -> str:

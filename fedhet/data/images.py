@@ -25,7 +25,7 @@ import numpy as np
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.arrays import assemble, check_rows, labels_from_zero
+from fedhet.data.arrays import assemble, check_rows, labels_from_zero, listed
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import Layout, check_memory, download_hint, find_folder
 from fedhet.data.frames import read_frame
@@ -505,13 +505,8 @@ def log_unread(folder: Path, images: Iterable[Path], level: int = logging.INFO) 
     read = {*images}
     rest = [str(path.relative_to(folder)) for path in visible_files(folder) if path not in read]
     if rest:
-        more = f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
-        log.log(
-            level,
-            "%s: %s not read: %s%s",
-            *(folder, check.counted(len(rest), "file is", "files are"), ", ".join(rest[:_NAMED])),
-            more,
-        )
+        count = check.counted(len(rest), "file is", "files are")
+        log.log(level, "%s: %s not read: %s", folder, count, listed(rest, _NAMED))
 
 
 def read_images(

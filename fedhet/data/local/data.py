@@ -25,7 +25,6 @@ from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described
 from fedhet.data.files import SITE_HINT, find_path
-from fedhet.data.frames import CsvFormat
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
@@ -161,7 +160,7 @@ class LocalData:
         parts: dict[int, Mapping[str, Samples]] = {}
         for pid, site in enumerate(declared.sites):
             path = find_path(declared.data_dir, files[site], SITE_HINT)
-            own = SiteFiles(path, form=CsvFormat.of(declared.read))
+            own = SiteFiles(path, form=declared.form)
             parts[pid] = own_parts(declared, scheme, cfg.seed, site, own)
         least = least_count(cfg.privacy.min_count)
         descriptions = [
@@ -239,7 +238,7 @@ def test_set(declared: Declaration) -> Samples | None:
     if declared.test is None:
         return None
     path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
-    return read(path, declared, ("test",), CsvFormat.of(declared.read))["test"]
+    return read(path, declared, ("test",), declared.form)["test"]
 
 
 def own_parts(

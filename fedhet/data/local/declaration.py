@@ -113,7 +113,7 @@ class Declaration(Checked):
                 " labels must be declared, because no machine sees those of all sites; numbers"
                 " have none"
             )
-        CsvFormat.of(self.read)
+        _ = self.form  # checks it
         self._check_shape()
         self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):
@@ -185,6 +185,11 @@ class Declaration(Checked):
     def cells(self) -> Cells:
         """What a table says in its cells of inputs."""
         return Cells(self.categories, self.missing)
+
+    @cached_property
+    def form(self) -> CsvFormat:
+        """How `files` and `test` are written if they are csv."""
+        return CsvFormat.of(self.read)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
