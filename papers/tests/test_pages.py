@@ -19,7 +19,7 @@ from papers.command import main
 from papers.judge import compare
 from papers.paper import LEVELS, Paper, every
 from papers.table import Record, by_both_rules, read_csv, records
-from papers.tables import RESULTS, TIMES, kept, note_time
+from papers.tables import RESULTS, TIMES, kept, note_time, replace
 from papers.verdict import (
     DIRECTION_ONLY,
     NOT_REPRODUCED,
@@ -123,6 +123,15 @@ def test_a_reproduction_is_taken_over(tmp_path: Path) -> None:
 
 FIGURE6 = read_csv(RESULTS / "fedgmm-figure6.csv", PAPERS["fedgmm/figure6"])
 LINES = [line for line in FIGURE6 if line["scale"] == "cpu"]
+
+
+def test_a_run_without_a_score_stays_one(tmp_path: Path) -> None:
+    """A pool that has such a run could not be run again in part."""
+    path = tmp_path / "pool.csv"
+    for name in ("a", "None", "a"):
+        rows = {"setting": [name, name], "seed": [0, 1], "validation": [0.5, None]}
+        replace(path, pd.DataFrame(rows), ["setting"])
+    assert path.read_text() == "setting,seed,validation\nNone,0,0.5\nNone,1,\na,0,0.5\na,1,\n"
 
 
 def test_a_later_time_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
