@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pandas.api.types import is_float_dtype
 
 from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError
@@ -39,8 +38,12 @@ def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(columns))
     try:
         # A run without a result has no scores, and a text is never missing.
-        missing = {name: [""] for name, kind in columns.items() if is_float_dtype(kind)}
-        found = pd.read_csv(path, dtype=dict(columns), keep_default_na=False, na_values=missing)
+        found = pd.read_csv(
+            path,
+            dtype=dict(columns),
+            keep_default_na=False,
+            na_values={n: [""] for n, kind in columns.items() if pd.api.types.is_float_dtype(kind)},
+        )
         if [*found] != [*columns]:
             raise ValueError(f"its columns are {','.join(found)}")
     except ValueError as error:
