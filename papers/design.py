@@ -193,12 +193,12 @@ def differences(pool: Pool, design: Design, order: np.ndarray, *, paired: bool) 
 def p_beyond(differences: np.ndarray, margin: float) -> float:
     """The p-value, not corrected, of a mean difference that is larger than the margin.
 
-    Wilcoxon's test decides; where there are too few seeds for it after Holm's correction of
-    COMPARISONS p-values, the paired t-test does. Differences within the margin have the p-value 1.
+    Differences within the margin, and those of too few seeds for COMPARISONS tests, have the
+    p-value 1: nothing is shown of them.
     """
-    exact = statistics.enough(len(differences), COMPARISONS)
-    test = statistics.wilcoxon if exact else statistics.t_test
-    return test(statistics.beyond(differences, margin))
+    if not statistics.enough(len(differences), COMPARISONS):
+        return 1.0
+    return statistics.wilcoxon(statistics.beyond(differences, margin))
 
 
 def called(found: np.ndarray, gap: float, margin: float) -> float:

@@ -22,8 +22,7 @@ from papers import design
 from papers.tables import markdown
 
 HOST = "FedAvg"
-# Better and worse than the host in a setting, by the test that decides.
-MARKS = {statistics.REAL: (" ▲", " ▼"), statistics.IF_NORMAL: (" △", " ▽")}
+BETTER, WORSE = " ▲", " ▼"  # than the host in a setting
 SEEDS = 10  # at least, of a setting, from which on its differences are tested
 CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
@@ -207,7 +206,7 @@ class Compared(NamedTuple):
         margin: a difference that does not count as one.
         ranks: the mean rank of each method, the best one first.
         gains: (settings, other methods), the mean differences.
-        found: see `statistics.compare`, with `p` of the test that decides; the best one first.
+        found: see `statistics.compare`; the best one first.
     """
 
     settings: list[str]
@@ -239,9 +238,6 @@ def compared(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Compared
     gains = means.drop(columns=HOST).sub(means[HOST], axis=0)
     margin = design.margin_over(known) if tested and pooled else 0.0
     found = statistics.compare(table.groupby("seed").mean(), HOST, effects=tested, margin=margin)
-    found["p"] = found["wilcoxon"].fillna(found["t_test"])
-    if not tested:
-        found["verdict"] = statistics.NOT_SHOWN
     found = found.sort_values("difference", ascending=False, ignore_index=True)
     return Compared(known, tested, margin, mean_ranks(means), gains, found)
 
@@ -277,7 +273,7 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
             " these differences is shown."
         )
         return
-    real = found[found["verdict"] == statistics.REAL]
+    real = found[found["verdict"] == statistics.SHOWN]
     better = [str(row.a) for row in real.itertuples() if row.difference > 0]
     worse = [str(row.a) for row in real.itertuples() if row.difference < 0]
     beyond = f", by more than the {design.points(margin)} points of tuning," if margin else ""
@@ -360,40 +356,36 @@ def _scores(
         name: _pairs(runs[runs["setting"] == name], score).droplevel("setting") for name in settings
     }
     bests = {name: str(blocks[name].mean().idxmax()) for name in settings}
-    verdicts = {
-        name: statistics.compare(blocks[name], HOST, effects=False).set_index("a")
-        for name in settings
-    }
+    found = {name: statistics.differences(blocks[name], HOST, effects=False) for name in settings}
+    decided = statistics.decide(pd.concat(found, names=["setting"]).reset_index("setting"))
+    shown = decided[decided["verdict"] == statistics.SHOWN].set_index(["a", "setting"])
     rows = []
     for method, rank in ranks.items():
         row = {"method": str(method), "mean rank": f"{rank:.1f}"}
         for name in settings:
             text = f"{means.loc[method, name]:.3f} ± {stds.loc[method, name]:.3f}"
             own = f"**{text}**" if method == bests[name] else text
-            if method in verdicts[name].index:
-                found = verdicts[name].loc[method]
-                own += MARKS.get(found["verdict"], ("", ""))[int(found["difference"] < 0)]
+            if (method, name) in shown.index:
+                own += BETTER if shown.loc[(method, name), "difference"] > 0 else WORSE
             row[name.partition(", ")[2]] = own
         rows.append(row)
     yield markdown(rows)
-    yield _told(blocks)
+    yield _told(int(decided["pairs"].min()), len(decided))
 
 
-def _told(blocks: Mapping[str, pd.DataFrame]) -> str:
+def _told(seeds: int, comparisons: int) -> str:
     """What the bold entries and the marks of a table of scores mean."""
-    others = max(len(table.columns) for table in blocks.values()) - 1
-    seeds = min(map(len, blocks.values()))
     text = "Bold is the best mean of a setting, perhaps by chance."
-    if statistics.enough(seeds, others):
+    needed = statistics.pairs_needed(comparisons)
+    if seeds >= needed:
         return (
-            f"{text} ▲ is better than {HOST} in the setting and ▼ is worse, by Wilcoxon's test over"
-            f" {seeds} seeds, with Holm's correction for {others} methods."
+            f"{text} ▲ is shown to be better than {HOST} in the setting and ▼ to be worse, by"
+            f" Wilcoxon's test over {seeds} seeds, with Holm's correction for the"
+            f" {comparisons} comparisons of this table."
         )
     return (
-        f"{text} With {counted(seeds, 'seed')}, no rank test can show that one of {others} methods"
-        f" differs from {HOST} in a setting, which takes {statistics.pairs_needed(others)} seeds."
-        " △ is better and ▽ is worse by the paired t-test with Holm's correction, which holds if"
-        " differences between seeds are normal, and that so few seeds cannot show."
+        f"{text} No difference from {HOST} is tested: {comparisons} comparisons need {needed}"
+        f" seeds, and these have {seeds}."
     )
 
 

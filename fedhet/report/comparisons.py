@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import mean
 from typing import Any
 
 import pandas as pd
@@ -20,31 +21,34 @@ from fedhet.report.document import (
     plain,
 )
 from fedhet.report.statistics import (
-    IF_NORMAL,
     NOT_SHOWN,
-    REAL,
+    NOT_TESTED,
+    PRINTED,
+    SHOWN,
     compare,
     mean_ranks,
     pairs_needed,
     seeds_needed,
 )
-from fedhet.report.study import SCORES, Study
+from fedhet.report.study import FEWEST_TUNING_SEEDS, SCORES, Study
 
 MOST_SEEDS = 1000  # of which a number is told
+WORDS = ("better", "worse", NOT_SHOWN, NOT_TESTED)
+SAME_STEPS = 0.05  # numbers of local steps that differ by no more are called equal
 RULE = (
-    "One family of tests decides: each other method against the reference. A pair is a seed, with"
-    " the mean over the settings that were run, because settings of one seed share data and initial"
-    " weights. So it speaks of these settings, their data and their test data only. A difference is"
-    " shown if Wilcoxon's signed-rank test has p < .05 after Holm's correction over these"
-    " comparisons; where a comparison has too few seeds for that test, the paired t-test decides on"
-    " all of them in the same way. The others are not shown: the methods may be equal, or the seeds"
-    " too few."
+    "A difference is shown if Wilcoxon's signed-rank test over the seeds has p < .05 after Holm's"
+    " correction over all comparisons of this table, which are one family. A comparison with fewer"
+    " seeds than such a family needs is not tested. Neither is one between methods whose tuned"
+    f" values differ and were chosen on fewer than {FEWEST_TUNING_SEEDS} seeds. What is tested and"
+    " not shown may be equal, or too small for these seeds."
 )
 ASSUMPTIONS = [
     RULE,
+    "A pair is a seed, with the mean over the settings that were run, because settings of one seed"
+    " share data and initial weights. So the tests speak of these settings, their data and their"
+    " test data only.",
     "Wilcoxon's test assumes independent pairs whose differences are distributed symmetrically;"
-    " zeros are split. With n pairs its smallest possible two-sided p-value is 2/2ⁿ. The t-test"
-    " also assumes normal differences, which few pairs cannot show.",
+    " zeros are split. With n pairs its smallest possible two-sided p-value is 2/2ⁿ.",
     "The 95 % interval is that of each comparison by itself, without the correction, so that it"
     " can leave out 0 where nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
     " which is a little too narrow for ten seeds, and more so for fewer.",
@@ -64,7 +68,8 @@ def against_reference(study: Study) -> pd.DataFrame:
     size needs, NaN where there is no such number.
     """
     gains = study.gains()
-    frame = compare(gains, study.reference if len(gains) else None)
+    reference = study.reference if len(gains) else None
+    frame = compare(gains, reference, untested=study.tuned_on_few)
     frame["needed"] = [
         seeds_needed(effect, len(frame)) if abs(effect) > 0 else math.nan
         for effect in frame["effect"]
@@ -73,11 +78,11 @@ def against_reference(study: Study) -> pd.DataFrame:
 
 
 def comparison_table(study: Study, found: pd.DataFrame) -> Table:
-    """A row per method: learning rate, mean score, rank, and how it differs from the reference."""
+    """A row per method: its rate, steps, score and rank, and how it differs from the reference."""
     blocks = study.blocks(study.metric)
     means = study.means(study.metric).mean()
     ranks = mean_ranks(blocks.dropna(axis=1, how="all").dropna())
-    rows = found.assign(method=found["a"], shown=found["verdict"] != NOT_SHOWN).to_dict("records")
+    rows = found.assign(method=found["a"], shown=found["verdict"] == SHOWN).to_dict("records")
     place = sum(row["difference"] > 0 for row in rows)
     told = [row["method"] for row in rows]
     own = {"method": study.reference, "difference": 0.0, "verdict": "reference"}
@@ -85,11 +90,13 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     columns: Columns = [
         (study.compare, "method"),
         ("learning rate", lambda r: plain(study.rates.get(r["method"]))),
+        ("local steps", lambda r: number(study.steps.get(r["method"]), ".2f")),
         (f"mean {study.title}", lambda r: number(means.get(r["method"]))),
         ("mean rank", lambda r: number(ranks.get(r["method"]), ".2f")),
         (f"difference from {study.reference}", lambda r: number(r.get("difference"), "+.3f")),
         ("95 % interval", lambda r: plain(_interval(r))),
-        ("p", lambda r: p_value(r[_deciding(found)]) if "a" in r else plain(None)),
+        ("by setting", lambda r: plain(_ends(study, r["method"]))),
+        ("p", lambda r: p_value(r.get("p", math.nan))),
         ("result", lambda r: TableEntry(_result(r), best=r.get("shown", False))),
         ("seeds", lambda r: plain(r.get("pairs"))),
         ("seeds needed", lambda r: plain(_needed(r))),
@@ -97,13 +104,15 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     caption = (
         f"{study.title.capitalize()} ({SCORES[study.metric]}) as the mean over"
         f" {counted(len(study.conditions), 'setting')} and seeds, and each method's difference from"
-        f" {study.reference}. p is that of {_test(found)} after Holm's correction over"
-        " these comparisons, which can make several of them equal."
+        f" {study.reference}. Local steps are multiples of those of {study.reference}, over all"
+        " rounds. p is that of Wilcoxon's test after Holm's correction over these comparisons,"
+        " which can make several of them equal."
     )
     records = [*rows[:place], own, *rows[place:], *rest]
     data = pd.DataFrame(records)
     data["learning_rate"] = data["method"].map(study.rates)
     data["mean_rank"] = data["method"].map(ranks)
+    data["local_steps"] = data["method"].map(study.steps)
     return Table.of("comparison", "Comparison", caption, records, columns, data)
 
 
@@ -114,31 +123,32 @@ def _interval(row: Mapping[str, Any]) -> str | None:
 
 def _needed(row: Mapping[str, Any]) -> str | None:
     needed = row.get("needed", math.nan)
-    if math.isnan(needed) or row["verdict"] != NOT_SHOWN:
+    if math.isnan(needed) or row["verdict"] == SHOWN:
         return None
     return f"{needed:.0f}" if needed <= MOST_SEEDS else f"more than {MOST_SEEDS}"
 
 
 def _result(row: Mapping[str, Any]) -> str:
-    verdict, better = row.get("verdict", "not compared"), row.get("difference", 0) > 0
-    words = {REAL: "better" if better else "worse", NOT_SHOWN: "not shown"}
-    words[IF_NORMAL] = f"{words[REAL]}, if differences are normal"
-    return words.get(verdict, verdict)
+    verdict = str(row.get("verdict", "not compared"))
+    return verdict if verdict != SHOWN else "better" if row["difference"] > 0 else "worse"
 
 
-def _deciding(found: pd.DataFrame) -> str:
-    """The column of the test that decides on all comparisons."""
-    return "wilcoxon" if found["wilcoxon"].notna().any() else "t_test"
+def _by_setting(study: Study, method: str) -> dict[str, float]:
+    """The method's mean difference from the reference in each setting."""
+    every = ((name, own[own["a"] == method]) for name, own in study.differences.items())
+    return {name: float(row["difference"].iloc[0]) for name, row in every if len(row)}
 
 
-def _test(found: pd.DataFrame) -> str:
-    return {"wilcoxon": "Wilcoxon's test", "t_test": "the paired t-test"}[_deciding(found)]
+def _ends(study: Study, method: str) -> str | None:
+    """The least and the most of the differences by setting; nothing of a single setting."""
+    own = _by_setting(study, method).values()
+    return f"{min(own):+.3f} to {max(own):+.3f}" if len(own) > 1 else None
 
 
 def pairs_table(study: Study) -> Table:
     """How each method differs from the reference in each setting, without tests."""
     frames = [own.assign(setting=name) for name, own in study.differences.items()]
-    data = pd.concat(frames, ignore_index=True).drop(columns=["wilcoxon", "t_test", "verdict"])
+    data = pd.concat(frames, ignore_index=True).drop(columns=["p"])
     columns: Columns = [
         ("setting", "setting"),
         (study.compare, "a"),
@@ -186,44 +196,50 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
     if found.empty:
         yield f"No method has a seed in common with {study.reference}: nothing is compared."
         return
-    rows = found.to_dict("records")
-    shown = [row for row in rows if row["verdict"] != NOT_SHOWN]
-    every = pd.concat(study.differences.values())
-    for word, sign in (("better", 1), ("worse", -1)):
-        told = [
-            f"{row['a']} by {abs(row['difference']):.3f} ({_between(row, every, sign)})"
-            for row in sorted(shown, key=lambda r: -abs(r["difference"]))
-            if row["difference"] * sign > 0
-        ]
-        if told:
+    by = {word: [row for row in found.to_dict("records") if _result(row) == word] for word in WORDS}
+    for word in WORDS[:2]:
+        if told := [
+            f"{row['a']} by {abs(row['difference']):.3f} ({_size(study, row)})"
+            for row in sorted(by[word], key=lambda r: -abs(r["difference"]))
+        ]:
             yield f"Shown to be {word} than {study.reference}: {joined(told)}."
-    told = [
-        f"{row['a']} ({row['difference']:+.3f}{_seeds(row)})"
-        for row in rows
-        if row["verdict"] == NOT_SHOWN
-    ]
-    if told:
+    if told := [f"{row['a']} ({row['difference']:+.3f}{_seeds(row)})" for row in by[NOT_SHOWN]]:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."
-    if _deciding(found) == "t_test":
-        few, needed = counted(int(found["pairs"].min()), "seed"), pairs_needed(len(found))
-        opening = (
-            f"With {few} Wilcoxon's test cannot decide: it takes {needed} (seed=range(0,{needed}))"
+    few = [row for row in by[NOT_TESTED] if row["a"] in study.tuned_on_few]
+    if told := [f"{row['a']} ({row['difference']:+.3f})" for row in few]:
+        yield (
+            f"Not tested, because their tuned values are not those of {study.reference}, and were"
+            f" chosen on fewer than {FEWEST_TUNING_SEEDS} seeds (tune.seeds): {joined(told)}."
         )
-        instead = "; the t-test does, which assumes that differences are normal"
-        yield f"{opening}{instead if found['t_test'].notna().any() else ''}."
-    clear = every[every["low"] * every["high"] > 0]
-    signs = (clear["difference"] > 0).groupby(clear["a"]).nunique()
-    turns = [row["a"] for row in shown if signs.get(row["a"], 0) > 1]
-    if turns:
-        yield f"Better in some settings and worse in others: {joined(turns)}; see the picture."
+    if told := [f"{r['a']} ({r['difference']:+.3f})" for r in by[NOT_TESTED] if r not in few]:
+        needed, family = pairs_needed(len(found)), counted(len(found), "comparison")
+        yield (
+            f"Not tested, because a table of {family} needs {needed} seeds"
+            f" (seed=range(0,{needed})): {joined(told)}."
+        )
+    if told := [
+        f"{method} takes {ratio:.1f} times"
+        for method, ratio in study.steps.items()
+        if abs(ratio - 1) > SAME_STEPS
+    ]:
+        yield f"Local steps differ: {joined(told)} as many as {study.reference}."
 
 
-def _between(row: Mapping[str, Any], every: pd.DataFrame, sign: int) -> str:
-    """The interval of a difference and, of several settings, the least and the most in them."""
+def _size(study: Study, row: Mapping[str, Any]) -> str:
+    """The interval of a difference, and in which settings it is another one."""
+    sign = 1 if row["difference"] > 0 else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
-    own = sorted(sign * every.loc[every["a"] == row["a"], "difference"])
-    ends = f"; by setting {own[0]:z.3f} to {own[-1]:z.3f}" if len(own) > 1 else ""
-    return f"95 % interval {low:z.3f} to {high:z.3f}{ends}"
+    text = f"95 % interval {low:z.3f} to {high:z.3f}"
+    own = {name: sign * value for name, value in _by_setting(study, str(row["a"])).items()}
+    if len(own) < 2:
+        return text
+    text += f"; by setting {min(own.values()):z.3f} to {max(own.values()):z.3f}"
+    if opposite := [name for name, value in own.items() if round(value, PRINTED) < 0]:
+        return f"{text}; the other way around with {joined(opposite)}"
+    most = max(own, key=own.__getitem__)
+    rest = mean(value for name, value in own.items() if name != most)
+    alone = rest < abs(row["difference"]) / 2
+    return f"{text}; without {most} it is {rest:z.3f}" if alone else text
 
 
 def _seeds(row: Mapping[str, Any]) -> str:

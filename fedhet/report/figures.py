@@ -20,7 +20,7 @@ from fedhet.record.figures import Picture, save
 from fedhet.record.files import written
 from fedhet.record.summary import OWN_MODELS
 from fedhet.report.document import FigureFile, joined
-from fedhet.report.statistics import NOT_SHOWN
+from fedhet.report.statistics import SHOWN
 from fedhet.report.study import Study
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
@@ -516,9 +516,10 @@ def differences(
     picture.set_size_inches(8.6, picture.get_size_inches()[1])
     axes.axvline(0, color="black", linewidth=1)
     for place, row in enumerate(found.itertuples()):
-        color = GREY if row.verdict == NOT_SHOWN else COLORS[0 if row.difference > 0 else 1]
+        shown = row.verdict == SHOWN
+        color = COLORS[0 if row.difference > 0 else 1] if shown else GREY
         axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.2)
-        filled = "white" if row.verdict == NOT_SHOWN else color
+        filled = color if shown else "white"
         axes.plot(row.difference, place, "o", color=color, markerfacecolor=filled, markersize=9)
         for i, those in enumerate(own.values() if several else ()):
             if row.a in those.index:

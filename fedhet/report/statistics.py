@@ -1,9 +1,15 @@
-"""Which differences are real: paired tests, ranks, and effect sizes, by scipy and its like."""
+"""Which differences are shown: a paired test, ranks, and effect sizes, by scipy and its like.
+
+A difference is shown if Wilcoxon's signed-rank test over the seeds has p < .05 after Holm's
+correction over one family: all comparisons of a table. A comparison with fewer seeds than that
+family needs is not tested.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Collection
 from itertools import combinations
 
 import numpy as np
@@ -15,14 +21,14 @@ POWER = 0.8  # of a test that has the seeds which it needs
 WILCOXON_EFFICIENCY = 3 / math.pi  # relative to the t-test, for normal differences
 PRINTED = 3  # decimals of a score, after which ranks share what looks equal
 RESAMPLES = 2000
-FEWEST_FOR_T = 3  # pairs; with two, nothing can be told from anything
+FEWEST_FOR_AN_INTERVAL = 3  # pairs
 DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
 SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
 MOST_EXACT = 13  # differences, up to which scipy computes the exact distribution in any case
 COLUMNS = [
-    *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect"),
-    *("wilcoxon", "t_test"),
+    *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect", "p"),
 ]
+SHOWN, NOT_SHOWN, NOT_TESTED = "shown", "not shown", "not tested"
 
 
 def smallest_p(pairs: int) -> float:
@@ -58,12 +64,11 @@ def seeds_needed(effect: float, comparisons: int) -> int:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """The p-values after Holm's correction; those that are NaN stay, and do not count."""
-    corrected = np.full(len(p), math.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known])]
+    """The p-values after Holm's correction; NaN stays, and counts as the largest."""
+    order = np.argsort(p)  # NaN comes last
     # Not statsmodels' multipletests: it collects garbage at every call, a tenth of a second each.
-    factors = np.arange(len(order), 0, -1)
+    factors = np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
     return corrected
 
@@ -90,21 +95,9 @@ def wilcoxon(differences: np.ndarray) -> float:
     return float(min(1.0, 2 * min(tails)))
 
 
-def t_test(differences: np.ndarray) -> float:
-    """The two-sided p-value of the paired t-test; NaN where it cannot be made."""
-    if len(differences) < FEWEST_FOR_T:
-        return math.nan
-    if not differences.any():
-        return 1.0
-    # Differences that do not vary beyond rounding would make any of them infinitely certain.
-    if np.ptp(differences) < SAME:
-        return math.nan
-    return float(stats.ttest_1samp(differences, 0).pvalue)
-
-
 def interval(differences: np.ndarray) -> tuple[float, float]:
     """The 95 % bootstrap interval (BCa) of the mean difference; NaN where there is none."""
-    if len(differences) < FEWEST_FOR_T or np.ptp(differences) < SAME:
+    if len(differences) < FEWEST_FOR_AN_INTERVAL or np.ptp(differences) < SAME:
         return math.nan, math.nan
     with warnings.catch_warnings(action="ignore"):  # that an interval is NaN, which is printed
         found = stats.bootstrap(
@@ -141,74 +134,82 @@ def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[st
     return {couple: rows for couple, rows in shared.items() if rows}
 
 
-def compare(
+def differences(
     blocks: pd.DataFrame,
     reference: str | None = None,
     *,
     effects: bool = True,
     margin: float = 0.0,
 ) -> pd.DataFrame:
-    """Compare all columns in pairs, or each with the reference, over the rows that both have.
+    """The differences of all columns in pairs, or of each from the reference.
 
     Args:
         blocks: scores, a row per block (a seed, a condition), a column per method.
         reference: the column that is `b` in all pairs; None compares all columns with each other.
         effects: also compute the bootstrap intervals.
-        margin: the tests are for differences that are larger.
+        margin: `p` is that of a difference which is larger.
 
     Returns:
         A row per pair with rows in common: `a` (without a reference the better one by its mean),
         `b`, `pairs`, `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high`
         (its bootstrap interval), `effect` (Cohen's d_z: the mean difference in units of its
-        standard deviation), `wilcoxon` and `t_test` (p-values after Holm's correction; all of
-        Wilcoxon's are NaN if a couple has not enough pairs, so that one test decides on all), and
-        `verdict`.
+        standard deviation), and `p` of Wilcoxon's test, without a correction.
     """
-    family = couples(blocks, reference)
-    place = {name: i for i, name in enumerate(blocks.columns)}
-    values = blocks.to_numpy(float)
-    decided_by_wilcoxon = enough(min(family.values(), default=0), len(family))
     rows = []
-    for (a, b), n in family.items():
-        differences = np.round(values[:, place[a]] - values[:, place[b]], DECIMALS)
-        differences = differences[~np.isnan(differences)]
-        mean = float(differences.mean())
+    for (a, b), n in couples(blocks, reference).items():
+        own = np.round(blocks[a].to_numpy(float) - blocks[b].to_numpy(float), DECIMALS)
+        own = own[~np.isnan(own)]
+        mean = float(own.mean())
         if mean < 0 and reference is None:
-            a, b, mean, differences = b, a, -mean, -differences
-        low, high = interval(differences) if effects else (math.nan, math.nan)
-        tested = beyond(differences, margin)
-        spread = float(differences.std(ddof=1)) if n > 1 else 0.0
+            a, b, mean, own = b, a, -mean, -own
+        low, high = interval(own) if effects else (math.nan, math.nan)
+        spread = float(own.std(ddof=1)) if n > 1 else 0.0
         rows.append(
             {
                 "a": a,
                 "b": b,
                 "pairs": n,
-                "wins": int((differences > 0).sum()),
-                "losses": int((differences < 0).sum()),
-                "ties": int((differences == 0).sum()),
+                "wins": int((own > 0).sum()),
+                "losses": int((own < 0).sum()),
+                "ties": int((own == 0).sum()),
                 "difference": mean,
                 "low": low,
                 "high": high,
                 "effect": mean / spread if spread > SAME else math.nan,
-                "wilcoxon": wilcoxon(tested) if decided_by_wilcoxon else math.nan,
-                "t_test": t_test(tested),
+                "p": wilcoxon(beyond(own, margin)),
             }
         )
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    for test in ("wilcoxon", "t_test"):
-        frame[test] = holm(frame[test].to_numpy(float))
-    frame["verdict"] = list(map(verdict, frame["wilcoxon"], frame["t_test"]))
-    return frame
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-REAL, IF_NORMAL, NOT_SHOWN = "real", "if normal", "not shown"
+def decide(found: pd.DataFrame, untested: Collection[str] = ()) -> pd.DataFrame:
+    """What is shown of differences, all of which are one family of tests.
+
+    Args:
+        found: a row for each comparison, with `pairs`, and `p` without a correction.
+        untested: the `a` of comparisons that are not tested for another reason.
+
+    Returns:
+        The same with `p` after Holm's correction, NaN where nothing was tested, and `verdict`.
+    """
+    tested = found["pairs"] >= pairs_needed(len(found))
+    if untested:
+        tested &= ~found["a"].isin(untested)
+    p = holm(found["p"].where(tested).to_numpy(float))
+    verdicts = np.where(p < LEVEL, SHOWN, np.where(np.isnan(p), NOT_TESTED, NOT_SHOWN))
+    return found.assign(p=p, verdict=verdicts)
 
 
-def verdict(p_wilcoxon: float, p_t: float) -> str:
-    """What two corrected p-values say: the second counts only where there is no first."""
-    if not math.isnan(p_wilcoxon):
-        return REAL if p_wilcoxon < LEVEL else NOT_SHOWN
-    return IF_NORMAL if p_t < LEVEL else NOT_SHOWN
+def compare(
+    blocks: pd.DataFrame,
+    reference: str | None = None,
+    *,
+    effects: bool = True,
+    margin: float = 0.0,
+    untested: Collection[str] = (),
+) -> pd.DataFrame:
+    """What is shown of one table of scores: `differences`, and then `decide`."""
+    return decide(differences(blocks, reference, effects=effects, margin=margin), untested)
 
 
 def mean_ranks(blocks: pd.DataFrame) -> pd.Series:

@@ -14,8 +14,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.record.schema import plain_text
 from fedhet.record.summary import OWN_MODELS, method_name, own_models, own_score, validation_score
+from fedhet.report import statistics
 from fedhet.report.results import DIVERGED, FoundRun, Results, Values
-from fedhet.report.statistics import compare
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.
@@ -32,6 +32,7 @@ SCORES = {
 FINETUNED = " their fine-tuned models, where the run has these, or else with"
 ALL = "all settings"
 NO_METHOD = "–"
+FEWEST_TUNING_SEEDS = 5  # on fewer, a chosen value is too uncertain for a test (docs/tuning.md)
 
 
 class Study:
@@ -202,15 +203,43 @@ class Study:
 
     @cached_property
     def differences(self) -> dict[str, pd.DataFrame]:
-        """How each method differs from the reference, by condition, as `statistics.compare` has it.
+        """How each method differs from the reference, by condition, see `statistics.differences`.
 
         The frame of a condition in which the reference has no result is empty.
         """
         blocks = {name: self.blocks(self.metric, name) for name in self.conditions}
         return {
-            name: compare(own if self.reference in own else pd.DataFrame(), self.reference)
+            name: statistics.differences(
+                own if self.reference in own else pd.DataFrame(), self.reference
+            )
             for name, own in blocks.items()
         }
+
+    @cached_property
+    def tuned_on_few(self) -> list[str]:
+        """The methods with other tuned values than the reference, where few seeds chose these."""
+        experiment = self.results.source.experiment
+        if len((experiment.get("tune") or {}).get("seeds", ())) >= FEWEST_TUNING_SEEDS:
+            return []
+        chosen: dict[str, dict[str, Values]] = {}
+        for entry in experiment.get("tuned") or []:
+            place, own = self.condition_of(entry["axes"]), str(entry["axes"].get(self.compare))
+            chosen.setdefault(own, {})[place] = entry["chosen"]
+        return [name for name in self.methods if chosen.get(name) != chosen.get(self.reference)]
+
+    @cached_property
+    def steps(self) -> dict[str, float]:
+        """The local steps of each method in all its runs, as multiples of the reference's.
+
+        Runs count whose partner with the reference has a number of steps too.
+        """
+        steps = {self.place(cell): cell.summary.get("steps") or math.nan for cell in self.cells}
+        frame = pd.Series(steps, dtype=float).unstack(0)
+        if self.reference not in frame:
+            return {}
+        both = {name: frame[[self.reference, name]].dropna().sum() for name in frame}
+        ratios = {name: own.iloc[1] / own.iloc[0] for name, own in both.items() if own.iloc[0]}
+        return {str(name): float(ratio) for name, ratio in ratios.items()}
 
     @cached_property
     def rates(self) -> dict[str, str]:

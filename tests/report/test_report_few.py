@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from made_runs import make_experiment
 
@@ -41,14 +38,29 @@ def test_without_a_common_seed_nothing_is_compared(tmp_path: Path) -> None:
     assert not any(row[1].best for row in deciding(study).rows)
 
 
-def test_one_test_decides_on_all_pairs_of_a_family() -> None:
-    """The pair with the fewest seeds has too few for Wilcoxon's test, and no pair has it."""
-    noise = np.random.default_rng(0).normal([0.9, 0.6, 0.3], 0.01, (12, 3))
-    table = pd.DataFrame(noise, columns=list("abc"))
-    assert statistics.compare(table)["wilcoxon"].notna().all()
-    table.loc[4:, "c"] = math.nan
-    pairs = statistics.compare(table)
-    assert pairs["wilcoxon"].isna().all() and set(pairs["verdict"]) == {statistics.IF_NORMAL}
+@pytest.mark.parametrize("seeds", [4, 5])
+def test_values_chosen_on_few_seeds_are_not_compared(tmp_path: Path, seeds: int) -> None:
+    """Same and Other are far from FedAvg; the tuning gave Other another rate than FedAvg."""
+    scores: dict[str, list[float | None]] = {
+        name: [start + 0.01 * seed**2 for seed in range(7)]
+        for name, start in {"FedAvg": 0.1, "Same": 0.3, "Other": 0.5}.items()
+    }
+    rates = {"FedAvg": 0.1, "Same": 0.1, "Other": 0.3}
+    tuned = [
+        {"axes": {"method": name}, "chosen": {"client.lr": rate}, "at_the_edge": []}
+        for name, rate in rates.items()
+    ]
+    axes = {"method": list(scores), "seed": list(range(7))}
+    tune = {"seeds": list(range(1000, 1000 + seeds))}
+    made = make_experiment(
+        tmp_path, axes, lambda a: scores[a["method"]][a["seed"]], tune=tune, tuned=tuned
+    )
+    study = Study(fedhet.results(made))
+    found = against_reference(study).set_index("a")["verdict"]
+    assert found["Same"] == statistics.SHOWN
+    assert found["Other"] == (statistics.SHOWN if seeds == 5 else statistics.NOT_TESTED)
+    told = "and were chosen on fewer than 5 seeds (tune.seeds): Other (+0.400)."
+    assert any(told in line for line in sentences(study, against_reference(study))) == (seeds < 5)
 
 
 @pytest.mark.usefixtures("undrawn")

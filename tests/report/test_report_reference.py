@@ -51,8 +51,8 @@ def test_the_summary_the_table_and_the_family_say_the_same(tmp_path: Path) -> No
     study = study_of(tmp_path / "made", counts)
     assert study.reference == "FedAvg"  # by its name
     found = against_reference(study)
-    assert list(found["a"]) == ["C", "A", "B"] and set(found["verdict"]) == {"real"}
-    assert found["wilcoxon"].to_numpy() == pytest.approx([3 * 2 / 2**7] * 3)
+    assert list(found["a"]) == ["C", "A", "B"] and set(found["verdict"]) == {"shown"}
+    assert found["p"].to_numpy() == pytest.approx([3 * 2 / 2**7] * 3)
     _, better, worse = summary(study)
     own = dict(zip(found["a"], found["difference"], strict=True))
     assert better.startswith(f"Shown to be better than FedAvg: C by {own['C']:.3f} (")
@@ -60,7 +60,7 @@ def test_the_summary_the_table_and_the_family_say_the_same(tmp_path: Path) -> No
         f"worse than FedAvg: B by {-own['B']:.3f} (" in worse and f"A by {-own['A']:.3f}" in worse
     )
     table = comparison_table(study, found)
-    texts = {row[0].text: row[7].text for row in table.rows}
+    texts = {row[0].text: row[9].text for row in table.rows}
     assert texts == {"C": "better", "FedAvg": "reference", "A": "worse", "B": "worse"}
 
 
@@ -77,15 +77,19 @@ def test_a_reference_without_a_result_compares_nothing(tmp_path: Path) -> None:
     assert len(comparison_table(study, against_reference(study)).rows) == 3
 
 
-def test_too_few_seeds_leave_the_t_test_which_is_told(tmp_path: Path) -> None:
+def test_a_method_with_too_few_seeds_is_not_tested(tmp_path: Path) -> None:
     study = study_of(tmp_path / "made", {0.1: {"A": 10, "B": 10, "C": 10, "D": 5}})
     found = against_reference(study)
-    assert found["wilcoxon"].isna().all() and set(found["verdict"]) == {"if normal"}
-    assert "With 5 seeds Wilcoxon's test cannot decide: it takes 7" in " ".join(summary(study))
+    assert dict(zip(found["a"], found["verdict"], strict=True)) == {
+        **dict.fromkeys("BC", "shown"),
+        "D": "not tested",
+    }
+    told = "Not tested, because a table of 3 comparisons needs 7 seeds (seed=range(0,7)): D ("
+    assert told in " ".join(summary(study))
 
 
 def test_the_mean_over_settings_hides_no_change_of_sign(tmp_path: Path) -> None:
-    """.2 better in one setting, .1 worse in the other: better on average, with a warning."""
+    """.2 better in one setting, .1 worse in the other: better on average, with both told."""
     noise = np.random.default_rng(1).normal(0, 0.01, 8)
     gain = {0.1: 0.2, 0.5: -0.1}
 
@@ -97,9 +101,30 @@ def test_the_mean_over_settings_hides_no_change_of_sign(tmp_path: Path) -> None:
     axes["seed"] = list(range(8))
     told = summary(Study(fedhet.results(make_experiment(tmp_path / "made", axes, score))))
     assert told[1].startswith("Shown to be better than A: B by 0.0")
-    least, most = re.findall("by setting (.+?) to (.+?)\\)", told[1])[0]
+    least, most = re.findall("by setting (.+?) to (.+?);", told[1])[0]
     assert abs(float(least) + 0.1) < 0.02 and abs(float(most) - 0.2) < 0.02
-    assert told[2] == "Better in some settings and worse in others: B; see the picture."
+    assert told[1].endswith("; the other way around with alpha = 0.5).")
+
+
+def test_a_difference_from_one_setting_says_so(tmp_path: Path) -> None:
+    """.2 better in one setting and .01 in the other; and steps that differ are told."""
+
+    def score(axes: Axes) -> float:
+        gain = {0.1: 0.2, 0.5: 0.01}[axes["partition.alpha"]]
+        return 0.5 + (axes["method"] == "B") * gain * (1 + 0.01 * axes["seed"])
+
+    axes: dict[str, list[Any]] = {"method": ["A", "B"], "partition.alpha": [0.1, 0.5]}
+    axes["seed"] = list(range(8))
+    made = make_experiment(
+        tmp_path / "made", axes, score, steps=lambda a: 46.0 if a["method"] == "B" else 10.0
+    )
+    study = Study(fedhet.results(made))
+    told = summary(study)
+    assert told[1].endswith("by setting 0.010 to 0.207; without alpha = 0.1 it is 0.010).")
+    assert told[2] == "Local steps differ: B takes 4.6 times as many as A."
+    table = comparison_table(study, against_reference(study))
+    place = table.columns.index("local steps")
+    assert [row[place].text for row in table.rows] == ["4.60", "1.00"]
 
 
 @pytest.mark.usefixtures("undrawn")

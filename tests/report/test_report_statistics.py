@@ -64,9 +64,9 @@ def test_differences_that_rounding_tells_apart_are_ties() -> None:
 
 
 def test_holm_by_hand() -> None:
-    """.01 * 4; .02 * 3; then .03 * 2 = .06 too; .04 is not below the one before it."""
+    """.01 * 5; .02 * 4; .03 * 3; .04 * 2 is not below that; what is not tested counts as one."""
     p = np.array([0.03, 0.01, math.nan, 0.04, 0.02])
-    expected = [0.06, 0.04, math.nan, 0.06, 0.06]
+    expected = [0.09, 0.05, math.nan, 0.09, 0.08]
     assert statistics.holm(p) == pytest.approx(expected, nan_ok=True)
 
 
@@ -99,31 +99,36 @@ def blocks(seeds: int, **shifts: float) -> pd.DataFrame:
 def test_a_pair_is_named_with_the_better_one_first() -> None:
     (row,) = statistics.compare(blocks(12, worse=0.5, better=0.6)).itertuples()
     assert (row.a, row.b, row.pairs, row.wins) == ("better", "worse", 12, 12)
-    assert row.verdict == statistics.REAL
-    assert row.wilcoxon == pytest.approx(2 / 2**12)
+    assert row.verdict == statistics.SHOWN
+    assert row.p == pytest.approx(2 / 2**12)
     assert row.low < 0.1 < row.high and row.low > 0.08
 
 
-def test_with_few_pairs_only_the_t_test_speaks_and_the_verdict_says_so() -> None:
-    table = blocks(4, a=0.9, b=0.5)
-    (row,) = statistics.compare(table).itertuples()
-    assert math.isnan(row.wilcoxon)
-    assert row.t_test == pytest.approx(stats.ttest_rel(table["a"], table["b"]).pvalue)
-    assert row.verdict == statistics.IF_NORMAL
+@pytest.mark.parametrize(("seeds", "verdict"), [(8, "shown"), (7, "not tested")])
+def test_a_comparison_with_fewer_seeds_than_its_family_needs_is_not_tested(
+    seeds: int, verdict: str
+) -> None:
+    """Six comparisons need 8 seeds: 6 * 2 / 2^8 = .047. All of theirs have the same sign."""
+    (found, *_) = statistics.compare(blocks(seeds, a=0.9, b=0.5, c=0.3, d=0.1)).itertuples()
+    assert found.verdict == verdict
+    assert math.isnan(found.p) == (verdict == statistics.NOT_TESTED)
 
 
-def test_wilcoxon_decides_where_it_can_be_made() -> None:
-    """One bad run in seven: the t-test would find nothing, and neither does Wilcoxon's."""
-    assert statistics.verdict(0.06, 0.001) == statistics.NOT_SHOWN
-    assert statistics.verdict(0.04, 0.2) == statistics.REAL
+def test_what_is_not_tested_stays_in_the_family() -> None:
+    """Both comparisons count: the p-value of the one that is tested is 2 * 2 / 2^7."""
+    table = blocks(7, ref=0.5, few=0.9, whole=0.8)
+    table.loc[0, "few"] = math.nan
+    found = statistics.compare(table, "ref").set_index("a")
+    assert found.loc["few", "verdict"] == statistics.NOT_TESTED
+    assert found.loc["whole", "p"] == pytest.approx(2 * 2 / 2**7)
+    again = statistics.compare(table, "ref", untested=["whole"])
+    assert set(again["verdict"]) == {statistics.NOT_TESTED} and again["p"].isna().all()
 
 
-def test_equal_methods_do_not_differ_and_constant_differences_prove_nothing() -> None:
-    same = pd.DataFrame({"a": [0.1, 0.2, 0.3], "b": [0.1, 0.2, 0.3]})
+def test_equal_methods_do_not_differ() -> None:
+    same = pd.DataFrame({"a": np.arange(6) / 10, "b": np.arange(6) / 10})
     (row,) = statistics.compare(same).itertuples()
-    assert (row.t_test, row.ties, row.verdict) == (1.0, 3, statistics.NOT_SHOWN)
-    (row,) = statistics.compare(same.assign(b=same["a"] + 0.1)).itertuples()
-    assert math.isnan(row.t_test) and row.verdict == statistics.NOT_SHOWN
+    assert (row.p, row.ties, row.verdict) == (1.0, 6, statistics.NOT_SHOWN)
 
 
 def test_a_missing_score_takes_away_its_pairs_only() -> None:
@@ -142,8 +147,7 @@ def test_the_interval_of_many_differences_is_the_normal_one() -> None:
 
 def test_too_few_differences_have_no_p_value() -> None:
     nothing = np.zeros(0)
-    assert math.isnan(statistics.wilcoxon(nothing)) and math.isnan(statistics.t_test(nothing))
-    assert math.isnan(statistics.t_test(np.zeros(2))) and statistics.t_test(np.zeros(3)) == 1
+    assert math.isnan(statistics.wilcoxon(nothing)) and statistics.wilcoxon(np.zeros(3)) == 1
 
 
 def test_a_pair_without_a_common_block_is_no_comparison() -> None:
@@ -152,7 +156,7 @@ def test_a_pair_without_a_common_block_is_no_comparison() -> None:
     table.loc[:6, "b"] = table.loc[7:, "c"] = math.nan
     pairs = statistics.compare(table)
     assert [{row.a, row.b} for row in pairs.itertuples()] == [{"a", "b"}, {"a", "c"}]
-    assert pairs["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**7] * 2)
+    assert pairs["p"].to_numpy() == pytest.approx([2 * 2 / 2**7] * 2)
     assert statistics.compare(table[["b", "c"]]).empty
 
 
@@ -182,7 +186,7 @@ def test_with_a_reference_the_family_is_its_pairs() -> None:
     table = blocks(8, ref=0.5, better=0.6, worse=0.4)
     found = statistics.compare(table, "ref").set_index("a")
     assert set(found["b"]) == {"ref"} and found.index.tolist() == ["better", "worse"]
-    assert found["wilcoxon"].to_numpy() == pytest.approx([2 * 2 / 2**8] * 2)
+    assert found["p"].to_numpy() == pytest.approx([2 * 2 / 2**8] * 2)
     assert found.loc["better", "difference"] == pytest.approx(
         (table["better"] - table["ref"]).mean(), abs=1e-8
     )
