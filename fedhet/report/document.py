@@ -284,7 +284,7 @@ def escaped(text: str) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """The table as a float; columns of numbers are aligned to the right."""
+    """The table as a float, with the first sentence of its caption; numbers are to the right."""
 
     def in_latex(text: str) -> str:
         return "".join(IN_LATEX.get(character, character) for character in " ".join(text.split()))
@@ -295,11 +295,12 @@ def as_latex(table: Table) -> str:
         text = f"{{{text}}}" if text.startswith(("[", "*")) else text
         return rf"\textbf{{{text}}}" if entry.best else text
 
+    first = re.split(r"\. |; ", table.caption)[0]
     rows = [list(map(entry, row)) for row in table.rows]
     written = pd.DataFrame(rows, columns=list(map(in_latex, table.columns))).style.hide()
     return "% \\usepackage{booktabs}\n" + written.to_latex(
         column_format="".join("r" if numeric else "l" for numeric in table.numeric),
-        caption=in_latex(f"{table.title}. {table.caption}"),
+        caption=in_latex(f"{table.title}: {first[0].lower()}{first[1:].rstrip('.')}."),
         label=f"tab:{table.name.replace('_', '-')}",
         position_float="centering",
         hrules=True,

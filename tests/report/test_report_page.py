@@ -123,6 +123,14 @@ def test_few_seeds_show_nothing_and_the_report_says_so(tmp_path: Path) -> None:
     assert nothing.startswith("Not tested, because a table of 1 comparison needs 6 seeds (seed=")
 
 
+def test_captions_in_latex_are_one_sentence(hostile: tuple[Path, report.Written]) -> None:
+    tables = sorted((hostile[0] / "report/tables").glob("*.tex"))
+    captions = {t.stem: re.findall(r"\\caption\{(.*)\}", t.read_text())[0] for t in tables}
+    assert captions["comparison"].startswith("Comparison: accuracy (last round) as the mean over")
+    assert captions and all(re.fullmatch(r"[^;]+[^. ]\.", c) for c in captions.values())
+    assert not any(". " in caption for caption in captions.values())
+
+
 def test_a_report_is_whole_and_needs_nothing_else(hostile: tuple[Path, report.Written]) -> None:
     made, written = hostile
     home = made / "report"
