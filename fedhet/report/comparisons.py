@@ -162,8 +162,8 @@ def pairs_table(study: Study) -> Table:
     ]
     caption = (
         "Means over the seeds that both methods have, without a test of their own. They are the"
-        " small marks of the picture. The effect size is the mean difference in units of the standard"
-        " deviation of the differences."
+        " small marks of the picture. The effect size is the mean difference in units of the"
+        " standard deviation of the differences."
     )
     return Table.of("pairs", "Differences by setting", caption, data, columns)
 
