@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,22 @@ def test_folders_of_two_experiments(tmp_path: Path, capsys: pytest.CaptureFixtur
         make_experiment(tmp_path / name, {"method": ["A"]}, lambda axes: 0.5, name=name)
     assert main(["report", str(tmp_path / "one"), str(tmp_path / "other")]) == 2
     assert "('one' and 'other')" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_does_nothing_is_said_of_the_whole_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not only in the log of a run; `idle` is what a piece records in such a round."""
+    make_experiment(tmp_path, {"method": ["FedAvg", "FedNorm"], "seed": [0, 1]}, lambda axes: 0.5)
+    for cell in ("cell-002", "cell-003"):
+        path = tmp_path / "cells" / cell / "rounds.jsonl"
+        first, *rest = map(json.loads, path.read_text().splitlines())
+        lines = [{**first, "fednorm.idle": 1}, *rest]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", str(tmp_path)]) == 0
+    told = "fednorm changed nothing in 2 of 8 rounds of FedNorm; the log of a run says why."
+    assert told in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("undrawn")
