@@ -32,7 +32,8 @@ SEEDS = "range(100,110)"  # none of them is a seed of the search or of its tunin
 HEAD = """\
 # @package _global_
 # Each method in the setting in which it gained most in helps/search, beside FedAvg, on other seeds
-# `python -m papers FOLDER`, with the folder of the search, writes this file.
+# Internal: `python -m papers FOLDER`, with the folder of the search, writes this file.
+
 """
 
 

@@ -65,7 +65,7 @@ def test_progress_is_one_display_without_widgets(executed: Outputs) -> None:
     """It ends at the last step, and nothing is said on stderr."""
     progress = executed[0][0]
     assert progress.output_type == "display_data"
-    assert re.match(r"ditto 8/8, [\d.]+ s: train 8, accuracy 0\.", progress.data["text/plain"])
+    assert re.match(r"ditto 8/8, [\d.]+ s: train 8, acc_global 0\.", progress.data["text/plain"])
     assert '<progress value="8" max="8">' in progress.data["text/html"]
     assert not [o for outputs in executed for o in outputs if o.get("name") == "stderr"]
 
@@ -76,7 +76,7 @@ def test_a_run_shows_its_table_and_its_figures(executed: Outputs) -> None:
     assert len(run.data["text/plain"]) < 250 and "outputs/" in run.data["text/plain"]
     page = run.data["text/html"]
     assert page.count("<img") == 2 and page.count("<tr>") > 8
-    assert "accuracy, personal models" in page
+    assert "acc_personal_mean" in page
     assert "image/png" in executed[-1][0].data  # run.plot
 
 

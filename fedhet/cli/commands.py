@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from fedhet.config import catalogue
+from fedhet.config.lines import refuse_blanks
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError
 
@@ -71,6 +72,7 @@ def run_command(word: str, argv: Sequence[str]) -> int:
     """
     every = commands()
     if word not in every:
+        refuse_blanks([word, *argv])
         raise ConfigError(
             f"{word!r} is neither a command nor an override key=value{_closest(word)};"
             f" commands: {', '.join(every)}; see python -m fedhet --help"

@@ -88,7 +88,7 @@ def help_text() -> str:
     """
     default = catalogue.defaults()
     groups = [
-        (group, " ".join(f"{'*' * (name == chosen)}{name}" for name in catalogue.choices(group)))
+        (group, " ".join(f"{'*' * (name == chosen)}{name}" for name in catalogue.shown(group)))
         for group, chosen in default.items()
     ]
     shown = {"": "config"} | {f"{group}.": f"{group}/{default[group]}" for group in SHOWN_GROUPS}
@@ -186,7 +186,7 @@ def _chosen(word: str) -> list[Choice]:
             similar = did_you_mean(name, groups[group])
             raise ConfigError(
                 f"--help {word}: unknown {group} {name!r}{similar}; choose from:"
-                f" {', '.join(groups[group])}"
+                f" {', '.join(catalogue.shown(group))}"
             )
     return [(group, name) for name in names] or [(group, "")]
 
@@ -214,7 +214,7 @@ def _choices_text(group: str) -> str:
     default = catalogue.defaults().get(group)
     rows = [
         (f"{'*' if name == default else ' '}{name}", catalogue.title(group, name))
-        for name in catalogue.choices(group)
+        for name in catalogue.shown(group)
     ]
     return f"{group}=<name> (* = default)\n{columns(rows)}"
 

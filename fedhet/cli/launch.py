@@ -14,7 +14,7 @@ from fedhet import process
 from fedhet.cli.errors import DEGRADED, FAILED, report_error, say
 from fedhet.cli.help import columns
 from fedhet.config import composition, overrides, resuming
-from fedhet.config.lines import key_of
+from fedhet.config.lines import key_of, refuse_repeated
 from fedhet.core import interruptions
 from fedhet.core.errors import ConfigError, OtherCode, clean, uncreatable
 from fedhet.experiment import definition
@@ -39,6 +39,7 @@ def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
     Raises:
         ConfigError: an override is wrong; nothing was run.
     """
+    refuse_repeated(lines)
     if resuming.is_resumption(lines):
         if sweep:
             raise ConfigError("-m with resume=...: it continues a single run as it was set up")

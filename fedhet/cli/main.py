@@ -20,6 +20,7 @@ from fedhet.cli.compatibility import compatibility
 from fedhet.cli.errors import INTERRUPTED, PROGRAM, Parser, drop_output, report_error
 from fedhet.cli.interrupts import interruptible
 from fedhet.config import pieces
+from fedhet.config.lines import refuse_blanks
 from fedhet.core.errors import ConfigError
 from fedhet.process import direct_loopback
 
@@ -53,6 +54,7 @@ def _main(argv: Sequence[str]) -> int:
     _find_packages_here()
     if argv and is_command(argv[0]):
         return run_command(argv[0], argv[1:])
+    refuse_blanks(argv)
     args = _parser().parse_intermixed_args(argv)
     if args.help:
         print(help.options_text(args.overrides) if args.overrides else help.help_text())

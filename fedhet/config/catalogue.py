@@ -34,7 +34,12 @@ ONE_METHOD = (
     " known weights, which fedsa replaces"
 )
 
-RENAMED = {"eval.targets": ["eval.thresholds"], "engine.vectorize": ["engine.fused"]}
+RENAMED = {
+    "eval.targets": ["eval.thresholds"],
+    "engine.vectorize": ["engine.fused"],
+    "learning_rate": ["client.lr"],  # as it is called elsewhere
+}
+ALL_SETTINGS = "python -m fedhet --help lists all settings"
 _GLOBAL = "# @package _global_"
 _HEAD = re.compile(r"\A(?:# @package.*\n)?#(?! @package)(?P<title>.*)\n")
 _HYDRAS_OWN = ("_target_", "defaults", "hydra")
@@ -76,6 +81,20 @@ def groups() -> dict[str, tuple[str, ...]]:
 def choices(group: str) -> tuple[str, ...]:
     """Return the choices of a group in alphabetical order; one in a subfolder is `folder/name`."""
     return tuple(sorted(_files(group)))
+
+
+def shown(group: str) -> tuple[str, ...]:
+    """Return the choices of a group for people: without those that only fedhet itself needs.
+
+    A comment of such a file begins with "Internal:", and stands for its subfolder as well.
+    """
+    names = choices(group)
+    internal = {
+        name
+        for name in names
+        if any(remark.startswith("Internal:") for remark in remarks(f"{group}/{name}"))
+    }
+    return tuple(name for name in names if not internal & {name, name.partition("/")[0]})
 
 
 def file(path: str) -> Path:

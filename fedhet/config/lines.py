@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+
+from fedhet.core.errors import ConfigError
+
+_BLANKS = re.compile(r"^([\w./@]+)(?:\s+=\s*|=\s+)([^\s=-][^=\n]*)$", re.MULTILINE)
 
 
 def key_of(line: str) -> str:
@@ -18,3 +23,32 @@ def value_of(line: str) -> str:
 def by_key(lines: Iterable[str]) -> dict[str, str]:
     """Return key -> override; of several overrides of a key the last one, which counts."""
     return {key_of(line): line for line in lines}
+
+
+def refuse_blanks(words: Sequence[str]) -> None:
+    """Refuse blanks around the =, as in `rounds = 5`, which a shell makes three words.
+
+    Raises:
+        ConfigError: it says how to write the setting.
+    """
+    if found := _BLANKS.search("\n".join(words)):
+        raise ConfigError(
+            f"cannot read '{' '.join(found[0].split())}': a setting has no blanks around the =;"
+            f" write {found[1]}={found[2]}"
+        )
+
+
+def refuse_repeated(lines: Sequence[str]) -> None:
+    """Refuse a key that is given twice, of which only the last one would count.
+
+    Raises:
+        ConfigError: it names both.
+    """
+    given: dict[str, str] = {}
+    for line in lines:
+        if (key := key_of(line)) in given:
+            raise ConfigError(
+                f"{key} is given twice, by {given[key]} and {line}; leave one out, or run both by"
+                f" -m {key}=<one>,<other>"
+            )
+        given[key] = line

@@ -5,6 +5,7 @@ They are parsed, checked against conf/ and, for a sweep, expanded into single ru
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.config import catalogue, pieces, targets
+from fedhet.config.lines import refuse_blanks
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError, UnknownChoice
 
@@ -179,6 +181,7 @@ def _parse_one(line: str) -> Override:
 
 
 def _unreadable(line: str, error: Exception) -> str:
+    refuse_blanks([line])
     if "=" not in line:
         hint = did_you_mean(line, (), catalogue.overrides_of_choice(line))
         return f"cannot read {line!r}: write key=value{hint}"
@@ -215,10 +218,12 @@ def _check_choice(override: Override) -> None:
                 f" choose from: {', '.join(choices)}"
             )
         if name not in choices and not _register_named_choice(group, str(name)):
-            shown = "null" if name is None else name
+            hint = did_you_mean(str(name), choices)
+            if group == "experiment" and not hint:
+                hint = " (to begin with: experiment=first_look)"
             raise UnknownChoice(
-                f"unknown {group} '{shown}'{did_you_mean(str(name), choices)};"
-                f" choose from: {', '.join(choices)}"
+                f"unknown {group} '{'null' if name is None else name}'{hint};"
+                f" choose from: {', '.join(catalogue.shown(group))}"
             )
 
 
@@ -255,18 +260,23 @@ def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any])
     """Explain that `level`, the value of the key `parent`, does not have the rest of `key`."""
     if parent == "plugin":
         return _unknown_plugin_key(key)
-    top = list(dict.fromkeys([*catalogue.groups(), *settings]))
     leaves = [leaf for leaf in leaf_keys({**settings, "axes": {}}) if "_target_" not in leaf]
     last = key.rpartition(".")[2]
-    named = [leaf for leaf in leaves if leaf.rpartition(".")[2] == last]
-    hint = did_you_mean(
-        key, leaves if parent else [*top, *leaves], catalogue.RENAMED.get(key, named)
-    )
-    message = f"unknown setting {key!r}{hint}; {parent or 'the top level'}"
+    by_last = {name: list(others) for name, others in catalogue.RENAMED.items()}
+    for leaf in leaves:
+        by_last.setdefault(leaf.rpartition(".")[2], []).append(leaf)
+    words = leaves if parent else dict.fromkeys([*catalogue.groups(), *settings, *leaves])
+    hint = did_you_mean(key, words, catalogue.RENAMED.get(key, by_last.get(last, [])))
+    if not hint:
+        similar = difflib.get_close_matches(last, by_last)
+        hint = did_you_mean(key, (), [by_last[name][0] for name in similar])
+    message = f"unknown setting {key!r}{hint};"
+    if not parent:
+        return f"{message} {catalogue.ALL_SETTINGS}"
     if not isinstance(level, Mapping):
-        return f"{message} has nothing below it"
-    allowed = [name for name in level if name != "_target_"] if parent else top
-    return f"{message} has {', '.join(allowed) or 'no settings in this run'}"
+        return f"{message} {parent} has nothing below it"
+    allowed = [name for name in level if name != "_target_"]
+    return f"{message} {parent} has {', '.join(allowed) or 'no settings in this run'}"
 
 
 def _unknown_plugin_key(key: str) -> str:

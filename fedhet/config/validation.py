@@ -114,8 +114,8 @@ def check_keys(cfg: DictConfig) -> None:
             group, _, inner = key.partition(".")
             below += [f"{group}: {{{inner}: ...}}"] if inner and group in known else []
             raise ConfigError(
-                f"unknown setting {key!r} in {where}{did_you_mean(key, known, below)}; the top"
-                f" level has {', '.join(known)}"
+                f"unknown setting {key!r} in {where}{did_you_mean(key, known, below)};"
+                f" {catalogue.ALL_SETTINGS}"
             )
         node, allowed = cfg._get_node(key), known.get(key, [])
         if allowed and key not in _GROUPS and not isinstance(node, DictConfig):

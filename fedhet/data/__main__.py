@@ -1,4 +1,4 @@
-"""`python -m fedhet.data <command>`: what can be done with data outside a run."""
+"""`python -m fedhet data <command>`: what can be done with data outside a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedhet.record import terminal
 
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m fedhet.data", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fedhet data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
     for module in (download, partitions, declare):
         module.add_commands(commands)

@@ -50,8 +50,13 @@ def place(source: str, row: int) -> str:
         source: the file, with what chooses the column in it.
         row: counted from 0, without a header. Of a csv file it is told as editors count.
     """
-    is_csv = re.search(r"\.csv($|, column)", source)
-    return f"{source}, row {row + 2} (the header is row 1)" if is_csv else f"{source}, row {row}"
+    first = first_row(source)
+    return f"{source}, row {row + first}{' (the header is row 1)' * (first > 0)}"
+
+
+def first_row(source: str) -> int:
+    """The number of the first sample of a source: 2 in a csv file, whose header is row 1, or 0."""
+    return 2 if re.search(r"\.csv($|, column)", source) else 0
 
 
 def listed(names: Sequence[object], most: int = 20) -> str:

@@ -135,7 +135,7 @@ def roots(data_dir: str) -> list[Path]:
 def download_hint(dataset: str, data_dir: str) -> str:
     """For a published dataset: the command that downloads it or explains how to get it by hand."""
     option = "" if data_dir == "data" else f" --data-dir {data_dir}"
-    return f"Get it with: python -m fedhet.data download {dataset}{option}"
+    return f"Get it with: python -m fedhet data download {dataset}{option}"
 
 
 def check_memory(claimed: int, what: str = "its content") -> None:

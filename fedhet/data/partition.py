@@ -674,7 +674,7 @@ class Saved(Scheme):
     """A saved partition of the same data.
 
     Args:
-        name: the name given to `python -m fedhet.data partition --name`, a run folder, or the path
+        name: the name given to `python -m fedhet data partition --name`, a run folder, or the path
             of a partition.json.
         split, noise: None: as saved.
         pool_test: None, or as saved: it determines which samples the indices mean.

@@ -1,8 +1,8 @@
 """The user's own data: arrays in an npz file, or tables in csv or Parquet files.
 
 The loaders `fedhet.data.tables.npz` and `fedhet.data.tables.table` are Hydra targets
-(conf/dataset). Sites read their own files by the same functions. Messages count rows from 0,
-without the header.
+(conf/dataset). Sites read their own files by the same functions. Messages count the rows of
+csv files as editors do, with the header as row 1, and those of other files from 0.
 """
 
 from __future__ import annotations
@@ -505,7 +505,7 @@ _NAMES: _Form = (lambda a: a.ndim == 1 and len(np.unique(a)) == len(a), "distinc
 _MEAN: _Form = (_is_finite, "a finite number for each channel or column")
 _STD: _Form = (lambda values: _is_finite(values) and values.min() > 0, f"{_MEAN[1]}, > 0")
 _KIND: _Form = (lambda a: a.ndim == 0 and str(a) in CHOICES, f"one of {', '.join(CHOICES)}")
-# The arrays of an npz file that describe its others, as `python -m fedhet.data export` writes them.
+# The arrays of an npz file that describe its others, as `python -m fedhet data export` writes them.
 _DESCRIBES: dict[str, _Form] = {
     "target": _KIND,
     **dict.fromkeys(("classes", "numbers"), _NAMES),

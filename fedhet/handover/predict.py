@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.core.objects import are_pixels
+from fedhet.data.arrays import first_row
 from fedhet.data.cells import Cells
 from fedhet.data.dataset import MEDIAN, REFUSE
 from fedhet.data.files import roots
@@ -51,7 +52,7 @@ class Inputs(NamedTuple):
     """Samples without targets.
 
     Attributes:
-        names: of each sample, its file, with the row where the file has several.
+        names: of each sample, its file, with the row where the file has several, as errors count.
         x: (n, ...), not normalised.
     """
 
@@ -90,7 +91,8 @@ def read_inputs(
                 f"{file}: the inputs of this run are {_kind(about)}, read from files that end in"
                 f" {', '.join(readable)}"
             )
-        names += [str(file)] if is_image(file) else [f"{file}:{row}" for row in range(len(x))]
+        rows = range(first_row(str(file)), first_row(str(file)) + len(x))
+        names += [str(file)] if is_image(file) else [f"{file}:{row}" for row in rows]
         parts.append(x)
     kinds = {x.dtype for x in parts}
     if len(kinds) > 1:  # images as bytes and as numbers

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from fedhet.launchers.executors import PlannedRun
 
-TITLES = {"acc": "accuracy", "balanced": "balanced accuracy", "exact": "exact matches"}
+# The ends of the keys of the score that is shown, the first that a run has, as `step_line` does.
+ON_TEST = ("_global", "acc_clients_mean", "_clients_weighted")
+ON_VALIDATION = ("_val_weighted",)
 
 
 @dataclass(eq=False)
@@ -90,16 +92,13 @@ class ShownRun:
         return f"round {self._trained}/{self.rounds}"
 
     def score(self) -> str:
-        """The last score in words, of the global model if there is one; "" before the first."""
-        on_test = ("_global", "_clients_weighted", "_clients_mean")
-        for where in ("_val_weighted",) if self.trial else on_test:
-            for key, value in self.row.items():
-                name = key.removesuffix(where)
-                if name not in (key, "loss") and value is not None:
-                    on = "validation " if self.trial else ""
-                    return f"{on}{TITLES.get(name, name)} {value:.4f}"
-        loss = self.row.get("loss_global")
-        return "" if loss is None else f"loss {loss:.4f}"
+        """The last score, by its name in rounds.jsonl, or the loss; "" before the first."""
+        scores = {key: value for key, value in self.row.items() if value is not None}
+        for end in ON_VALIDATION if self.trial else ON_TEST:
+            for key, value in scores.items():
+                if key.endswith(end) and not key.startswith("loss_"):
+                    return f"{key} {value:.4f}"
+        return f"loss_global {scores['loss_global']:.4f}" if "loss_global" in scores else ""
 
     def line(self) -> str:
         """How it has ended, in words."""

@@ -201,13 +201,14 @@ class FedNormPlugin(Plugin):
         latents = {update.pid: update.tensor(Z).cpu() for update in received}
         compared = [update for update in received if len(latents[update.pid])]
         if len(compared) == 2 and not self._pair_reported:
-            log.info(
+            log.warning(
                 "fednorm: with two participants its weights are the host's,"
                 " so it does nothing in such rounds"
             )
             self._pair_reported = True
+        idle = {"idle": 1} if len(compared) <= 2 else {}
         if not compared:
-            self.recorded = {"withheld": len(received)}
+            self.recorded = {"withheld": len(received), **idle}
             return received
         z = torch.stack([latents[update.pid] for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
@@ -222,6 +223,7 @@ class FedNormPlugin(Plugin):
             "weights": weights,
             "pids": torch.tensor([update.pid for update in compared]),
             "weight_max": float(weights.max()),
+            **idle,
         }
         if len(compared) < len(received):
             self.recorded["withheld"] = len(received) - len(compared)

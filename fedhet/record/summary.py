@@ -93,15 +93,34 @@ def method_name(summary: dict[str, Any]) -> str:
     return " + ".join(dict.fromkeys(name for name in names if name not in ("none", "mean")))
 
 
+def columns(summary: dict[str, Any]) -> dict[str, str]:
+    """Entry of summary.json -> the column of rounds.jsonl that it is of, in the order of entries.
+
+    Earlier versions did not record it.
+    """
+    target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
+    if not (score := target.score()):
+        return {"loss": "loss_global"}
+    has_global = (summary.get(score) or {}).get("last") is not None
+    own = [view for view in summary.get("models") or () if view != "global"]
+    decides = target.key("global") if has_global else target.clients_key()
+    where = "global" if has_global else "clients_weighted"
+    return {
+        score: target.key("global"),
+        **{view: target.clients_key(view) for view in own},
+        **{name: f"{short}_{where}" for name, short in list(target.keys.items())[1:]},
+        **dict.fromkeys((target.key("last_k"), "thresholds"), decides),
+        "validation": target.key("val_weighted"),
+        "loss": "loss_global",
+    }
+
+
 def headline(summary: dict[str, Any]) -> list[str]:
-    """The last scores of the run's models, each with its name."""
-    target = TARGETS[summary.get("target", Classes.name)]
-    scores = {target.title: summary.get(target.score())}
-    scores |= {f"{view} models": summary.get(view) for view in summary["models"]}
+    """The last scores of the run's models, each by its name in rounds.jsonl."""
     return [
         f"{name} {score['last']:.4f}"
-        for name, score in scores.items()
-        if score and score["last"] is not None
+        for entry, name in columns(summary).items()
+        if isinstance(score := summary.get(entry), dict) and score.get("last") is not None
     ]
 
 
@@ -165,7 +184,7 @@ def summarise(
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
     details = [row["details"] for row in rows if "details" in row]
     clocks = sums([row["seconds"] for row in rows])
-    return {
+    summary = {
         "status": status,
         "reason": reason,
         "phases": [
@@ -198,6 +217,7 @@ def summarise(
         "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }
+    return {**summary, "columns": columns(summary)}
 
 
 def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
@@ -239,10 +259,9 @@ def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[s
         if view != "global":
             own = target.clients_key(view), target.key(f"{view}_val_weighted")
             scores[view] = _at_three(rows, *own)
-    where = "global" if _has_global(rows, target) else "clients_weighted"
-    for score, short in list(target.keys.items())[1:]:
-        key = f"{short}_{where}"
-        values = [row[key] for row in rows if row.get(key) is not None]
+    names = columns({**scores, "target": target.name})
+    for score in list(target.keys)[1:]:
+        values = [row[names[score]] for row in rows if row.get(names[score]) is not None]
         scores[score] = values[-1] if values else None
     return scores
 

@@ -22,13 +22,15 @@ from fedhet.core.errors import LONGEST_REASON, clean
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
 from fedhet.record.bars import bar_on
-from fedhet.record.summary import DETAILS, detailed, method_name, privacy_spent
+from fedhet.record.summary import DETAILS, columns, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop
 
 log = logging.getLogger("fedhet")
 Observer = Callable[[Row], object]
+NO_GLOBAL_MODEL = "no global model: each client evaluates a model of its own"
+ON_TEST_SET = "(global model, global test set)"
 UNITS = ("B", "kB", "MB", "GB")
 
 
@@ -43,13 +45,11 @@ def step_line(row: Row) -> str:
     """Return one step in one line."""
     parts = [f"{row['phase']} {row['step']}"]
     target = of_row(row)
-    if (score := row.get(target.key("global"))) is not None:
-        parts.append(f"{target.title} {score:.4f}")
-    elif (score := row.get(target.clients_key())) is not None:
-        # The method has no global model, or there is no global test set.
-        parts.append(f"clients' {target.title} {score:.4f}")
-    if row["loss_global"] is not None:
-        parts.append(f"loss {row['loss_global']:.4f}")
+    # Where the method has no global model, or there is no global test set, the clients' score.
+    keys = [key for key in (target.key("global"), target.clients_key()) if row.get(key) is not None]
+    for key in (*keys[:1], "loss_global"):
+        if row[key] is not None:
+            parts.append(f"{key} {row[key]:.4f}")
     if "privacy" in row:
         parts.append(f"epsilon {row['privacy']['epsilon']:.4g}")
     if row["failures"]:
@@ -214,13 +214,11 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = {
         "data": f"{data}; model {summary['model']}",
         "rounds": ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"]),
-        target.title or "scores": None
-        if has_global
-        else "no global model: each client evaluates a model of its own",
+        "scores": None if has_global or target.keys else NO_GLOBAL_MODEL,
         **(_scores(summary, target) if target.keys else {}),
         **{place: _details(found) for place, found in detailed(summary).items()},
         "clients' models kept": _personal_models(summary),
-        "loss, global test set": _score(summary["loss"]) if has_global else None,
+        "loss_global": f"{_score(summary['loss'])}   {ON_TEST_SET}" if has_global else None,
         "seconds": f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
         f" evaluation {seconds['evaluate']:.1f})",
         **{
@@ -253,28 +251,29 @@ def _personal_models(summary: dict[str, Any]) -> str | None:
 
 def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:
     """Return the rows of the scores, among them what every method is compared by."""
-    score, title, view = target.score(), target.title, summary["models"][0]
-    over = "all of the clients' test data" if target.pooled else "mean over the clients' test data"
+    score, view, names = target.score(), summary["models"][0], columns(summary)
+    over = "all clients' test data" if target.pooled else "clients' mean"
     clients, worst = (
         _score(summary[key]) for key in (target.clients_key(), target.key("clients_worst_decile"))
     )
-    last = summary[target.key("last_k")]
-    others = [f"{name} {_score(summary[name])}" for name in list(target.keys)[1:]]
+    last_k = target.key("last_k")
+    last, decides = summary[last_k], names[last_k]
+    others = [f"{names[name]} {_score(summary[name])}" for name in list(target.keys)[1:]]
     return {
-        f"{title}, global test set": _at_three(summary[score])
+        names[score]: f"{_at_three(summary[score])}   {ON_TEST_SET}"
         if "global" in summary["models"]
-        else None,
+        else NO_GLOBAL_MODEL,
         **{
-            f"{title}, {own} models": f"{_at_three(summary[own])}   ({over})"
+            names[own]: f"{_at_three(summary[own])}   ({own} models, {over})"
             for own in ("personal", "finetuned")
             if own in summary
         },
-        f"{title}, clients' test data": f"last {clients}   worst tenth of the clients {worst}"
-        f"   ({view} {'model' if view == 'global' else 'models'})",
-        f"{title}, last evaluations": f"mean of {last['evaluations']}: {_score(last['mean'])}",
+        target.clients_key(): f"last {clients}   worst tenth of the clients {worst}"
+        f"   ({view} {'model' if view == 'global' else 'models'}, {over})",
+        last_k: f"{_score(last['mean'])}, the mean of the last {last['evaluations']} of {decides}",
         "other scores": ", ".join(others) or None,
         **{
-            f"until {title} {wanted[score]:g}": "not reached"
+            f"until {decides} {wanted[score]:g}": "not reached"
             if wanted["rounds"] is None
             else f"round {wanted['rounds']}, after {readable_size(wanted['bytes'])}"
             f" and {wanted['seconds']:.1f} s"

@@ -20,6 +20,7 @@ from fedhet.report.document import (
     p_value,
     plain,
 )
+from fedhet.report.results import NOT_RUN
 from fedhet.report.statistics import (
     NOT_SHOWN,
     NOT_TESTED,
@@ -253,7 +254,8 @@ def _gaps(study: Study) -> Iterator[str]:
     runs = study.scores.groupby("method").size()
     if told := [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]:
         yield f"Training diverged, or the loss was infinite at the end: {joined(told)}."
-    missing = [cell.trial for cell in study.results.source.cells if not cell.counts]
+    cells = study.results.source.cells  # those that were not run may not have been asked for
+    missing = [cell.trial for cell in cells if not cell.counts and cell.status != NOT_RUN]
     words = ("run", "runs"), ("trial of the tuning", "trials of the tuning")
     for trial, (word, plural) in enumerate(words):
         if count := missing.count(bool(trial)):

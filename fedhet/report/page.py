@@ -215,7 +215,7 @@ def compose(found: Results, pictures: Path) -> Document:
             or f"Runs in {found.source.folders[0].resolve().name}"
         ),
         about=_about(study),
-        sentences=sentences(study, tested),
+        sentences=[*sentences(study, tested), *tables.idle(study)],
         warnings=[*study.notes, *tables.mixed_code(study)],
         sections=sections,
     )

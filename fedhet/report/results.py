@@ -25,7 +25,7 @@ from fedhet.core.targets import TARGETS, Classes
 from fedhet.record import schema
 from fedhet.record.run_folder import RUNNING
 from fedhet.record.schema import NUMBERS, READABLE, read_object
-from fedhet.record.summary import method_name
+from fedhet.record.summary import columns, method_name
 from fedhet.report.folders import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
@@ -409,11 +409,11 @@ def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
 
 
 # ---- frames
-LOSS = "loss"
 # What runs of classes have in any case; the columns where no run has a result yet.
 OF_BOTH = ("seconds.train", "bytes.up.model", "bytes.down.model")
 OF_A_RUN = (
-    *("accuracy.last", "accuracy.best_val", "acc_clients_mean", LOSS, "validation"),
+    *("acc_global.last", "acc_global.best_val", "acc_clients_mean", "loss_global"),
+    "acc_val_weighted.best",
     *("seconds.total", *OF_BOTH),
 )
 OF_A_STEP = ("acc_global", "loss_global", "acc_clients_mean", "acc_val_weighted", *OF_BOTH)
@@ -468,6 +468,7 @@ class Results:
     def runs(self) -> pd.DataFrame:
         """A row per run with its status, axes, overrides, and the scalars of its summary.json.
 
+        Scores have their names in rounds.jsonl: `acc_global.last` is the last `acc_global`.
         An entry of an entry is the column `seconds.train`. Of a name that several have, the axis
         counts, then the override.
         """
@@ -548,7 +549,7 @@ class Results:
         Its loss at the last evaluation is null, which is how NaN and infinity are written, where a
         score was measured.
         """
-        if cell.summary.get(LOSS) is not None or cell.status == DIVERGED:
+        if cell.summary.get("loss") is not None or cell.status == DIVERGED:
             return False
         target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
         keys = [target.key("global"), target.clients_key()] if target.keys else ["", ""]
@@ -618,7 +619,10 @@ def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
     """The scalars of summary.json by their dotted names; lists in a form that a column can hold."""
+    names = {name: own for name, own in columns(summary).items() if not name.endswith("last_k")}
     for name, value in summary.items():
+        if name == "columns":
+            continue
         if name == "thresholds":
             for reached in value:
                 score, threshold = next(iter(reached.items()))
@@ -631,8 +635,10 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
             yield name, len(value)
         elif name in ("plugins", "models"):
             yield name, ",".join(value)
+        elif name == "validation" and name in names:  # the best one
+            yield f"{names[name]}.best", value
         else:
-            yield from schema.leaves({name: value})
+            yield from schema.leaves({names.get(name, name): value})
 
 
 # ---- what differs between runs that no experiment names

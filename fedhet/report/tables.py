@@ -22,6 +22,7 @@ from fedhet.report.document import (
     Section,
     Table,
     TableEntry,
+    joined,
     mean_std,
     number,
     plain,
@@ -452,6 +453,18 @@ def mixed_code(study: Study) -> list[str]:
             what = "runs and trials" if trials else "runs"
             return [f"The {what} were made by different versions of the code: {told}."]
     return []
+
+
+def idle(study: Study) -> list[str]:
+    """What has changed nothing in rounds of the runs, as a piece records by `idle`."""
+    rounds, found = study.results.rounds, []
+    methods = rounds["folder"].map(study.scores.set_index("folder")["method"])
+    for column in [str(name) for name in rounds if str(name).endswith(".idle")]:
+        by_method = rounds[column].notna().groupby(methods, sort=False)
+        told = [f"{own.sum()} of {len(own)} rounds of {m}" for m, own in by_method if own.any()]
+        piece = column.removesuffix(".idle")
+        found.append(f"{piece} changed nothing in {joined(told)}; the log of a run says why.")
+    return found
 
 
 def missing_table(study: Study) -> Table | None:

@@ -1,6 +1,6 @@
 """Cut the subsets with which the published figures were measured from the whole data sets.
 
-    python -m fedhet.data download mnist
+    python -m fedhet data download mnist
     python scripts/subsets mnist                    # from data/ into subsets/
     FEDHET_DATA_DIR=subsets python -m fedhet reproduce fedlex/table1
 
@@ -130,7 +130,7 @@ def main() -> int:
         except RuntimeError:  # torchvision's, which advises to let it download
             print(
                 f"error: {options.source} does not have all of {name}; download it by"
-                f" `python -m fedhet.data download {name} --data-dir {options.source}`",
+                f" `python -m fedhet data download {name} --data-dir {options.source}`",
                 file=sys.stderr,
             )
             return 2

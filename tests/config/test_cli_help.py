@@ -11,6 +11,7 @@ import pytest
 
 from fedhet.cli import main
 from fedhet.cli.commands import commands as known_commands
+from fedhet.cli.help import help_text, options_text
 from fedhet.config import Config, catalogue
 
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -80,7 +81,7 @@ def test_help_names_every_choice_command_and_setting(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     words = set(out.replace("*", "").split())
     for group, choices in catalogue.groups().items():
-        assert {group, *choices} <= words
+        assert {group, *(catalogue.shown(group) if group == "experiment" else choices)} <= words
     for name, command in known_commands().items():
         assert f" {name} {command.help}" in " ".join(out.split())
     for key in (
@@ -96,6 +97,26 @@ def test_help_names_every_choice_command_and_setting(capsys: pytest.CaptureFixtu
     assert "*fednorm" in out
     assert "flwr run ." in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_experiments_that_only_fedhet_needs_are_not_offered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main.main(["--help", "experiment=smoke"]) == 0  # but still explained
+    capsys.readouterr()
+    assert main.main(["experiment=smoky"]) == 2
+    for text in (help_text(), options_text(["experiment"]), capsys.readouterr().err):
+        words = set(text.replace(",", " ").split())
+        assert {"first_look", "digits", "leaderboard", "peers/flamby"} <= words
+        assert not {"design", "smoke", "smoke/fedavg", "helps/search"} & words
+
+
+@pytest.mark.parametrize("words", [[name] for name in known_commands()] + [["data", "declare"]])
+def test_the_usage_is_what_was_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main([*words, "--help"])
+    usage = capsys.readouterr().out.removeprefix("usage: ")
+    assert usage.startswith(f"python -m fedhet {' '.join(words)} ")
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from composing import check_overrides
 
 import fedhet
 from fedhet.cli import main
+from fedhet.config.lines import refuse_blanks
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.experiment.progress import Progress
@@ -38,6 +39,30 @@ def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
         with pytest.raises(ConfigError, match=told):
             check(["method=fedprox", line])
     check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["rounds = 5"], "'rounds = 5': a setting has no blanks around the =; write rounds=5"),
+        (["rounds", "=", "5"], "cannot read 'rounds = 5': a setting has no blanks"),
+        (["seed=1", "rounds=", "5"], "cannot read 'rounds= 5': a setting has no blanks"),
+        (["seed=1", "client.lr", "=.5"], "write client.lr=.5"),
+        (["method=fedavg", "seed=1", "method=fednorm"], "by method=fedavg and method=fednorm"),
+        (["-m", "seed=1", "+seed=2,3"], "seed is given twice, by seed=1 and +seed=2,3; leave"),
+    ],
+)
+def test_what_is_written_in_too_many_words(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_blanks_that_are_part_of_a_value() -> None:
+    lines = ["report.notes=['a = b, c']", "tracker=mlflow", "tracker.group=''"]
+    refuse_blanks([*lines, "client.lr=", "seed=1"])  # an empty text is a value
+    check_overrides(lines)
 
 
 def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,8 +237,8 @@ def test_the_accuracy_in_a_line_of_progress() -> None:
         "acc_clients_mean": 0.25,
         "failures": [],
     }
-    assert step_line(row) == "train 2, accuracy 0.5000"
-    assert step_line(row | {"acc_global": None}) == "train 2, clients' accuracy 0.2500"
+    assert step_line(row) == "train 2, acc_global 0.5000"
+    assert step_line(row | {"acc_global": None}) == "train 2, acc_clients_mean 0.2500"
     assert step_line(row | {"acc_global": None, "acc_clients_mean": None}) == "train 2"
 
 

@@ -225,8 +225,11 @@ def test_the_user_is_shown_whose_accuracy_it_is(
     run = launch("method=fedavg", *COMMON, "buffers=local", task=toy_task(norm=True))
     captured = capsys.readouterr()
     last = run.summary["personal"]["last"]
-    assert f"train 3, clients' accuracy {last:.4f}" in captured.err
+    assert f"train 3, acc_clients_mean {last:.4f}" in captured.err
     assert "global test set" not in captured.out
+    assert (
+        "acc_personal_mean" in captured.out and "(personal models, clients' mean)" in captured.out
+    )
     assert "no global model" in captured.out
     assert f"last {last:.4f}" in captured.out
     (axes,) = run.plot().axes
@@ -234,7 +237,7 @@ def test_the_user_is_shown_whose_accuracy_it_is(
     assert label == "personal models, mean over the clients' test data"
     plain = launch("method=fedavg", *COMMON, task=toy_task(norm=True))
     print_summary(plain.summary, Path(plain.dir))
-    assert "accuracy, global test set" in capsys.readouterr().out
+    assert "acc_global" in capsys.readouterr().out
     (axes,) = plain.plot().axes
     assert axes.get_legend_handles_labels()[1] == [
         "global model, global test set",

@@ -12,6 +12,7 @@ import pytest
 from composing import composed
 from contracts.short import slow
 
+import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import client_means
 from fedhet.core.messages import Update
@@ -214,20 +215,41 @@ def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch
     assert summary["acc_clients_mean"] is not None
 
 
+@pytest.mark.parametrize("settings", [["method=ditto"], ["method=fedrep"]])
+def test_every_score_says_which_one_it_is(launch: Launch, settings: list[str]) -> None:
+    """In summary.json, in the frames, and in the line of the run."""
+    run = launch(*settings, "rounds=2", task=toy_task(12))
+    names, last = run.summary["columns"], rows(run)[-1]
+    for entry in ("accuracy", "personal"):
+        assert run.summary[entry]["last"] == last[names[entry]]
+    assert run.summary["loss"] == last[names["loss"]]
+    mean = run.rounds[names["acc_last_k"]].astype(float).mean()
+    assert run.summary["acc_last_k"]["mean"] == pytest.approx(mean)
+    frame = fedhet.results(run.dir).runs
+    for entry in ("accuracy", "personal"):
+        (value,) = frame[f"{names[entry]}.last"]
+        assert value == run.summary[entry]["last"]
+    assert frame["acc_val_weighted.best"].item() == run.rounds["acc_val_weighted"].max()
+    assert not {"loss", "validation", "columns.loss"} & set(frame)
+    assert f", acc_personal_mean {last['acc_personal_mean']:.4f};" in repr(run)
+
+
 def test_the_table_shows_them(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     run = launch("method=fedavg", *COMMON, "eval.last_k=3", task=toy_task(12))
     shown = capsys.readouterr().out
     summary = run.summary
     assert f"last {summary['acc_clients_mean']:.4f}   worst tenth" in shown
     assert f"worst tenth of the clients {summary['acc_clients_worst_decile']:.4f}" in shown
-    assert f"mean of 3: {summary['acc_last_k']['mean']:.4f}" in shown
-    assert "until accuracy 0.5" in shown
+    assert f"{summary['acc_last_k']['mean']:.4f}, the mean of the last 3 of acc_global" in shown
+    assert "until acc_global 0.5" in shown
     assert f"round {summary['thresholds'][0]['rounds']}, after " in shown
 
 
 def test_unreached_targets_are_shown(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     launch("method=fedavg", "rounds=1", "client.lr=1e-9", "eval.thresholds=[1]", task=toy_task())
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "until accuracy 1" in line]
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if "until acc_global 1" in line
+    ]
     assert "not reached" in line
 
 

@@ -1,4 +1,4 @@
-"""`python -m fedhet.data`: partition, export and describe."""
+"""`python -m fedhet data`: partition, export and describe."""
 
 from __future__ import annotations
 

@@ -186,6 +186,6 @@ def test_a_run_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     for name in download.PUBLISHED:
-        with pytest.raises(DataError, match=f"python -m fedhet.data download {name} --data-dir"):
+        with pytest.raises(DataError, match=f"python -m fedhet data download {name} --data-dir"):
             load(name, data_dir=str(tmp_path))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))

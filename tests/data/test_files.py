@@ -39,13 +39,13 @@ def test_the_error_names_places_files_and_the_command(
     message = str(caught.value)
     for place in ("env/data/FashionMNIST", "env/FashionMNIST", "data/FashionMNIST"):
         assert f"{tmp_path / place} with raw/train-images-idx3-ubyte" in message
-    assert "Get it with: python -m fedhet.data download fashion_mnist, or" in message
+    assert "Get it with: python -m fedhet data download fashion_mnist, or" in message
     monkeypatch.delenv("FEDHET_DATA_DIR")
     with pytest.raises(DataError) as caught:
         load("cifar10", data_dir="data")
     message = str(caught.value)
     assert "cifar-10-batches-py with data_batch_1" in message
     assert "cifar10 with train/, test/" in message
-    command = f"python -m fedhet.data download mnist --data-dir {tmp_path}/x"
+    command = f"python -m fedhet data download mnist --data-dir {tmp_path}/x"
     with pytest.raises(DataError, match=command):
         load("mnist", data_dir=f"{tmp_path}/x")

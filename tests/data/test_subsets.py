@@ -76,4 +76,4 @@ def test_missing_data_are_told_how_to_get(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(script, monkeypatch, name, "--source", str(tmp_path)) == 2
-    assert f"python -m fedhet.data download {name}" in capsys.readouterr().err
+    assert f"python -m fedhet data download {name}" in capsys.readouterr().err

@@ -114,3 +114,4 @@ def test_of_a_sites_data_no_copy_is_written(
     edit(kit / "sites/a/site.toml", "state", str(kit / "state"))
     assert at_site(kit, capsys, *LOCAL) == {}
     assert not (kit / "state/cache").exists()
+    assert "writes no copy of this site's data" in (kit / "sites/a/README.md").read_text()

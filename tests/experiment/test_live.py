@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ def test_a_line_when_a_run_ends(watch: live.Watch, tmp_path: Path, output: io.St
     watch.ends(planned(a.path), "")
     assert output.getvalue().splitlines() == [
         "[2/3] run b: failed: client 3 failed\\x1b[2J",
-        "[3/3] accuracy 0.9556 (2.1 s): run a",
+        "[3/3] acc_global 0.9556 (2.1 s): run a",
     ]
     # What has ended costs nothing more: an experiment may have thousands of runs.
     assert not watch.runs and len(watch.bar.tasks) == 1
@@ -97,17 +98,33 @@ def test_a_line_for_each_run_that_goes_on(
         file.write('{"phase": "tra')  # not yet written to its end
     watch.look()
     shown = text(watch)
-    assert "run a" in shown and "round 1/4" in shown and "accuracy 0.5000" in shown
+    assert "run a" in shown and "round 1/4" in shown and "acc_global 0.5000" in shown
     assert "run b" not in shown
     assert "1/3" in shown
     with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
         file.write('in", "step": 2, "round": 2, "acc_global": 0.75}\n')
     watch.look()
-    assert "round 2/4" in text(watch) and "accuracy 0.7500" in text(watch)
+    assert "round 2/4" in text(watch) and "acc_global 0.7500" in text(watch)
     a.ends()
     watch.ends(planned(a.path), "")
     assert "run a" not in text(watch) and "2/3" in text(watch)
     assert output.getvalue() == ""  # the bar tells it
+
+
+@pytest.mark.parametrize("width", [64, 80, 200])
+def test_what_counts_has_room(width: int, tmp_path: Path) -> None:
+    """The step and the score; a long label is what is shortened."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=12)
+    watch = live.Watch(140, done=12, console=console)
+    label = "trial: method=FedLEx, mean 1 partition.alpha=0.05 client.lr=0.3 seed=1001"
+    run = dataclasses.replace(planned(tmp_path / "a", label), trial=True)
+    watch.begins(run)
+    Folder(run.folder).begins(rounds=100).step(12, acc_global=0.25, acc_val_weighted=0.5)
+    watch.look()
+    console.print(watch.bar)
+    whole, line = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "12/140" in whole and line.startswith("trial: meth")
+    assert "round 12/100" in line and "acc_val_weighted 0.5000" in line
 
 
 @pytest.mark.parametrize("watch", ["terminal"], indirect=True)
@@ -135,11 +152,16 @@ def test_a_summary_that_is_being_written(watch: live.Watch, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("scores", "trial", "shown"),
     [
-        ({}, False, "loss 0.5000"),
+        ({}, False, "loss_global 0.5000"),
         ({"loss_global": None}, False, ""),
-        ({"mae_global": 1.5}, False, "mae 1.5000"),
-        ({"acc_val_weighted": 0.5, "acc_global": 0.25}, True, "validation accuracy 0.5000"),
-        ({"balanced_clients_weighted": 0.5}, False, "balanced accuracy 0.5000"),
+        ({"mae_global": 1.5}, False, "mae_global 1.5000"),
+        ({"acc_val_weighted": 0.5, "acc_global": 0.25}, True, "acc_val_weighted 0.5000"),
+        (
+            {"acc_global": None, "acc_clients_weighted": 0.25, "acc_clients_mean": 0.5},
+            False,
+            "acc_clients_mean 0.5000",  # which the log of the run names
+        ),
+        ({"balanced_clients_weighted": 0.5}, False, "balanced_clients_weighted 0.5000"),
     ],
 )
 def test_the_score_of_a_run(
@@ -161,7 +183,7 @@ def test_what_lay_there_before_does_not_count(tmp_path: Path, output: io.StringI
     watch.look()
     folder.ends()
     watch.ends(planned(folder.path), "")
-    assert output.getvalue() == "[1/1] accuracy 0.2000 (2.1 s): run a\n"
+    assert output.getvalue() == "[1/1] acc_global 0.2000 (2.1 s): run a\n"
 
 
 def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringIO) -> None:

@@ -18,7 +18,7 @@ Write = Callable[..., None]
     "text, message",
     [
         ("axis: {seed: [0]}", "unknown setting 'axis' in the file of experiment=mine (did you mea"),
-        ("roundz: 2", "(did you mean rounds?); the top level has client, "),
+        ("roundz: 2", "(did you mean rounds?); python -m fedhet --help "),
         ("lr: 2", "(did you mean client: {lr: ...}"),
         ("client.lr: 2", "(did you mean client: {lr: ...}"),
         ("axes: {seed: [0]}\ntunes: {budget: 3}", "unknown setting 'tunes'"),

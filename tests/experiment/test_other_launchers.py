@@ -91,7 +91,7 @@ def test_runs_on_ray(folder: Path, expected: list[str]) -> None:
     told = f"to compare the runs: python -m fedhet report {folder}"
     assert done.stdout == f"run folder: {folder}\n{told}\n"
     assert done.stderr.count(": failed: data not found") == 2
-    assert "train 2, accuracy" in next(folder.glob("*digits*/log.txt")).read_text()
+    assert "train 2, acc_global" in next(folder.glob("*digits*/log.txt")).read_text()
 
 
 @pytest.mark.matrix

@@ -183,5 +183,5 @@ def test_no_text_of_a_prediction_is_a_formula(
         head, *rows = csv.reader(file)
     assert head == ["input", "prediction", "p(=cmd|' /C calc'!A0)", "p(\t-1+1)"]
     assert {row[1] for row in rows} == {"'=cmd|' /C calc'!A0", "'\t-1+1"}
-    assert [row[0] for row in rows] == [f"=in.csv:{number}" for number in range(len(rows))]
+    assert [row[0] for row in rows] == [f"=in.csv:{row}" for row in range(2, len(rows) + 2)]
     assert all(0 <= float(number) <= 1 for row in rows for number in row[2:])

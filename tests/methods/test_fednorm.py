@@ -64,6 +64,15 @@ def test_by_hand(case: Callable[..., Case], z_when: str, temperature: float) -> 
         assert recorded["weight_max"] == float(recorded["weights"].max())
 
 
+@pytest.mark.parametrize(("clients", "idle"), [(2, 1), (3, 0)])
+def test_rounds_in_which_it_does_nothing_are_recorded(
+    launch: Callable[..., Any], clients: int, idle: int
+) -> None:
+    """So that the report of an experiment says it."""
+    run = launch("method=fednorm", "rounds=1", "eval.clients=false", task=toy_task(clients))
+    assert ("fednorm.idle" in run.rounds) == bool(idle)
+
+
 def test_the_record(launch: Callable[..., Any]) -> None:
     """rounds.jsonl has the largest weight, arrays/ the rest, by participant."""
     run = launch(
@@ -89,7 +98,7 @@ def test_two_participants_are_logged_once(
     federation: Federation, caplog: pytest.LogCaptureFixture, clients: int, times: int
 ) -> None:
     """Between two participants FedNorm does nothing, in any round."""
-    with caplog.at_level(logging.INFO, "fedhet"):
+    with caplog.at_level(logging.WARNING, "fedhet"):  # the level that a run shows
         federation(toy_task(clients), FedNorm, plugins=lambda: [FedNormPlugin()], rounds=3).run()
     lines = [record.getMessage() for record in caplog.records]
     assert sum("fednorm: with two participants" in text for text in lines) == times

@@ -30,7 +30,7 @@ def test_the_frames_and_the_run_have_its_records(folder: Path) -> None:
     found, run = fedhet.results(folder), fedhet.load_run(folder)
     (row,) = found.runs.to_dict("records")
     assert row["status"] == "finished" and not found.problems
-    for last in (row["accuracy.last"], run.rounds["acc_global"].iloc[-1]):
+    for last in (row["acc_global.last"], run.rounds["acc_global"].iloc[-1]):
         assert last == SUMMARY["accuracy"]["last"]
     assert row["thresholds.accuracy.0.01.rounds"] == 1
     assert len(found.rounds) == 2 and len(found.clients) == len(run.clients) > 0

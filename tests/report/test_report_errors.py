@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_runs import change, make_experiment, make_run
+from made_runs import change, make_experiment, make_run, write
 
 from fedhet.cli.main import main
 from fedhet.record.run_folder import RUNNING
@@ -123,6 +125,41 @@ def test_folders_of_two_experiments(tmp_path: Path, capsys: pytest.CaptureFixtur
         make_experiment(tmp_path / name, {"method": ["A"]}, lambda axes: 0.5, name=name)
     assert main(["report", str(tmp_path / "one"), str(tmp_path / "other")]) == 2
     assert "('one' and 'other')" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_does_nothing_is_said_of_the_whole_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not only in the log of a run; `idle` is what a piece records in such a round."""
+    make_experiment(tmp_path, {"method": ["FedAvg", "FedNorm"], "seed": [0, 1]}, lambda axes: 0.5)
+    for cell in ("cell-002", "cell-003"):
+        path = tmp_path / "cells" / cell / "rounds.jsonl"
+        first, *rest = map(json.loads, path.read_text().splitlines())
+        lines = [{**first, "fednorm.idle": 1}, *rest]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", str(tmp_path)]) == 0
+    told = "fednorm changed nothing in 2 of 8 rounds of FedNorm; the log of a run says why."
+    assert told in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_summary_of_a_part_is_silent_about_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page lists them; one that has failed is in the summary."""
+    make_experiment(tmp_path, {"method": ["A", "B"], "seed": [0, 1, 2]}, lambda axes: 0.5)
+    for number in (3, 4, 5):
+        shutil.rmtree(tmp_path / "cells" / f"cell-00{number}")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "without a result" not in capsys.readouterr().out
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "3 of 6 runs" in page and "cells/cell-005" in page and "<td>not run" in page
+    failed = tmp_path / "cells" / "cell-003"
+    failed.mkdir()
+    write(failed / "cell.json", {"status": "failed", "reason": "the disk is full"})
+    assert main(["report", str(tmp_path)]) == 0
+    assert "1 run without a result is listed below" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -98,8 +98,8 @@ def test_the_edge_is_known_of_grids_only(tmp_path: Path) -> None:
 def test_the_frames_have_their_columns_before_there_is_a_result(tmp_path: Path) -> None:
     made = make_experiment(tmp_path / "made", {"method": ["A"], "seed": [0]}, lambda _: None)
     found = fedhet.results(made)
-    documented = ["status", "accuracy.last", "bytes.up.model", "seconds.train"]
+    documented = ["status", "acc_global.last", "bytes.up.model", "seconds.train"]
     for frame in (found.runs, found.trials):
         assert {"folder", "method", "seed", *documented} <= set(frame)
     assert {"folder", "method", "seed", "round", "acc_global", "loss_global"} <= set(found.rounds)
-    assert found.runs.pivot_table("accuracy.last", "method").empty
+    assert found.runs.pivot_table("acc_global.last", "method").empty

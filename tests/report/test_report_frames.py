@@ -39,7 +39,7 @@ def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found.runs["status"]) == ["finished"] * 2 and found.missing.empty
     for method, row in found.runs.set_index("method").iterrows():
         run = fedhet.load_run(tmp_path / str(method))
-        assert row["accuracy.last"] == run.summary["accuracy"]["last"]
+        assert row["acc_global.last"] == run.summary["accuracy"]["last"]
         assert row["bytes.up.model"] == run.summary["bytes"]["up"]["model"]
         assert row["thresholds.accuracy.0.01.rounds"] == run.summary["thresholds"][0]["rounds"]
         assert row["memory.peak"] == run.summary["memory"]["peak"] > 2**20
@@ -92,7 +92,7 @@ def test_trials_are_a_frame_of_their_own(experiment: Path) -> None:
     found = fedhet.results(experiment)
     assert len(found.runs) == 8
     (row,) = found.trials.to_dict("records")
-    assert (row["method"], row["tuned.client.lr"], row["validation"]) == ("A", 0.3, 0.45)
+    assert (row["method"], row["tuned.client.lr"], row["acc_val_weighted.best"]) == ("A", 0.3, 0.45)
 
 
 def test_the_axes_of_other_folders_are_the_overrides_that_differ(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_parts_of_one_experiment_are_joined(tmp_path: Path) -> None:
         make_experiment(tmp_path / method, axes, lambda axes, n=number: 0.5 + 0.1 * n)
     found = fedhet.results([tmp_path / "A", tmp_path / "B"])
     assert found.axes == {"method": ["A", "B"], "seed": [0, 1]}
-    assert sorted(found.runs["accuracy.last"]) == [0.5, 0.5, 0.6, 0.6]
+    assert sorted(found.runs["acc_global.last"]) == [0.5, 0.5, 0.6, 0.6]

@@ -71,7 +71,7 @@ def test_a_regression_by_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     assert chosen == pytest.approx(best["r2_global"], rel=1e-4)
     assert {path.name for path in (run.dir / "figures").iterdir()} == {"r2.png", "r2.pdf"}
     shown = capsys.readouterr()
-    assert "R2, global test set" in shown.out and "accuracy" not in shown.out + shown.err
+    assert "r2_global" in shown.out and "accuracy" not in shown.out + shown.err
     scores = pandas.read_parquet(run.dir / "clients")
     assert set(scores.metric) == {"loss", "n", "r2", "mae", "rmse"}
 
@@ -126,7 +126,7 @@ def test_sets_of_labels_by_configuration(
     assert summary["personal"]["last"] == rows[-1]["f1_micro_personal_weighted"]
     drawn = {f"{figure}.{kind}" for figure in ("f1_micro", "labels") for kind in ("png", "pdf")}
     assert {path.name for path in (run.dir / "figures").iterdir()} == drawn
-    assert "micro F1, personal models" in capsys.readouterr().out
+    assert "f1_micro_personal_weighted" in capsys.readouterr().out
 
 
 def held_by(indices: list[int], y: torch.Tensor) -> list[int]:

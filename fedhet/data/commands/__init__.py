@@ -1,1 +1,1 @@
-"""The commands of `python -m fedhet.data`."""
+"""The commands of `python -m fedhet data`."""
