@@ -19,7 +19,8 @@ Place and names may be patterns (`*`), which must hold wherever they match, or "
 
     <!-- shown: fedlex-table1; tuned: *mnist*; FedLEx* < *; 10 of 12 -->
 
-What another source claims is marked `<!-- cited -->`.
+What another source claims is marked `<!-- cited -->`. A marker may go on in the next line, but
+neither it nor `>` begins a line, where they would end the paragraph in Markdown.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 MARKED = METHODS
 OTHERS = [ROOT / path for path in ("docs/reproduction.md", "papers/findings.md")]
 OTHERS += [ROOT / "papers" / "where_it_helps.md"]
-MARKER = re.compile(r"<!-- shown: (.*?) -->", re.DOTALL)
+MARKER = re.compile(r"<!--\s+shown:\s+(.*?)\s+-->", re.DOTALL)
 # A sentence ends with a point, unless markers follow it.
 SENTENCE = re.compile(r"(.+?)(\s*(?:<!-- .*? -->\s*)+|(?<=[.!?])\s+|$)")
 NAMES = re.compile(r"(?m)^#.*$|\[[^]]*\]\([^)]*\)")  # headings and links
@@ -223,7 +224,9 @@ def unmarked(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*METHODS, *OTHERS], ids=name)
 def test_what_a_page_claims_is_shown(page: Path, shown: Callable[[str], list[Shown]]) -> None:
-    markers = MARKER.findall(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"(?m)^ *(?:<!--\s+(?:shown|cited)|> .*-->).*", text)
+    markers = MARKER.findall(text)
     assert not [wrong for marker in markers if (wrong := problem(marker, shown))]
 
 
