@@ -19,6 +19,8 @@ import tasks
 
 import fedhet
 from fedhet import config
+from fedhet.config.lines import key_of
+from fedhet.data.given import REPLACED
 from fedhet.job import Job
 
 Record = dict[str, Any]
@@ -42,7 +44,10 @@ def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[R
         redirect_stderr(io.StringIO()),
     ):
         lines = [*overrides, f"seed={seed}", f"hydra.run.dir={folder}/run"]
-        given = getattr(tasks, task)(Job(config.compose(lines)).task) if task else None
+        given = None
+        if task:
+            given = getattr(tasks, task)(Job(config.compose(lines)).task)
+            lines = [line for line in lines if key_of(line).partition(".")[0] not in REPLACED]
         try:
             home = fedhet.run(lines, task=given).dir
         except fedhet.RunFailed as error:

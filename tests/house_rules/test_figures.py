@@ -124,6 +124,12 @@ def test_what_pages_print_can_be_measured_again(
     assert "docs/figures/tiny.yaml: on no page" in out
 
 
+def test_a_table_may_change_the_data_that_its_overrides_choose(tables: ModuleType) -> None:
+    runs = ("partition=iid", "partition.clients=6", "rounds=1", "client.epochs=1")
+    rows, _ = importlib.import_module("measure").run("inverted", runs, 0)
+    assert rows[-1]["acc_global"] is not None
+
+
 # What is no measured figure: the tables themselves, code, addresses.
 EXEMPT = re.compile(
     r"<!-- figures: .*?<!-- end figures -->"
