@@ -139,10 +139,10 @@ def _launching(experiment: Experiment) -> composition.Launching:
 
 def run_experiment(experiment: Experiment) -> tuple[int, Path]:
     """Run an experiment and write its report; return the exit code and the folder."""
-    print(f"experiment {experiment.name}: checking its runs", file=sys.stderr)
     code = Code.current()
     launching = _launching(experiment)
     progress = Progress(experiment, launching.folder, code, executor(launching))
+    print(f"experiment {experiment.name}: checking {progress}", file=sys.stderr)
     try:
         outcome = progress.run()
     except KeyboardInterrupt:

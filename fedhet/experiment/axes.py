@@ -16,6 +16,7 @@ from fedhet.core.errors import ConfigError
 
 SEED = "seed"
 Label = str | int | float | bool | None
+Setting = tuple[tuple[str, Label], ...]  # a place on some of the axes
 
 
 @dataclass(frozen=True)

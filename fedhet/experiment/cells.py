@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedhet.config import catalogue, composition
 from fedhet.config.lines import by_key, key_of
 from fedhet.core.errors import ConfigError
-from fedhet.experiment.axes import SEED, Label, Value, written
+from fedhet.experiment.axes import SEED, Label, Setting, Value, written
 from fedhet.experiment.definition import WITHOUT_EFFECT, Experiment
 from fedhet.experiment.tuning import Point, points
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 80
 Axes = dict[str, Label]  # axis -> the label of its value
-Setting = tuple[tuple[str, Label], ...]  # a place on some of the axes
 Combination = tuple[tuple[str, Value], ...]  # a value of each axis
 
 
@@ -72,9 +71,12 @@ def settings_of(experiment: Experiment) -> list[Combination]:
 
 
 def trials(experiment: Experiment) -> list[Cell]:
-    """The trials in order: for each combination of the axes, each point with each seed."""
+    """The trials in order: for each combination of the axes, each point with each seed.
+
+    There are none if the file keeps what earlier ones have chosen.
+    """
     tuning = experiment.tuning
-    if tuning is None:
+    if tuning is None or tuning.chosen is not None:
         return []
     return [
         _cell(experiment, "trial", combination, Value(seed, (f"{SEED}={seed}",)), point)
@@ -92,8 +94,11 @@ def runs(
 
     Args:
         experiment: the experiment.
-        chosen: place on the axes `tune.per` -> the values that its trials have chosen.
+        chosen: place on the axes `tune.per` -> the values that its trials have chosen; those that
+            the file keeps if None.
     """
+    if chosen is None and experiment.tuning:
+        chosen = experiment.tuning.chosen
     every = []
     for values in product(*experiment.axes.values()):
         combination = tuple(zip(experiment.axes, values, strict=True))
@@ -210,6 +215,5 @@ def covering(experiment: Experiment) -> list[Cell]:
     """All cells that may run now: the trials, and the runs with each value that they may choose."""
     tried = trials(experiment)
     per = experiment.tuning.per if experiment.tuning else ()
-    return wanted(
-        experiment, [*tried, *runs(experiment, {cell.on(per): cell.tuned for cell in tried})]
-    )
+    chosen = {cell.on(per): cell.tuned for cell in tried}
+    return wanted(experiment, [*tried, *runs(experiment, chosen or None)])

@@ -182,7 +182,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
     seed = settings[SEED].value() if SEED in settings else declared[SEED]
-    tuning = read_tuning(declared["tune"], axes, settings, labels, seed)
+    tuning = read_tuning(declared["tune"], axes, settings, read_axes(declared["axes"], {}), seed)
     refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
     if "figures" not in settings:  # the report has figures of all runs
         fixed.append("figures=false")

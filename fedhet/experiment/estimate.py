@@ -57,6 +57,7 @@ class Estimate(NamedTuple):
         trials: how many trials of the tuning.
         seconds: for all of them, one after another.
         longest: of one of them.
+        tuning: for the trials.
     """
 
     measured: dict[str, Cost]
@@ -64,6 +65,7 @@ class Estimate(NamedTuple):
     trials: int
     seconds: float
     longest: float
+    tuning: float
 
     def rows(self) -> list[tuple[str, str]]:
         """Each measured run and what it costs, for people."""
@@ -78,8 +80,13 @@ class Estimate(NamedTuple):
         ]
 
     def __str__(self) -> str:
-        trials = f" and {counted(self.trials, 'trial')}" if self.trials else ""
-        return f"{counted(self.runs, 'run')}{trials}, one after another: {in_words(self.seconds)}"
+        runs, whole = counted(self.runs, "run"), in_words(self.seconds)
+        if not self.trials:
+            return f"{runs}, one after another: {whole}"
+        return (
+            f"{runs} and {counted(self.trials, 'trial')}, one after another: {whole},"
+            f" of which the trials take {self.tuning / self.seconds:.0%}"
+        )
 
     def side_by_side(self, processes: int) -> str:
         """What is known of the time that so many processes take."""
@@ -115,13 +122,15 @@ def estimate(experiment: Experiment) -> Estimate:
         by_setting = seconds[method, place[1]] / seconds[method, setting]
         return seconds.get(place, seconds[place[0], setting] * by_setting)
 
-    every = [total(place) for place in [*places, *(_place(cell, axis) for cell in trials)]]
+    of_trials = [total(_place(cell, axis)) for cell in trials]
+    every = [*map(total, places), *of_trials]
     return Estimate(
         {", ".join(filter(None, place)): cost for place, cost in measured.items()},
         len(runs),
         len(trials),
         sum(every),
         max(every),
+        sum(of_trials),
     )
 
 

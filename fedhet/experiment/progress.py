@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedhet.core.check import counted
 from fedhet.core.errors import uncreatable
 from fedhet.experiment import cells, tuning
-from fedhet.experiment.cells import Cell, Setting
+from fedhet.experiment.axes import Setting
+from fedhet.experiment.cells import Cell
 from fedhet.experiment.code import Code
 from fedhet.experiment.definition import Experiment
 from fedhet.experiment.folder import ExperimentFolder
@@ -58,6 +60,14 @@ class Progress:
         self._executor = executor
         self._launched = 0
         self._trials = cells.trials(experiment)
+
+    def __str__(self) -> str:
+        asked = cells.wanted(self.experiment, [*self._trials, *cells.runs(self.experiment)])
+        trials = sum(cell.kind == "trial" for cell in asked)
+        runs = counted(len(asked) - trials, "run")
+        if not trials:
+            return runs
+        return f"{runs} and {counted(trials, 'trial')} ({trials / len(asked):.0%} of all)"
 
     def run(self) -> Outcome:
         """Run the cells that are not there yet.
@@ -155,28 +165,34 @@ class Progress:
 def _choose(
     tuned: tuning.Tuning, folder: ExperimentFolder, trials: Sequence[Cell]
 ) -> list[dict[str, Any]]:
-    """The entries `tuned` of experiment.json: what the trials have chosen."""
+    """The entries `tuned` of experiment.json: what the trials have chosen, or the file keeps."""
+
+    def entry(
+        place: Setting, chosen: tuning.Point | None, validation: float | None, tried: int
+    ) -> dict[str, Any]:
+        space = tuned.space_of([label for _, label in place])
+        return {
+            "axes": dict(place),
+            "chosen": chosen,
+            "validation": validation,
+            "trials": tried,
+            "at_the_edge": tuning.at_the_edge(chosen, space) if chosen else [],
+        }
+
+    if tuned.chosen is not None:
+        return [entry(place, chosen, None, 0) for place, chosen in tuned.chosen.items()]
     by_place: dict[Setting, list[Cell]] = {}
     for cell in trials:
         by_place.setdefault(cell.on(tuned.per), []).append(cell)
     entries = []
     for place, tried in by_place.items():
-        space = tuned.space_of(list(tried[0].axes.values()))
         points: list[tuning.Point] = []
         scores: dict[int, list[float | None]] = {}
         for cell in tried:
             if cell.tuned not in points:
                 points.append(cell.tuned)
             scores.setdefault(points.index(cell.tuned), []).append(folder.validation(cell))
-        found = tuning.best(scores)
-        chosen = None if found is None else points[found[0]]
-        entries.append(
-            {
-                "axes": dict(place),
-                "chosen": chosen,
-                "validation": found and found[1],
-                "trials": len(points),
-                "at_the_edge": tuning.at_the_edge(chosen, space) if chosen else [],
-            }
-        )
+        number, validation = tuning.best(scores) or (None, None)
+        chosen = None if number is None else points[number]
+        entries.append(entry(place, chosen, validation, len(points)))
     return entries

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from fedhet.config import overrides
 from fedhet.core.check import did_you_mean, each, integer, one_of, optional
 from fedhet.core.errors import ConfigError
-from fedhet.experiment.axes import SEED, Label, Value, mapping, single_values
+from fedhet.experiment.axes import SEED, Label, Setting, Value, mapping, single_values
 
 FEWEST_OF_A_GRID = 3  # values: of fewer, none lies inside
 
@@ -54,6 +54,8 @@ class Tuning:
         own: label of a value of an axis -> the settings that are tuned for it in addition.
         per: the axes for each combination of whose values there is one choice; it has the best mean
             over the others.
+        chosen: such a combination -> the values that the file of the experiment keeps, so that
+            there are no trials; None if trials choose.
     """
 
     budget: int | None
@@ -61,6 +63,7 @@ class Tuning:
     space: Space
     own: dict[str, Space]
     per: tuple[str, ...]
+    chosen: dict[Setting, Point] | None = None
 
     def space_of(self, labels: Sequence[object]) -> Space:
         """The settings that are tuned for a combination of values."""
@@ -190,7 +193,7 @@ def read_tuning(
     declared: Mapping[str, Any],
     axes: Mapping[str, Sequence[Value]],
     settings: Mapping[str, Override],
-    declared_labels: Mapping[str, Collection[str]],
+    of_file: Mapping[str, Sequence[Value]],
     seed: object,
 ) -> Tuning | None:
     """What is tuned; a setting that the command line gives is not.
@@ -199,7 +202,7 @@ def read_tuning(
         declared: the entry `tune` of the file, with the overrides of the command line.
         axes: axis -> its values.
         settings: key -> the override of the command line, or of the scale.
-        declared_labels: axis -> the names that the file gives its values.
+        of_file: axis -> the values that it has in the file.
         seed: that of the runs to which no axis gives one.
 
     Raises:
@@ -219,7 +222,7 @@ def read_tuning(
     own = {}
     labels = [str(value.label) for axis in axes.values() for value in axis]
     # The command line, or the scale, may have left a value of the file out.
-    left_out = {name for names in declared_labels.values() for name in names}.difference(labels)
+    left_out = {str(value.label) for axis in of_file.values() for value in axis}.difference(labels)
     for label, values in mapping("tune.own", declared["own"]).items():
         if label not in labels and label not in left_out:
             raise ConfigError(
@@ -247,7 +250,60 @@ def read_tuning(
                 " (tune.per), which has no such value; trials of its own would be compared with"
                 " those of the others"
             )
-    return Tuning(budget, seeds, shared, own, tuple(per))
+    tuning = Tuning(budget, seeds, shared, own, tuple(per))
+    if declared["chosen"] is None:
+        return tuning
+    return replace(tuning, chosen=_chosen(declared["chosen"], tuning, axes, of_file, settings))
+
+
+def _chosen(
+    declared: object,
+    tuning: Tuning,
+    axes: Mapping[str, Sequence[Value]],
+    of_file: Mapping[str, Sequence[Value]],
+    settings: Collection[str],
+) -> dict[Setting, Point]:
+    """What the file keeps of earlier trials, in the order of the axes."""
+    if not isinstance(declared, list):
+        raise ConfigError(f"tune.chosen={declared}: a list of choices, or null, is expected")
+    labels = {
+        axis: [v.label for v in values] for axis, values in axes.items() if axis in tuning.per
+    }
+    wanted = [tuple(zip(labels, values, strict=True)) for values in product(*labels.values())]
+    chosen: dict[Setting, Point] = {}
+    for number, entry in enumerate(declared):
+        name = f"tune.chosen[{number}]"
+        point = mapping(name, entry)
+        place = tuple((axis, point.pop(axis, None)) for axis in labels)
+        for axis, label in place:
+            left_out = [value.label for value in of_file.get(axis, ())]
+            one_of(f"{name}.{axis}", str(label), dict.fromkeys(map(str, labels[axis] + left_out)))
+        if place not in wanted:  # the command line, or the scale, has left it out
+            continue
+        space = tuning.space_of([label for _, label in place])
+        for key in sorted({*space, *point}.difference(settings)):
+            one_of(name, key, space)
+            if key not in point or not _within(point[key], space[key]):
+                raise ConfigError(f"{name}: {key}={point.get(key)} is none of the values to try")
+        if place in chosen:
+            raise ConfigError(f"{name}: there are two choices for {_text(place)}")
+        chosen[place] = {key: point[key] for key in space}
+    if missing := [place for place in wanted if place not in chosen]:
+        raise ConfigError(
+            f"tune.chosen: there is no choice for {_text(missing[0])}; tune.chosen=null makes the"
+            " trials again"
+        )
+    return chosen
+
+
+def _text(place: Setting) -> str:
+    return ", ".join(f"{axis}={label}" for axis, label in place)
+
+
+def _within(value: object, values: tuple[Any, ...] | Interval) -> bool:
+    if isinstance(values, Interval):
+        return isinstance(value, (int, float)) and values.low <= value <= values.high
+    return value in values
 
 
 def _range(name: str, key: str, declared: object) -> tuple[Label | list[Any], ...] | Interval:

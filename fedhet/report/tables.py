@@ -545,7 +545,8 @@ def tuning_table(study: Study) -> Table | None:
         " test data, with seeds that are not reported. A value at the edge of its grid may not be"
         " the best one. Of an interval, and of one or two values, it is not known whether a better"
         " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
-        " damaged, count as not run."
+        " damaged, count as not run. Values with 0 trials are kept in the experiment's file, from"
+        " earlier ones (tune.chosen)."
     )
     return Table.of("tuned", "Tuned values", caption, records, columns)
 

@@ -89,7 +89,7 @@ def test_a_record_that_is_no_object_is_named(
 def test_damaged_rounds_of_a_trial_are_named(
     write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(f"{AXES}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    write(f"{AXES}\ntune: {{seeds: [1000], space: {{client.lr: [.1, .2]}}}}")
     lines = ("axes.seed=0", "axes.method=fedavg")
     assert pretend.run(*lines) == 0
     rounds = next(pretend.folder.glob("cells/trial-*")).resolve() / "rounds.jsonl"

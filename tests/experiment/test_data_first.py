@@ -38,7 +38,7 @@ def test_missing_data_are_told_once_and_as_by_a_single_run(
     write(TWO)
     assert run(f"hydra/launcher={launcher}") == 2
     printed = capsys.readouterr()
-    assert printed.err == f"experiment mine: checking its runs\n{alone}"
+    assert printed.err == f"experiment mine: checking 4 runs\n{alone}"
     assert printed.out == ""
     assert not any(Path("experiments/mine").iterdir())
     # What is not asked for need not be there.

@@ -17,8 +17,10 @@ def test_a_run_costs_its_parts() -> None:
 
 
 def test_processes_share_the_runs_but_not_the_longest_one() -> None:
-    found = Estimate({}, runs=4, trials=2, seconds=100.0, longest=40.0)
-    assert str(found) == "4 runs and 2 trials, one after another: 100 seconds"
+    found = Estimate({}, runs=4, trials=2, seconds=100.0, longest=40.0, tuning=25.0)
+    said = "4 runs and 2 trials, one after another: 100 seconds, of which the trials take 25%"
+    assert str(found) == said
+    assert str(found._replace(trials=0)) == "4 runs, one after another: 100 seconds"
     assert found.side_by_side(2).startswith("2 processes at once: about 50 seconds; ")
     assert found.side_by_side(5).startswith("5 processes at once: about 40 seconds; ")
 
@@ -28,12 +30,12 @@ def test_it_measures_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = ["experiment=first_look_tuning", "method=FedAvg,SCAFFOLD", "rounds=2", "seed=0,1"]
-    assert main([*given, "hydra/launcher=basic", "--dry-run"]) == 0
+    given = ["experiment=first_look", "method=FedAvg,SCAFFOLD", "rounds=2", "seed=0,1"]
+    assert main([*given, "tune.chosen=null", "hydra/launcher=basic", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "FedAvg, partition.alpha=0.05" in out and "2 rounds of " in out
-    # 2 methods, 2 partitions and 2 seeds; 5 rates with 2 seeds of their own.
-    assert "8 runs and 40 trials, one after another: " in out
+    # 2 methods, 2 partitions and 2 seeds; 7 rates with 5 seeds of their own.
+    assert "8 runs and 140 trials, one after another: " in out
     assert "1 process at once: " in out
     assert list(tmp_path.iterdir()) == []
 

@@ -185,7 +185,7 @@ def test_runs_without_a_trial_are_not_run(
     write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A trial that has diverged chooses nothing either."""
-    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    write(f"{TWO}\ntune: {{seeds: [1000], space: {{client.lr: [.1, .2]}}}}")
     pretend.fails = lambda cell: {"trial FedSGD": "out of memory"}.get(
         cell.label.partition(" seed")[0]
     )
@@ -318,7 +318,7 @@ def test_a_stopped_experiment_goes_on(
 def test_a_part_is_run_and_the_rest_later(
     write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(f"{TWO}\ntune: {{space: {{client.lr: [.1, .2]}}}}")
+    write(f"{TWO}\ntune: {{seeds: [1000], space: {{client.lr: [.1, .2]}}}}")
     assert pretend.run("axes.method=[*Avg]", "axes.seed=1") == 0
     out = capsys.readouterr().out
     assert "experiment mine: 3 of 3 runs are there, 5 more were not asked for" in out

@@ -18,7 +18,7 @@ model: {hidden: [8]}
 client: {epochs: 1}
 partition: {clients: 3}
 axes: {method: [fedavg], seed: [0]}
-tune: {space: {client.lr: [0.1]}}
+tune: {seeds: [1000], space: {client.lr: [0.1]}}
 """
 ON_THE_PAGE = "training or validation data of the trials"
 pytestmark = pytest.mark.usefixtures("own_process")

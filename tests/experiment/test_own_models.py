@@ -33,7 +33,7 @@ axes:
     Tuned locally: method=fedavg eval.finetune_epochs=1
     Own: method=ditto eval.finetune_epochs=1
   seed: [0]
-tune: {space: {client.lr: [.3, .001]}}
+tune: {seeds: [1000], space: {client.lr: [.3, .001]}}
 report: {metric: personal}"""
 
 

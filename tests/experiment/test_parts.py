@@ -37,7 +37,8 @@ def test_a_part_has_all_trials_on_which_its_settings_depend(
 ) -> None:
     write(TUNED)
     assert pretend.run("axes.partition.alpha=[0.3]", "axes.method=A") == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.startswith("experiment mine: checking 1 run and 4 trials (80% of all)\n")
     # A is tried with two rates on both partitions, and run on one of them.
     assert "experiment mine: 5 of 5 runs are there, 7 more were not asked for" in out
     assert len(pretend.launched) == 5 and not any(" S " in label for label in pretend.launched)

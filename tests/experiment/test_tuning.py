@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment.mine import run
+from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 from omegaconf import OmegaConf
 
@@ -104,6 +105,89 @@ tune:
     check_budget("experiment=mine", "tune.budget=9")  # both have three
 
 
+KEPT = f"""rounds: 1{SMALL}
+axes: {{method: {{A: method=fedavg, P: method=fedprox}}, partition.alpha: [0.3, 1], seed: [0]}}
+tune:
+  per: [partition.alpha, method]
+  budget: 3
+  seeds: [8]
+  space: {{client.lr: [.01, .1, 1]}}
+  own: {{P: {{plugin.fedprox.mu: [.1, 1]}}}}
+  chosen:
+    - {{method: A, partition.alpha: 0.3, client.lr: 0.1}}
+    - {{method: A, partition.alpha: 1, client.lr: 1}}
+    - {{method: P, partition.alpha: 0.3, client.lr: 0.1, plugin.fedprox.mu: 1}}
+    - {{method: P, partition.alpha: 1, client.lr: 0.01, plugin.fedprox.mu: 0.1}}
+"""
+
+
+@pytest.mark.usefixtures("own_process")
+def test_what_the_file_keeps_needs_no_trials(
+    write: Write, pretend: Pretend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(KEPT)
+    assert pretend.run() == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("experiment mine: checking 4 runs\n")
+    record = pretend.record()
+    assert len(pretend.launched) == len(record["cells"]) == 4
+    lines = {"partition.alpha=1", "client.lr=0.01", "plugin.fedprox.mu=0.1"}
+    assert lines < set(record["cells"][-1]["overrides"])
+    kept = [(entry["trials"], entry["at_the_edge"]) for entry in record["tuned"]]
+    assert kept == [(0, []), (0, ["client.lr"]), (0, []), (0, ["client.lr"])]
+
+
+def test_the_command_line_leaves_choices_out_or_has_them_made_again(write: Write) -> None:
+    write(KEPT)
+    part = definition.read(["experiment=mine", "method=A", "partition.alpha=1"])
+    assert part is not None and part.tuning is not None
+    place = (("method", "A"), ("partition.alpha", 1))
+    assert part.tuning.chosen == {place: {"client.lr": 1}}
+    given = definition.read(["experiment=mine", "method=A", "partition.alpha=5", "client.lr=1"])
+    assert given is not None and given.tuning is None
+    again = definition.read(["experiment=mine", "tune.chosen=null"])
+    assert again is not None and len(cells.trials(again)) == 12
+
+
+@pytest.mark.parametrize(
+    "old, new, lines, message",
+    [
+        ("method: A, partition.alpha: 1,", "method: A, partition.alpha: 2,", [],
+         "tune.chosen[1].partition.alpha=2 is not allowed"),
+        ("method: A, partition.alpha: 1,", "partition.alpha: 1,", [],
+         "tune.chosen[1].method=None is not allowed"),
+        ("alpha: 1, client.lr: 1}", "alpha: 1, client.lr: 0.3}", [],
+         "tune.chosen[1]: client.lr=0.3 is none of the values to try"),
+        ("client.lr: 0.01, plugin.fedprox.mu: 0.1}", "client.lr: 0.01}", [],
+         "tune.chosen[3]: plugin.fedprox.mu=None is none of"),
+        ("client.lr: 1}", "client.lr: 1, client.momentum: 0}", [],
+         "tune.chosen[1]=client.momentum is not allowed"),
+        ("method: A, partition.alpha: 1,", "method: A, partition.alpha: 0.3,", [],
+         "tune.chosen[1]: there are two choices for method=A, partition.alpha=0.3"),
+        ("", "", ["partition.alpha=0.3,5"], "there is no choice for method=A, partition.alpha=5;"),
+        ("", "", ["tune.chosen=3"], "tune.chosen=3: a list of choices, or null, is expected"),
+    ],
+)  # fmt: skip
+def test_a_wrong_choice_is_named(
+    write: Write, old: str, new: str, lines: list[str], message: str
+) -> None:
+    write(KEPT.replace(old, new))
+    with pytest.raises(ConfigError) as error:
+        definition.read(["experiment=mine", *lines])
+    assert message in str(error.value)
+
+
+def test_the_first_look_keeps_a_choice_for_each_method_and_setting() -> None:
+    experiment = definition.read(["experiment=first_look"])
+    assert experiment is not None and experiment.tuning is not None
+    kept = experiment.tuning
+    assert kept.chosen is not None and len(kept.seeds) == 5
+    assert len(kept.chosen) == 16 and cells.trials(experiment) == []
+    for place, point in kept.chosen.items():
+        space = kept.space_of([label for _, label in place])
+        assert len(tuning.points(space, None)) == 7 and not tuning.at_the_edge(point, space)
+
+
 def check_budget(*lines: str) -> None:
     experiment = definition.read(lines)
     assert experiment is not None and experiment.tuning is not None
@@ -116,7 +200,7 @@ TUNED_LISTS = """rounds: 1
 client: {{epochs: 1}}
 partition: {{clients: 3}}
 axes: {{method: [fedavg], seed: [0]}}
-tune: {{space: {{model.hidden: {range}}}}}"""
+tune: {{seeds: [1000], space: {{model.hidden: {range}}}}}"""
 
 
 @pytest.mark.usefixtures("own_process")
@@ -152,3 +236,12 @@ def test_a_list_that_was_chosen_is_in_the_report(write: Write) -> None:
     assert config.model.hidden == chosen
     shown = str(chosen).replace("[", "\\[").replace("]", "\\]")  # as Markdown writes them
     assert f"| model.hidden | {shown} |" in (home / "report" / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_process")
+def test_values_that_the_file_keeps_are_in_the_report(write: Write) -> None:
+    write(KEPT)
+    assert run("partition.alpha=1") == 0
+    page = Path("experiments/mine/report/report.md").read_text()
+    assert re.search(r"\| P \| [^|]+ \| client.lr \| 0.01 \| yes \| – \| 0 \|", page)
