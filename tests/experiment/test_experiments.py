@@ -85,8 +85,8 @@ def test_trials_show_their_validation_score(finished: Finished) -> None:
     """Whoever watches must not choose by test data."""
     lines = [line for line in finished.err.splitlines() if line.startswith("[")]
     assert [line.partition("]")[0] for line in lines] == [f"[{n}/6" for n in range(1, 7)]
-    assert all("trial" in line and "] validation accuracy " in line for line in lines[:4])
-    assert all("] accuracy " in line and "trial" not in line for line in lines[4:])
+    assert all("trial" in line and "] acc_val_weighted " in line for line in lines[:4])
+    assert all("] acc_global " in line and "trial" not in line for line in lines[4:])
 
 
 def test_what_is_there_is_not_run_again(

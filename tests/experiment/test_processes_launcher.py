@@ -142,7 +142,7 @@ def test_the_runs_are_those_of_single_runs(
     told = f"to compare the runs: python -m fedhet report {folder}"
     assert out == f"run folder: {folder}\n{told}\n"
     lines = err.splitlines()
-    assert sum("] accuracy 0." in line for line in lines[:8]) == 4
+    assert sum("] acc_global 0." in line for line in lines[:8]) == 4
     assert sum(": failed: data not found" in line for line in lines[:8]) == 4
     assert [line.partition("]")[0] for line in lines[:8]] == [f"[{n}/8" for n in range(1, 9)]
     numbers = [line.split(":")[1] for line in lines[8:]]
