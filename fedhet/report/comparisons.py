@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import mean
 from typing import Any
 
@@ -234,12 +234,22 @@ def _size(study: Study, row: Mapping[str, Any]) -> str:
     if len(own) < 2:
         return text
     text += f"; by setting {min(own.values()):z.3f} to {max(own.values()):z.3f}"
+    hidden = hidden_by_mean(own, lambda value: f"{value:z.3f}")
+    return f"{text}; {hidden}" if hidden else text
+
+
+def hidden_by_mean(own: Mapping[str, float], form: Callable[[float], str]) -> str | None:
+    """The settings with the other sign than a positive mean, or the one from which most of it is.
+
+    Args:
+        own: setting -> its difference, of two or more.
+        form: how a difference is written.
+    """
     if opposite := [name for name, value in own.items() if round(value, PRINTED) < 0]:
-        return f"{text}; the other way around with {joined(opposite)}"
+        return f"the other way around with {joined(opposite)}"
     most = max(own, key=own.__getitem__)
     rest = mean(value for name, value in own.items() if name != most)
-    alone = rest < abs(row["difference"]) / 2
-    return f"{text}; without {most} it is {rest:z.3f}" if alone else text
+    return f"without {most} it is {form(rest)}" if rest < mean(own.values()) / 2 else None
 
 
 def _seeds(row: Mapping[str, Any]) -> str:
