@@ -26,7 +26,8 @@ from fedhet.report.results import NOT_RUN, Results
 from papers.tables import RESULTS, markdown
 from papers.tables import replace as replace_kept
 
-POOL = RESULTS / "design.csv"
+EXPERIMENTS = ("design", "design_hospitals")
+POOL = RESULTS / "design.csv"  # of both
 COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "code"]
 BOARDS = ("hospitals", "leaderboard")  # the last one's grid is that of settings of no board
 DRAWS = 400

@@ -453,7 +453,7 @@ def edges(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
             f"{run['method']} {key}={chosen[key]} ({place})" for key in at_the_edge(chosen, space)
         ]
     if told:
-        yield f"At the edge of what was tried, so that a better value may lie beyond: {joined(told)}."
+        yield f"Chosen at the edge of what was tried; better ones may lie beyond: {joined(told)}."
 
 
 def _rounds(values: pd.Series) -> str:
