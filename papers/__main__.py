@@ -4,7 +4,8 @@ python -m papers              write them into pages/, and the tables of docs/rep
                               docs/tuning.md
 python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
                               experiments leaderboard, leaderboard_personal, hospitals,
-                              helps/search, helps/confirm, helps/compute and design
+                              helps/search, helps/confirm, helps/compute, design and
+                              design_hospitals
 python -m papers --again      make all published runs but those of scale paper once more, in
                               experiments/, and take them over; first it says how long each
                               experiment takes; with --estimate, no more
@@ -59,7 +60,7 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     """
     read = results(folder)
     name = str(read.source.experiment.get("experiment"))
-    if name in (*leaderboard.BOARDS, "design") or name.startswith("helps/"):
+    if name in (*leaderboard.BOARDS, *design.EXPERIMENTS) or name.startswith("helps/"):
         check_experiment(read, name)
     ended = [cell for cell in read.source.cells if cell.counts]
     trials = sum(cell.trial for cell in ended)
@@ -67,7 +68,7 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     scale = ""
     if name in leaderboard.BOARDS:
         leaderboard.take_over(read, home / f"{name}.csv")
-    elif name == "design":
+    elif name in design.EXPERIMENTS:
         design.keep(read, home / design.POOL.name)
     elif name.startswith("helps/"):
         stage = name.removeprefix("helps/")
@@ -94,7 +95,9 @@ def again(folder: Path, *, run: bool) -> None:
     """
     times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])
     helped = [f"helps/{stage}" for stage in ("search", "confirm", "compute")]
-    names = dict.fromkeys((name, "") for name in (*leaderboard.BOARDS, "design", *helped))
+    names = dict.fromkeys(
+        (name, "") for name in (*leaderboard.BOARDS, *design.EXPERIMENTS, *helped)
+    )
     names |= dict.fromkeys(place for place in times.index if place[1] != "paper")
     total = 0.0
     lines = {}

@@ -1,15 +1,17 @@
 """How often a design of a comparison errs, measured by drawing whole comparisons from a pool.
 
-The pool (experiment=design) has FedAvg at ten rates with forty seeds in each setting. A comparison
-is drawn as the leaderboard makes it: two methods are tuned, each on seeds of its own, and then
-compared on other seeds. Both are FedAvg. So each difference that is called one is a false alarm;
-and where every score of the second is raised by a gap, each one that is not called one is missed.
+The pool (experiment=design) has FedAvg at many rates with forty seeds in each setting: those of the
+grid that is tried on the setting's leaderboard, and others between them. A comparison is drawn as
+the leaderboard makes it: two methods are tuned, each on seeds of its own, and then compared on
+other seeds. Both are FedAvg. So each difference that is called one is a false alarm; and where
+every score of the second is raised by a gap, each one that is not called one is missed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,19 +20,20 @@ import pandas as pd
 
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
+from fedhet.experiment import definition
 from fedhet.report import statistics
 from fedhet.report.results import NOT_RUN, Results
 from papers.tables import RESULTS, markdown
 from papers.tables import replace as replace_kept
 
-POOL = RESULTS / "design.csv"
-COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "validation_5", "test_5", "code"]
-LAST = 5  # evaluations, of which the pool has the mean beside the last one
-GRID = (0.01, 0.03, 0.1, 0.3, 1, 3)  # the rates of six trials; ten have the whole pool's
+EXPERIMENTS = ("design", "design_hospitals")
+POOL = RESULTS / "design.csv"  # of both
+COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "code"]
+BOARDS = ("hospitals", "leaderboard")  # the last one's grid is that of settings of no board
 DRAWS = 400
 GAPS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)  # of accuracy
 COMPARISONS = 25  # of one table, for which Holm's correction is made
-FALSE_ALARMS, POWER = 0.05, 0.8  # the most, and the least, that a design may have
+POWER = 0.8  # the least that a design may have
 
 
 @dataclass(frozen=True)
@@ -38,50 +41,44 @@ class Design:
     """How two methods are compared in a setting, or over all.
 
     Attributes:
-        trials: the number of rates that are tried.
-        tuning_seeds: the seeds with which each is tried.
+        tuning_seeds: the seeds with which each rate is tried.
         seeds: those of the comparison, on which no rate was tried.
-        mean: whether the mean of the last LAST evaluations counts, and not the last one.
         margin: whether a difference must be larger than the setting's margin (see `margins`).
     """
 
-    trials: int
     tuning_seeds: int
     seeds: int
-    mean: bool = False
     margin: bool = False
 
     def __str__(self) -> str:
-        score = f"mean of {LAST}" if self.mean else "last round"
         above = ", above the margin" if self.margin else ""
-        return f"{self.trials} trials on {self.tuning_seeds}, {self.seeds} seeds, {score}{above}"
+        return f"tuned on {self.tuning_seeds}, {self.seeds} seeds{above}"
 
 
-# That of the leaderboard's runs of version 0.1, its parts, and that of the next runs.
-EARLIER = Design(6, 1, 3)
-TODAY = Design(6, 8, 12, margin=True)
+TODAY = Design(8, 12, margin=True)  # that of the digits' boards
 DESIGNS = (
-    EARLIER,
-    Design(6, 1, 10),
-    Design(6, 5, 10),
-    Design(6, 5, 10, mean=True),
-    Design(6, 5, 10, mean=True, margin=True),
-    Design(10, 5, 10),
+    Design(1, 3),  # that of the runs of version 0.1
+    Design(1, 10),
+    Design(5, 10),
+    Design(5, 10, margin=True),
     replace(TODAY, margin=False),
     TODAY,
 )
 
 
 class Pool(NamedTuple):
-    """The scores of a setting, (rates, seeds) each; NaN on validation for a run that diverged."""
+    """The scores of a setting, (rates, seeds) each; NaN on validation for a run that diverged.
 
-    rates: np.ndarray
+    `tried` says of each rate whether it is in the grid of the setting's board.
+    """
+
+    tried: np.ndarray
     validation: np.ndarray
     test: np.ndarray
 
 
 def keep(read: Results, path: Path) -> None:
-    """Write the pool's runs to a csv file, in the place of the earlier ones of their settings.
+    """Write the pool's runs to a csv file, in the place of those of the same settings and rates.
 
     Where there is no global test set, the clients' mean score on their own test data counts.
     """
@@ -98,40 +95,54 @@ def keep(read: Results, path: Path) -> None:
         rows.append({**cell.axes, "code": Code.text(cell.code)})
         for name, key in scores.items():
             found = [step[key] for step in read.steps(cell) if step.get(key) is not None]
-            missing = np.nan if name == "validation" else 0.0
-            rows[-1] |= {
-                name: found[-1] if ended else missing,
-                f"{name}_{LAST}": float(np.mean(found[-LAST:])) if ended else missing,
-            }
-    replace_kept(path, pd.DataFrame(rows)[COLUMNS].round(5), ["setting"])
+            rows[-1][name] = found[-1] if ended else np.nan if name == "validation" else 0.0
+    replace_kept(path, pd.DataFrame(rows)[COLUMNS].round(5), COLUMNS[:2])
 
 
-def pools(cells: pd.DataFrame, design: Design) -> dict[str, Pool]:
-    """Setting -> its scores, of the rates that the design tries."""
-    suffix = f"_{LAST}" if design.mean else ""
+@cache
+def grid(setting: str) -> tuple[float, ...]:
+    """The rates that are tried on the board of a setting."""
+    for name in BOARDS:
+        experiment = definition.read([f"experiment={name}"])
+        assert experiment is not None and experiment.tuning is not None
+        rates = experiment.tuning.space["client.lr"]
+        if setting in experiment.labels["setting"]:
+            break
+    assert isinstance(rates, tuple)
+    return rates
+
+
+def pools(cells: pd.DataFrame) -> dict[str, Pool]:
+    """Setting -> its scores."""
     found = {}
     for setting, own in cells.groupby("setting", sort=False):
-        tried = own if design.trials > len(GRID) else own[own["client.lr"].isin(GRID)]
         validation, test = (
-            tried.pivot(index="client.lr", columns="seed", values=name + suffix)
+            own.pivot(index="client.lr", columns="seed", values=name)
             for name in ("validation", "test")
         )
-        rates = validation.index.to_numpy(float)
-        found[str(setting)] = Pool(rates, validation.to_numpy(), test.to_numpy())
+        tried = validation.index.isin(grid(str(setting)))
+        found[str(setting)] = Pool(tried, validation.to_numpy(), test.to_numpy())
     return found
 
 
-def choices(pool: Pool, design: Design, seeds: np.ndarray) -> np.ndarray:
+def choices(pool: Pool, design: Design, seeds: np.ndarray, *, shifted: bool = False) -> np.ndarray:
     """The row (draws,) that tuning on these seeds (draws, tuning seeds) chooses.
 
     It is that with the best mean on validation; one of which a trial has diverged cannot win.
+
+    Args:
+        pool: the scores of a setting.
+        design: how many of the seeds tune.
+        seeds: in the order in which they are drawn.
+        shifted: whether the grid is not that of the board, but the pool's other rates.
     """
     means = pool.validation[:, seeds[:, : design.tuning_seeds]].mean(-1)
-    return np.where(np.isnan(means), -np.inf, means).argmax(0)
+    wins = (pool.tried != shifted)[:, None] & ~np.isnan(means)
+    return np.where(wins, means, -np.inf).argmax(0)
 
 
 def costs(pool: Pool, chosen: np.ndarray) -> np.ndarray:
-    """What each choice loses against the best rate, by the means over all seeds of the pool."""
+    """What each choice loses against the pool's best rate, by the means over all seeds."""
     means = pool.test.mean(1)
     return means.max() - means[chosen]
 
@@ -144,17 +155,21 @@ def drawn_seeds(count: int, draws: int = DRAWS) -> np.ndarray:
 def margins(cells: pd.DataFrame, design: Design) -> dict[str, float]:
     """Setting -> the difference that tuning alone makes between two equal methods, at most.
 
-    It is the 95 % quantile of the difference between the expected scores of two choices; `all` is
-    that of the mean over the settings.
+    It is the 95 % quantile of the difference between the expected scores of two choices, where both
+    have the same grid or the second a shifted one, whichever is more; `all` is that of the mean
+    over the settings.
     """
-    differences = {}
-    for setting, pool in pools(cells, design).items():
-        order = drawn_seeds(pool.test.shape[1])
-        own = (choices(pool, design, part) for part in _apart(order, design))
-        ours, theirs = (pool.test.mean(1)[chosen] for chosen in own)
-        differences[setting] = ours - theirs
-    differences["all"] = np.mean([*differences.values()], axis=0)
-    return {name: float(np.quantile(np.abs(d), 0.95)) for name, d in differences.items()}
+    quantiles = []
+    for shifted in (False, True):
+        moved = {}
+        for setting, pool in pools(cells).items():
+            first, second = _apart(drawn_seeds(pool.test.shape[1]), design)
+            means = pool.test.mean(1)
+            theirs = means[choices(pool, design, second, shifted=shifted)]
+            moved[setting] = theirs - means[choices(pool, design, first)]
+        moved["all"] = np.mean([*moved.values()], axis=0)
+        quantiles.append({name: np.quantile(np.abs(d), 0.95) for name, d in moved.items()})
+    return {name: float(max(own[name] for own in quantiles)) for name in quantiles[0]}
 
 
 def margin_over(settings: Collection[str]) -> float:
@@ -174,7 +189,9 @@ def _apart(order: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndarray]:
     return order[:, : design.tuning_seeds], order[:, design.tuning_seeds : 2 * design.tuning_seeds]
 
 
-def differences(pool: Pool, design: Design, order: np.ndarray, *, paired: bool) -> np.ndarray:
+def differences(
+    pool: Pool, design: Design, order: np.ndarray, *, paired: bool, shifted: bool = False
+) -> np.ndarray:
     """(draws, seeds): the second method's score minus the first's, seed by seed.
 
     Args:
@@ -183,35 +200,29 @@ def differences(pool: Pool, design: Design, order: np.ndarray, *, paired: bool) 
         order: (draws, n) of the pool's seeds.
         paired: whether both have the same seeds, so that they are equal where they are tuned
             alike; otherwise the second has other ones, as if no part of its noise were shared.
+        shifted: whether the second is tuned on the pool's other rates.
     """
-    ours, theirs = (choices(pool, design, part) for part in _apart(order, design))
+    first, second = _apart(order, design)
+    ours, theirs = choices(pool, design, first), choices(pool, design, second, shifted=shifted)
     seeds = order[:, -design.seeds :]
     others = seeds if paired else order[:, -2 * design.seeds : -design.seeds]
     return pool.test[theirs[:, None], others] - pool.test[ours[:, None], seeds]
 
 
-def p_beyond(differences: np.ndarray, margin: float) -> float:
-    """The p-value, not corrected, of a mean difference that is larger than the margin.
-
-    Differences within the margin, and those of too few seeds for COMPARISONS tests, have the
-    p-value 1: nothing is shown of them.
-    """
-    if not statistics.enough(len(differences), COMPARISONS):
-        return 1.0
-    return statistics.wilcoxon(statistics.beyond(differences, margin))
-
-
 def called(found: np.ndarray, gap: float, margin: float) -> float:
     """The share of the draws in which a difference is shown to be larger than the margin.
 
-    The level is the one that Holm's correction leaves the smallest of COMPARISONS p-values.
+    The level is the one that Holm's correction leaves the smallest of COMPARISONS p-values, for
+    which few seeds are not enough.
 
     Args:
         found: (draws, seeds) differences.
         gap: what is added to each.
         margin: a difference that does not count as one.
     """
-    p = np.array([p_beyond(row + gap, margin) for row in found])
+    if not statistics.enough(found.shape[1], COMPARISONS):
+        return 0.0
+    p = np.array([statistics.wilcoxon(statistics.beyond(row + gap, margin)) for row in found])
     return float((p * COMPARISONS < statistics.LEVEL).mean())
 
 
@@ -232,23 +243,23 @@ def rates(cells: pd.DataFrame, design: Design) -> dict[str, Rates]:
     """Setting -> how often the design errs there; `all` is over all settings.
 
     Over all settings a pair is a seed with its mean over the settings, which share their seeds.
-    False alarms are those of the worse of two cases: both methods have the same seeds, and so are
-    equal where they are tuned alike, or the second has other ones. Gaps are to be found in the
-    second case, where differences vary more.
+    False alarms are those of the worst of three cases: the second method has other seeds; both have
+    the same, and so are equal where they are tuned alike; or, with the same seeds, the second is
+    tuned on a shifted grid. Gaps are to be found in the first case, where differences vary most.
     """
     margin = margins(cells, design)
-    every: dict[bool, dict[str, np.ndarray]] = {}
-    for paired in (True, False):
-        own = {
-            name: differences(pool, design, drawn_seeds(pool.test.shape[1]), paired=paired)
-            for name, pool in pools(cells, design).items()
-        }
-        every[paired] = own | {"all": np.mean([*own.values()], axis=0)}
+    cases: list[dict[str, np.ndarray]] = []
+    for paired, shifted in ((False, False), (True, False), (True, True)):
+        own = {}
+        for name, pool in pools(cells).items():
+            order = drawn_seeds(pool.test.shape[1])
+            own[name] = differences(pool, design, order, paired=paired, shifted=shifted)
+        cases.append(own | {"all": np.mean([*own.values()], axis=0)})
     found = {}
-    for name in every[True]:
+    for name in cases[0]:
         least = margin[name] if design.margin else 0.0
-        alarms = max(called(every[paired][name], 0.0, least) for paired in every)
-        often = (gap for gap in GAPS if called(every[False][name], gap, least) >= POWER)
+        alarms = max(called(case[name], 0.0, least) for case in cases)
+        often = (gap for gap in GAPS if called(cases[0][name], gap, least) >= POWER)
         found[name] = Rates(alarms, next(often, None))
     return found
 
@@ -259,14 +270,13 @@ def noise(cells: pd.DataFrame) -> str:
     rows = []
     for setting, own in cells.groupby("setting", sort=False):
         row = {"setting": str(setting)}
-        for trials, seeds in ((6, 1), (6, 3), (6, 5), (6, 8), (10, 1), (10, 5)):
-            (pool,) = pools(own, design := Design(trials, seeds, 0)).values()
-            lost = costs(pool, choices(pool, design, drawn_seeds(pool.test.shape[1])))
-            head = f"{trials} trials, {counted(seeds, 'seed')}"
-            row[head] = f"{points(lost.mean())} ({points(lost.max())})"
-        for title, mean in {"spread, last round": False, f"spread, mean of {LAST}": True}.items():
-            (pool,) = pools(own, Design(10, 5, 0, mean)).values()
-            row[title] = points(pool.test[pool.test.mean(1).argmax()].std(ddof=1))
+        (pool,) = pools(own).values()
+        for seeds in (1, 3, 5, 8):
+            lost = costs(pool, choices(pool, Design(seeds, 0), drawn_seeds(pool.test.shape[1])))
+            row[f"tuned on {counted(seeds, 'seed')}"] = (
+                f"{points(lost.mean())} ({points(lost.max())})"
+            )
+        row["spread"] = points(pool.test[pool.test.mean(1).argmax()].std(ddof=1))
         row["margin"] = points(margins(own, TODAY)[str(setting)])
         rows.append(row)
     return markdown(rows)

@@ -15,6 +15,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.experiment.code import Code
 from fedhet.report import statistics
 from fedhet.report.results import Results
+from fedhet.report.study import FEWEST_TUNING_SEEDS
 from papers.tables import HOME, markdown, replace
 
 CONF = HOME / "conf" / "experiment" / "helps"
@@ -28,6 +29,7 @@ COMPUTE = {
     "both with FedAvg's steps in each round": ("FedGMM, FedAvg's steps", f"{HOST}, its steps"),
     "FedAvg with as many steps, in more rounds": ("FedGMM", f"{HOST}, more rounds"),
 }
+TUNING_SEEDS = 1  # of the search
 SEEDS = "range(100,110)"  # none of them is a seed of the search or of its tuning
 HEAD = """\
 # @package _global_
@@ -175,7 +177,7 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
                 "the method's chose": own,
                 **_shown(row),
                 "gain at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
-                "p at the same rate": f"{row['p_at_rate']:.3f}",
+                "p at the same rate": _p(row["p_at_rate"]),
                 "verdict": verdict(row),
             }
         )
@@ -190,14 +192,18 @@ def _shown(row: pd.Series) -> dict[str, str]:
         "gain": f"{100 * row['gain']:+.1f}",
         "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
         "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
-        "p": f"{row['p']:.3f}",
+        "p": _p(row["p"]),
     }
+
+
+def _p(value: float) -> str:
+    return statistics.NOT_TESTED if np.isnan(value) else f"{value:.3f}"
 
 
 def verdict(row: pd.Series) -> str:
     """What a row of `compared` shows."""
-    if row["p"] >= statistics.LEVEL:
-        return "not shown"
+    if not row["p"] < statistics.LEVEL:
+        return statistics.NOT_TESTED if np.isnan(row["p"]) else statistics.NOT_SHOWN
     if row["gain"] <= 0:
         return "worse"
     by_rate = row["gain_at_rate"] <= 0 or row["p_at_rate"] >= statistics.LEVEL
@@ -219,7 +225,8 @@ def are_of(search: pd.DataFrame, runs: pd.DataFrame) -> bool:
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
     """Method -> its paired comparison with the host, which is tuned, or has the method's rate.
 
-    Each `p` is after Holm's correction over the methods.
+    The p-values of both comparisons of all methods are one family. NaN is not tested, and neither
+    is a comparison with the tuned host if the search tuned both on few seeds.
 
     Args:
         runs: `case` (a method, "FedAvg beside <method>", or "FedAvg at the rate of <method>"),
@@ -236,33 +243,30 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
             "p_at_rate": statistics.wilcoxon(at_rate),
         }
     table = pd.DataFrame.from_dict(rows, orient="index")
-    for p in ("p", "p_at_rate"):
-        table[p] = statistics.holm(table[p].to_numpy(float))
+    columns = ["p", "p_at_rate"]
+    family = pd.concat([table[["pairs"]].assign(a=name, p=table[name]) for name in columns])
+    few = TUNING_SEEDS < FEWEST_TUNING_SEEDS
+    decided = statistics.decide(family, untested=columns[:1] if few else ())
+    table[columns] = decided["p"].to_numpy().reshape(2, -1).T
     return table
 
 
 def _paired(own: pd.Series, host: pd.Series) -> dict[str, float]:
     """What the differences between two methods show, one for each seed."""
-    differences = (own - host).to_numpy()
-    low, high = statistics.interval(differences)
-    if np.isnan(low):  # differences that do not vary
-        low = high = differences.mean()
+    found = statistics.differences(pd.DataFrame({"own": own, "host": host}), "host").iloc[0]
     return {
+        **found[["pairs", "wins", "p"]],
         "host": host.mean(),
         "host_std": host.std(),
         "mean": own.mean(),
         "std": own.std(),
-        "gain": differences.mean(),
-        "low": low,
-        "high": high,
-        "wins": int((differences > 0).sum()),
-        "pairs": len(differences),
-        "p": statistics.wilcoxon(differences),
+        "gain": found["difference"],
+        **found[["low", "high"]].fillna(found["difference"]),  # differences that do not vary
     }
 
 
 def computed(runs: pd.DataFrame) -> str:
-    """FedGMM and FedAvg with equal numbers of steps; p is after Holm's correction over all rows.
+    """FedGMM and FedAvg with equal numbers of steps; all rows are one family of tests.
 
     Args:
         runs: those of helps/compute: `case` ("<setting>: <form of a method>"), `seed`, `accuracy`,
@@ -277,8 +281,7 @@ def computed(runs: pd.DataFrame) -> str:
         for told, (own, host) in COMPUTE.items()
     }
     found = [_paired(blocks[own], blocks[host]) for own, host in places.values()]
-    table = pd.DataFrame(found, index=pd.MultiIndex.from_tuples(places))
-    table["p"] = statistics.holm(table["p"].to_numpy(float))
+    table = statistics.decide(pd.DataFrame(found, index=pd.MultiIndex.from_tuples(places)))
     rows = [
         {
             "setting": setting,
@@ -288,7 +291,7 @@ def computed(runs: pd.DataFrame) -> str:
         }
         for (setting, told), row in table.iterrows()  # type: ignore[misc]
     ]
-    ahead = (table["gain"] > 0) & (table["p"] < statistics.LEVEL)
+    ahead = (table["gain"] > 0) & (table["verdict"] == statistics.SHOWN)
     counts = ahead.groupby(level=1).sum()
     shown = "; ".join(f"{told}, in {counts[told]} of {len(settings)} settings" for told in COMPUTE)
     return f"{markdown(rows)}\n\nFedGMM is shown to be better: {shown}. {_source(runs)}"

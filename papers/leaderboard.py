@@ -13,8 +13,10 @@ import pandas as pd
 from fedhet.core.check import counted
 from fedhet.experiment import cells, definition
 from fedhet.experiment.code import Code
+from fedhet.experiment.tuning import Space, at_the_edge
 from fedhet.record.summary import all_steps, own_models, own_score, validation_score
 from fedhet.report import statistics
+from fedhet.report.comparisons import hidden_by_mean
 from fedhet.report.document import FigureFile, joined
 from fedhet.report.figures import differences
 from fedhet.report.results import NOT_RUN, FoundRun, Results
@@ -190,8 +192,9 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
             continue
         tried = every[(every["kind"] == "trial") & every["setting"].isin(own["setting"])]
         order = [label for label in settings if label in set(own["setting"])]
-        yield from ranked(own, order, board.score)
+        yield from ranked(own, order, board.score, pooled=board.pooled)
         yield costs(own, tried, board)
+        yield from edges(own, tried)
         yield f"{len(own)} runs and {len(tried)} trials; {joined(sorted(set(own['code'])))}."
     count = len(cells.runs(experiment)) + len(cells.trials(experiment))
     yield f"{len(every)} of {count} cells have been run."
@@ -283,6 +286,14 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
         f" {joined(worse) or 'none'} to be worse."
     )
+    told: dict[str, list[str]] = {}
+    for method in [*better, *worse] if len(known) > 1 else ():
+        own = gains[method] if method in better else -gains[method]
+        if hidden := hidden_by_mean(own.to_dict(), lambda gain: f"{100 * gain:z.1f}"):
+            told.setdefault(hidden, []).append(method)
+    if told:
+        every = "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in told.items())
+        yield f"Not so in each setting: {every}."
 
 
 def picture(runs: pd.DataFrame, board: Board, folder: Path) -> list[FigureFile]:
@@ -318,16 +329,19 @@ def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
         yield f"Left out, because some runs never take as many steps: {joined(fewer)}."
 
 
-def ranked(runs: pd.DataFrame, settings: Sequence[str], score: str) -> Iterator[str]:
+def ranked(
+    runs: pd.DataFrame, settings: Sequence[str], score: str, *, pooled: bool = True
+) -> Iterator[str]:
     """The scores by method and setting, the methods by their mean ranks; what these show.
 
     Args:
         runs: the runs of one dataset.
         settings: its settings, in the order of the columns.
         score: the column that is compared.
+        pooled: see `Board`.
     """
     ranks = mean_ranks(_pairs(runs, score))
-    yield from _scores(runs, settings, ranks, score)
+    yield from _scores(runs, settings, ranks, score, pooled=pooled)
     yield from _lacking(runs, ranks)
 
 
@@ -348,7 +362,7 @@ def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
 
 
 def _scores(
-    runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series, score: str
+    runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series, score: str, *, pooled: bool
 ) -> Iterator[str]:
     groups = runs.groupby(["method", "setting"])[score]
     means, stds = groups.mean().unstack(), groups.std().unstack()
@@ -356,7 +370,14 @@ def _scores(
         name: _pairs(runs[runs["setting"] == name], score).droplevel("setting") for name in settings
     }
     bests = {name: str(blocks[name].mean().idxmax()) for name in settings}
-    found = {name: statistics.differences(blocks[name], HOST, effects=False) for name in settings}
+    margins = {
+        name: design.margin_over([name]) if pooled and len(blocks[name]) >= SEEDS else 0.0
+        for name in settings
+    }
+    found = {
+        name: statistics.differences(block, HOST, effects=False, margin=margins[name])
+        for name, block in blocks.items()
+    }
     decided = statistics.decide(pd.concat(found, names=["setting"]).reset_index("setting"))
     shown = decided[decided["verdict"] == statistics.SHOWN].set_index(["a", "setting"])
     rows = []
@@ -370,17 +391,19 @@ def _scores(
             row[name.partition(", ")[2]] = own
         rows.append(row)
     yield markdown(rows)
-    yield _told(int(decided["pairs"].min()), len(decided))
+    yield _told(int(decided["pairs"].min()), len(decided), [*margins.values()])
 
 
-def _told(seeds: int, comparisons: int) -> str:
+def _told(seeds: int, comparisons: int, margins: Sequence[float]) -> str:
     """What the bold entries and the marks of a table of scores mean."""
     text = "Bold is the best mean of a setting, perhaps by chance."
     needed = statistics.pairs_needed(comparisons)
     if seeds >= needed:
+        least = joined([design.points(margin) for margin in margins])
+        beyond = f" (by more than the {least} points of tuning)" if any(margins) else ""
         return (
-            f"{text} ▲ is shown to be better than {HOST} in the setting and ▼ to be worse, by"
-            f" Wilcoxon's test over {seeds} seeds, with Holm's correction for the"
+            f"{text} ▲ is shown to be better than {HOST} in the setting and ▼ to be worse{beyond},"
+            f" by Wilcoxon's test over {seeds} seeds, with Holm's correction for the"
             f" {comparisons} comparisons of this table."
         )
     return (
@@ -416,6 +439,21 @@ def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
         row |= {head: f"{value:.1f}" for head, value in zip(heads, multiples, strict=False)}
         rows.append(row)
     return markdown(rows)
+
+
+def edges(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
+    """Names the chosen values of which a larger or smaller one was not tried."""
+    tried = trials["tuned"].map(json.loads).groupby([trials["method"], trials["setting"]]).agg(list)
+    told = []
+    for run in runs.drop_duplicates(["method", "setting"]).to_dict("records"):
+        chosen, points = json.loads(run["tuned"]), tried[run["method"], run["setting"]]
+        space: Space = {key: tuple({point[key] for point in points}) for key in chosen}
+        place = run["setting"].partition(", ")[2]
+        told += [
+            f"{run['method']} {key}={chosen[key]} ({place})" for key in at_the_edge(chosen, space)
+        ]
+    if told:
+        yield f"Chosen at the edge of what was tried; better ones may lie beyond: {joined(told)}."
 
 
 def _rounds(values: pd.Series) -> str:

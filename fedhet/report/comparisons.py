@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import mean
 from typing import Any
 
@@ -204,7 +204,10 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
             for row in sorted(by[word], key=lambda r: -abs(r["difference"]))
         ]:
             yield f"Shown to be {word} than {study.reference}: {joined(told)}."
-    if told := [f"{row['a']} ({row['difference']:+.3f}{_seeds(row)})" for row in by[NOT_SHOWN]]:
+    if told := [
+        f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.2f}{_hidden(study, row)})"
+        for row in sorted(by[NOT_SHOWN], key=lambda r: r["p"])
+    ]:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."
     few = [row for row in by[NOT_TESTED] if row["a"] in study.tuned_on_few]
     if told := [f"{row['a']} ({row['difference']:+.3f})" for row in few]:
@@ -227,25 +230,34 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
 
 
 def _size(study: Study, row: Mapping[str, Any]) -> str:
-    """The interval of a difference, and in which settings it is another one."""
+    """The interval of a difference, and its range over the settings."""
     sign = 1 if row["difference"] > 0 else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
     text = f"95 % interval {low:z.3f} to {high:z.3f}"
+    own = [sign * value for value in _by_setting(study, str(row["a"])).values()]
+    text += f"; by setting {min(own):z.3f} to {max(own):z.3f}" if len(own) > 1 else ""
+    return text + _hidden(study, row)
+
+
+def _hidden(study: Study, row: Mapping[str, Any]) -> str:
+    sign = 1 if row["difference"] > 0 else -1
     own = {name: sign * value for name, value in _by_setting(study, str(row["a"])).items()}
-    if len(own) < 2:
-        return text
-    text += f"; by setting {min(own.values()):z.3f} to {max(own.values()):z.3f}"
+    hidden = len(own) > 1 and hidden_by_mean(own, lambda value: f"{value:z.3f}")
+    return f"; {hidden}" if hidden else ""
+
+
+def hidden_by_mean(own: Mapping[str, float], form: Callable[[float], str]) -> str | None:
+    """The settings with the other sign than the mean, or the one from which most of it comes.
+
+    Args:
+        own: setting -> its difference, of two or more, with the sign that makes the mean positive.
+        form: how a difference is written.
+    """
     if opposite := [name for name, value in own.items() if round(value, PRINTED) < 0]:
-        return f"{text}; the other way around with {joined(opposite)}"
+        return f"the other way around with {joined(opposite)}"
     most = max(own, key=own.__getitem__)
     rest = mean(value for name, value in own.items() if name != most)
-    alone = rest < abs(row["difference"]) / 2
-    return f"{text}; without {most} it is {rest:z.3f}" if alone else text
-
-
-def _seeds(row: Mapping[str, Any]) -> str:
-    needed = _needed(row)
-    return f"; showing that much takes about {needed} seeds" if needed else ""
+    return f"without {most} it is {form(rest)}" if rest < mean(own.values()) / 2 else None
 
 
 def _gaps(study: Study) -> Iterator[str]:

@@ -337,12 +337,12 @@ def _known(study: Study, points: pd.DataFrame) -> list[str]:
 
 
 def _late(points: pd.DataFrame) -> str:
-    """A sentence about the methods whose training begins after other phases; "" without any."""
+    """A sentence about the methods that are evaluated later than others; "" without any."""
     first = points.groupby("method", sort=False)["number"].min()
     late = first[first > first.min()].items()
     told = joined([f"that of {method} at round {number}" for method, number in late])
-    why = "Rounds of preparation are counted but not evaluated, so that some curves begin later"
-    return f" {why}: {told}." if told else ""
+    why = "Rounds of preparation, or before the first evaluation, have no score"
+    return f" {why}, so that some curves begin later: {told}." if told else ""
 
 
 def _ranges(

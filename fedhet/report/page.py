@@ -227,4 +227,8 @@ def _about(study: Study) -> str:
         {str(c.summary.get("dataset") or "data given as a Task") for c in study.cells}
     )
     runs = counted(shown, "run") if shown == every else f"{shown} of {every} runs"
-    return f"{runs} on {', '.join(datasets)}."
+    lengths = sorted({cell.summary["rounds"] for cell in study.cells})
+    clients = sorted({cell.summary["partition"]["clients"] for cell in study.cells})
+    rounds = " to ".join(str(number) for number in dict.fromkeys((lengths[0], lengths[-1])))
+    sites = " to ".join(str(number) for number in dict.fromkeys((clients[0], clients[-1])))
+    return f"{runs} on {', '.join(datasets)}: {rounds} rounds, {sites} clients."

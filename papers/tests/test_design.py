@@ -19,8 +19,7 @@ def pool(validation: np.ndarray, test: np.ndarray, setting: str = "one") -> pd.D
     for i, rate in enumerate(RATES):
         for seed in range(test.shape[1]):
             scores = {"validation": validation[i, seed], "test": test[i, seed]}
-            means = {f"{name}_5": value for name, value in scores.items()}
-            rows.append({"setting": setting, "client.lr": rate, "seed": seed, **scores, **means})
+            rows.append({"setting": setting, "client.lr": rate, "seed": seed, **scores})
     return pd.DataFrame(rows)
 
 
@@ -30,7 +29,7 @@ def noise(seed: int, spread: float = 0.02) -> np.ndarray:
 
 def test_equal_rates_raise_no_false_alarm_and_gaps_of_many_spreads_are_found() -> None:
     """Where all rates are equally good, only the noise of the seeds is left."""
-    found = design.rates(pool(noise(1), 0.8 + noise(2)), Design(6, 1, 10))["one"]
+    found = design.rates(pool(noise(1), 0.8 + noise(2)), Design(1, 10))["one"]
     assert found.false_alarms <= 0.05
     # Ten pairs reach the level of all comparisons only if all have one sign, which normal
     # differences with the spread of two scores have in 68 % of the draws at .05, and 94 % at .07.
@@ -45,18 +44,38 @@ def test_tuning_on_one_seed_raises_false_alarms_which_the_margin_stops() -> None
     test = 0.8 + noise(1, 0.002)
     test[: len(RATES) // 2] -= 0.1
     cells = pool(noise(2), test)
-    alarms = design.rates(cells, Design(10, 1, 10))["one"].false_alarms
+    alarms = design.rates(cells, Design(1, 10))["one"].false_alarms
     # They choose differently in half of the draws, and then each of ten seeds shows it.
     assert alarms == pytest.approx(0.5, abs=0.1)
-    assert design.margins(cells, Design(10, 1, 10))["one"] == pytest.approx(0.1, abs=0.01)
-    assert design.rates(cells, Design(10, 1, 10, margin=True))["one"].false_alarms < 0.05
+    assert design.margins(cells, Design(1, 10))["one"] == pytest.approx(0.1, abs=0.01)
+    assert design.rates(cells, Design(1, 10, margin=True))["one"].false_alarms < 0.05
+
+
+@pytest.mark.parametrize("step", [0.03, 0.0])
+def test_the_margin_covers_a_step_of_the_grid(step: float) -> None:
+    """The rates between those of the grid are better by a step, for every seed."""
+    scores = np.full((len(RATES), 40), 0.8)
+    scores[[RATES.index(rate) for rate in (0.05, 0.2, 0.5, 2)]] += step
+    cells = pool(scores, scores)
+    assert design.margins(cells, design.TODAY) == pytest.approx({"one": step, "all": step})
+    bare = design.rates(cells, Design(8, 12))["all"]
+    assert bare.false_alarms == float(step > 0)  # two methods that are equal but for their grids
+    assert design.rates(cells, design.TODAY)["all"].false_alarms == 0
+
+
+def test_a_setting_has_the_grid_of_its_board() -> None:
+    scores = np.arange(len(RATES))[:, None] + noise(1)  # the largest rate of a grid is its best one
+    for setting, best in (("digits, 2 classes", 3), ("heart_disease, hospitals", 1)):
+        (found,) = design.pools(pool(scores, scores, setting)).values()
+        chosen = design.choices(found, design.TODAY, design.drawn_seeds(40))
+        assert {RATES[row] for row in chosen} == {best}
 
 
 def test_the_cost_of_a_choice_is_its_distance_from_the_best() -> None:
     test = np.zeros((len(RATES), 40)) + np.arange(len(RATES))[:, None] / 100
     validation = np.tile(np.arange(len(RATES))[::-1, None], (1, 40)).astype(float)  # all wrong
-    (found,) = design.pools(pool(validation, test), Design(10, 1, 0)).values()
-    chosen = design.choices(found, Design(10, 1, 0), design.drawn_seeds(40))
+    (found,) = design.pools(pool(validation, test)).values()
+    chosen = design.choices(found, Design(1, 0), design.drawn_seeds(40))
     assert set(chosen) == {0}
     assert design.costs(found, chosen) == pytest.approx(0.09)
 
@@ -65,18 +84,18 @@ def test_a_rate_at_which_a_trial_diverges_is_not_chosen() -> None:
     validation = noise(1)
     validation[3] = 1.0
     validation[3, 7] = np.nan
-    (found,) = design.pools(pool(validation, noise(2)), Design(10, 40, 0)).values()
+    (found,) = design.pools(pool(validation, noise(2))).values()
     order = design.drawn_seeds(40, draws=3)
-    assert 3 not in design.choices(found, Design(10, 40, 0), order)
+    assert 3 not in design.choices(found, Design(40, 0), order)
     others = np.setdiff1d(np.arange(40), [7])[None]
-    assert design.choices(found, Design(10, 39, 0), others) == [3]
+    assert design.choices(found, Design(39, 0), others) == [3]
 
 
 def test_comparisons_are_tuned_and_compared_on_different_seeds() -> None:
     """Scores that are their seeds show which seeds a comparison has."""
     seeds = np.tile(np.arange(40.0), (len(RATES), 1))
-    (found,) = design.pools(pool(seeds, seeds), plan := Design(6, 5, 10)).values()
-    order = design.drawn_seeds(40, draws=20)
+    (found,) = design.pools(pool(seeds, seeds)).values()
+    plan, order = Design(5, 10), design.drawn_seeds(40, draws=20)
     assert (design.differences(found, plan, order, paired=True) == 0).all()
     apart = design.differences(found, plan, order, paired=False)
     assert (apart != 0).all()

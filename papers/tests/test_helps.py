@@ -150,19 +150,45 @@ def test_runs_of_another_experiment_are_refused(
     assert not list(tmp_path.glob("*.csv"))
 
 
-def test_the_tests_are_paired_and_corrected_for_all_methods() -> None:
-    """Holm by hand: the smallest p times 2, the other as it is but never below the first."""
+@pytest.fixture
+def tuned_on_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helps, "TUNING_SEEDS", 5)
+
+
+def test_the_search_tunes_on_so_many_seeds() -> None:
+    search = yaml.safe_load((helps.CONF / "search.yaml").read_text(encoding="utf-8"))
+    assert len(search["tune"]["seeds"]) == helps.TUNING_SEEDS
+
+
+@pytest.mark.usefixtures("tuned_on_five")
+def test_the_tests_are_paired_and_corrected_for_the_whole_table() -> None:
+    """Holm by hand: the three smallest p are alike and times 4; the last one is not below them."""
     steady = [0.01 + 0.001 * i for i in range(10)]
     mixed = [0.02, -0.01, 0.03, -0.02, 0.04, 0.01, 0.05, -0.03, 0.06, 0.07]
     table = helps.compared(confirmed({"A": steady, "B": mixed}))
     p = [float(stats.wilcoxon(values).pvalue) for values in (steady, mixed)]
-    assert table.loc["A", "p"] == pytest.approx(2 * p[0])
-    assert table.loc["B", "p"] == pytest.approx(max(p[1], 2 * p[0]))
+    assert table.loc["A", ["p", "p_at_rate"]].to_list() == pytest.approx([4 * p[0]] * 2)
+    assert table.loc["B", ["p", "p_at_rate"]].to_list() == pytest.approx([p[1], 4 * p[0]])
     assert table.loc["A", "gain"] == pytest.approx(sum(steady) / 10)
     assert table.loc["A", "low"] < table.loc["A", "gain"] < table.loc["A", "high"]
     assert (table.loc["B", "wins"], table.loc["B", "pairs"]) == (7, 10)
 
 
+def test_what_was_tuned_on_few_seeds_is_not_tested() -> None:
+    table = helps.compared(confirmed(dict.fromkeys("AB", [0.01] * 10)))
+    assert helps.verdict(table.loc["A"]) == "not tested" and table["p_at_rate"].max() < 0.05
+
+
+@pytest.mark.usefixtures("tuned_on_five")
+def test_too_few_seeds_test_nothing() -> None:
+    """The four comparisons of two methods need eight seeds: 4 * 2 / 2^7 is above .05."""
+    for seeds, expected in ((7, "not tested"), (8, "**better**")):
+        table = helps.compared(confirmed(dict.fromkeys("AB", [0.01] * seeds)))
+        assert helps.verdict(table.loc["A"]) == expected
+        assert table["p"].isna().all() == (seeds == 7)
+
+
+@pytest.mark.usefixtures("tuned_on_five")
 def test_the_verdict_asks_for_a_gain_at_the_same_rate_too() -> None:
     gains = {"A": [0.01 + 0.002 * i for i in range(10)], "B": [0.01, -0.01] * 5}
 
@@ -204,7 +230,7 @@ def test_methods_are_compared_with_equal_steps() -> None:
     )
     told = helps.computed(runs)
     p = 8 * 2 / 2**10  # all of ten pairs agree, of which Holm's correction makes eight tests
-    row = "| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.4 | +10.3 to +10.6 |"
+    row = "| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.5 | +10.3 to +10.6 |"
     assert row in told and f" | 10 of 10 | {p:.3f} |" in told
     assert "| b | FedAvg with FedGMM's steps in each round | 5.0 |" in told
     assert "| b | both with FedAvg's steps in each round | 1.0 | 0.504" in told

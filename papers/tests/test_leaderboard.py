@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_tables_tell_of_personal_models_and_of_differences() -> None:
     assert first["FedAvg"][place].startswith("**0.991") and "▼" not in first["FedSGD"][place]
     assert second["Ditto"][2] == f"{ditto:.3f}" and second["FedAvg"][2] == "–"
     assert any(
-        "is tested: 72 comparisons need 12 seeds, and these have 3" in line for line in lines
+        "is tested: 69 comparisons need 12 seeds, and these have 3" in line for line in lines
     )
 
 
@@ -189,6 +190,58 @@ def test_over_all_settings_a_pair_is_a_seed(monkeypatch: pytest.MonkeyPatch) -> 
     table, told = leaderboard.overall(pd.DataFrame(few), "accuracy")
     assert "| B | 1.0 | +4.1 | 1 of 1 |" in table and "| p |" not in table
     assert told.startswith("No setting has been run with 10 seeds")
+
+
+def made(gains: dict[str, tuple[float, ...]], seeds: int = 12) -> pd.DataFrame:
+    """Runs with these mean differences from FedAvg in the settings s0, s1..., by method."""
+    return pd.DataFrame(
+        {
+            "kind": "run",
+            "method": method,
+            "setting": f"digits, s{i}",
+            "seed": seed,
+            "accuracy": 0.5 + seed / 100 + gain,
+        }
+        for method, values in ({"FedAvg": (0.0,) * 3} | gains).items()
+        for i, gain in enumerate(values)
+        for seed in range(seeds)
+    )
+
+
+def test_a_line_tells_which_settings_a_mean_hides() -> None:
+    """Of these means one has another sign in a setting, and another comes from a single one."""
+    gains = {"even": (0.03, 0.02, 0.03), "turned": (0.07, 0.025, -0.05), "one": (-0.09, 0, -0.01)}
+    told = [*leaderboard.overall(made(gains), "accuracy", pooled=False)][-1]
+    assert told == (
+        "Not so in each setting: turned (the other way around with digits, s2);"
+        " one (without digits, s0 it is 0.5)."
+    )
+
+
+def test_a_mark_is_that_of_a_difference_beyond_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the grid makes a point in s0, and nothing in the other settings."""
+    monkeypatch.setattr(
+        leaderboard.design, "margin_over", lambda settings: 0.01 * (settings == ["digits, s0"])
+    )
+    runs = made({"more": (0.02, 0.01, -0.01), "less": (0.01, 0, 0)})
+    table, told = leaderboard.ranked(runs, [f"digits, s{i}" for i in range(3)], "accuracy")
+    marks = {
+        row[0].strip(): [("▲" in cell) - ("▼" in cell) for cell in row[2:5]]
+        for row in (line.split("|")[1:] for line in table.splitlines())
+    }
+    assert marks["more"] == [1, 1, -1] and marks["less"] == [0, 0, 0]
+    assert "(by more than the 1.0, 0.0 and 0.0 points of tuning)" in told
+
+
+def test_values_at_the_edge_of_what_was_tried_are_named() -> None:
+    rates = [json.dumps({"client.lr": rate, "mu": 0.1}) for rate in (1, 0.3, 0.1)]
+    runs, trials = (
+        pd.DataFrame({"method": ["A", "B"] * n, "setting": "digits, s0", "tuned": tuned})
+        for n, tuned in ((1, rates[:2]), (3, [rate for rate in rates for _ in range(2)]))
+    )
+    (told,) = leaderboard.edges(runs, trials)
+    assert told.endswith("may lie beyond: A client.lr=1 (s0).")
+    assert not [*leaderboard.edges(runs[1:], trials)]
 
 
 def test_scores_that_are_printed_alike_share_a_rank() -> None:
