@@ -20,9 +20,10 @@ Verdict:
   direction only    the level does not, or was not compared, and the direction is the paper's
   not reproduced    the level differs, or the direction is the opposite one; or, where levels are
                     compared, the direction of a claim was tested and is not shown
-  not shown         none of these, and the direction was tested; or there is only a level, and it
-                    has five seeds
-  not tested        none of these, and there are fewer seeds; or no direction was tested
+  not shown         none of these, although the direction was tested; or, without a direction,
+                    although the level has five seeds
+  not tested        none of these, because the direction was not tested; or, without a direction,
+                    because the level has fewer than five seeds
   not comparable    levels are not compared, because the data or the model are others at this scale
                     or because times are another machine's, and there is no direction; or no run has
                     such a value

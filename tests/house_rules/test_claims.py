@@ -46,7 +46,7 @@ from papers.tables import RESULTS
 from papers.verdict import NOT_SHOWN, OPPOSITE, SAME
 
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
-MARKED = METHODS[:1]  # pages that have a marker behind each claim
+MARKED = [*METHODS[:1], ROOT / "papers" / "findings.md"]  # pages with a marker behind each claim
 OTHERS = [ROOT / path for path in ("docs/reproduction.md", "papers/findings.md")]
 OTHERS += [ROOT / "papers" / "where_it_helps.md"]
 MARKER = re.compile(r"<!-- shown: (.*?) -->", re.DOTALL)
