@@ -21,7 +21,6 @@ import argparse
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -178,21 +177,6 @@ def reproductions(folder: Path) -> Iterator[str]:
                 yield f"![{file.alt}]({folder.name}/{file.name}.svg)"
 
 
-def _both_rules() -> str:
-    rows = []
-    every: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for one in paper.every():
-        for scale, lines in _results(one):
-            both = table.by_both_rules(lines, one)
-            if both[0]:
-                before, now = map(table.counts, both)
-                rows.append({"figures of": f"`{one.name}`, {scale}", "before": before, "now": now})
-            for total, found in zip(every, both, strict=True):
-                total.update(found)
-    before, now = map(table.counts, every)
-    return markdown([*rows, {"figures of": "all", "before": before, "now": now}])
-
-
 def _board(name: str) -> str:
     every, folder = pd.read_csv(RESULTS / f"{name}.csv"), PAGES / name
     drawn = leaderboard.picture(every[every["kind"] == "run"], leaderboard.BOARDS[name], folder)
@@ -228,7 +212,6 @@ def _computed() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "reproductions": listed,
-    "both rules": _both_rules,
     **{f"{name}, all settings": partial(_overall, name) for name in leaderboard.BOARDS},
     **{name: partial(_board, name) for name in leaderboard.BOARDS},
     "leaderboard, equal steps": _equal_steps,

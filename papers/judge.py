@@ -12,13 +12,14 @@ from fedhet.config.lines import by_key, value_of
 from fedhet.core.errors import ConfigError
 from fedhet.experiment.axes import SEED
 from fedhet.report.results import Results, results
+from fedhet.report.statistics import NOT_SHOWN
+from fedhet.report.study import FEWEST_TUNING_SEEDS
 from papers import measures
 from papers.measures import EXACT, is_share
 from papers.paper import (
-    DIRECTIONS,
     LEVELS,
+    NOTHING,
     Claim,
-    Figure,
     Paper,
     as_text,
     find,
@@ -27,16 +28,16 @@ from papers.paper import (
 from papers.runs import ReproducedRun, runs_of
 from papers.verdict import (
     DIRECTION_ONLY,
-    FEWEST,
     NOT_REPRODUCED,
     Sample,
-    direction,
+    directions,
     level,
     verdict,
 )
 
 FIGURE, CLAIM = "figure", "claim"
 Place = tuple[tuple[str, str], ...]  # axis and label, of some of the axes
+Pairs = Mapping[tuple[str, Place], tuple[ReproducedRun, ReproducedRun]]  # by seed and place
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Row:
         ours: our values, one for each seed; of a claim, the differences.
         value: the paper's figure; None for a claim.
         spread: the paper's spread, or None.
-        direction: what the order shows; None where the paper compares nothing.
+        differences: the paired differences that are tested, one for each seed.
+        direction: what they show; None where nothing is compared.
         tuned: the settings that trials have chosen; empty if nothing was tuned.
         run: whether there are runs, if perhaps without such a value.
         verdict: the verdict by the rule, as `decided` says.
@@ -65,7 +67,8 @@ class Row:
     ours: Sample
     value: float | None
     spread: float | None
-    direction: str | None
+    differences: tuple[float, ...] = ()
+    direction: str | None = None
     tuned: str = ""
     run: bool = True
     verdict: str = ""
@@ -133,32 +136,55 @@ def compare(
     runs = runs_of(read, axis, paper.hosts)
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
-    directions = paper.compared_at(scale) in (LEVELS, DIRECTIONS)
-    bench = _Bench(paper, axis, labels, runs, directions)
-    figures, claims = (
-        [decided(row, paper, scale, changed) for row in rows]
-        for rows in (bench.figures(), bench.claims())
-    )
+    bench = _Bench(paper, axis, labels, runs)
+    rows = decided([*bench.figures(), *bench.claims()], paper, scale, changed)
     return Comparison(
         paper,
         scale,
         tuple(changed),
         len(read.missing),
         tuple(sorted({_code(run) for run in runs})),
-        figures,
-        claims,
+        [row for row in rows if row.kind == FIGURE],
+        [row for row in rows if row.kind == CLAIM],
     )
 
 
-def decided(row: Row, paper: Paper, scale: str | None, changed: Sequence[str]) -> Row:
-    """The row with its verdict, and the reason that the paper's file has for it."""
+def decided(
+    rows: Sequence[Row], paper: Paper, scale: str | None, changed: Sequence[str]
+) -> list[Row]:
+    """All rows of a scale with their verdicts, and the reasons that the paper's file has."""
+    signs = [_sign(row, rows, paper) for row in rows]
+    family = [
+        (row.differences, sign) for row, sign in zip(rows, signs, strict=True) if sign is not None
+    ]
+    shown = iter(directions(family))
+    found = [
+        replace(row, direction=None if sign is None else next(shown))
+        for row, sign in zip(rows, signs, strict=True)
+    ]
+    return [_judged(row, paper, scale, changed) for row in found]
+
+
+def _sign(row: Row, rows: Sequence[Row], paper: Paper) -> float | None:
+    """The sign of the paper's difference; None if there is nothing to compare with."""
+    if row.kind == CLAIM:
+        return 1.0
+    place = (row.setting, paper.hosts.get(row.method), row.measure)
+    hosts = (host.value for host in rows if _place_of(host) == place)
+    theirs = next(hosts, None)
+    return None if row.value is None or theirs is None else row.value - theirs
+
+
+def _judged(row: Row, paper: Paper, scale: str | None, changed: Sequence[str]) -> Row:
+    if paper.compared_at(scale) == NOTHING:
+        row = replace(row, direction=None)
     levels = paper.compared_at(scale) == LEVELS and paper.has_levels(row.measure)
-    agrees = False if row.ours.count >= FEWEST else None
+    agrees = False if row.direction == NOT_SHOWN else None
     if row.kind == FIGURE:
         assert row.value is not None
         rounding = (row.spread or 0.0) if row.measure in EXACT else None
         agrees = level(row.ours, row.value, rounding, share=is_share(row.measure))
-    found = verdict(row.ours, agrees, row.direction, levels=levels, directions=True, run=row.run)
+    found = verdict(row.ours, agrees, row.direction, levels=levels, run=row.run)
     missed = found == NOT_REPRODUCED
     reasons = {compared: claim.reason for claim in paper.claims for compared in _pairs(claim)}
     if row.kind == FIGURE:
@@ -205,14 +231,12 @@ class _Bench:
         axis: the axis that is compared.
         labels: axis -> the labels that the experiment has at this scale.
         runs: those with a result.
-        directions: whether directions are compared.
     """
 
     paper: Paper
     axis: str
     labels: dict[str, list[str]]
     runs: list[ReproducedRun]
-    directions: bool
 
     def figures(self) -> Iterator[Row]:
         """A row per figure of the paper that the runs can be compared with."""
@@ -222,7 +246,8 @@ class _Bench:
                 continue
             chosen = self._where(place)
             ours = sample(chosen, figure.measure)
-            shown = self._against_host(figure, chosen)
+            host = {**figure.axes, self.axis: self.paper.hosts.get(figure.method, "")}
+            pairs = paired(chosen, self._where(host), {self.axis})
             yield Row(
                 FIGURE,
                 ", ".join(f"{k}={v}" for k, v in figure.axes.items()),
@@ -231,9 +256,9 @@ class _Bench:
                 ours,
                 figure.value,
                 figure.spread,
-                shown if self.directions else None,
-                tuned(chosen),
-                bool(chosen),
+                tested(pairs, figure.measure),
+                tuned=tuned(chosen),
+                run=bool(chosen),
             )
 
     def claims(self) -> Iterator[Row]:
@@ -244,30 +269,19 @@ class _Bench:
                     continue
                 greater = self._where({**claim.where, **claim.greater})
                 less = self._where({**claim.where, **other})
-                differing = {*claim.greater, *other}
-                ours = Sample.of(differences(greater, less, claim.measure, differing))
-                shown = direction(ours, 1.0)
+                pairs = paired(greater, less, {*claim.greater, *other})
                 yield Row(
                     CLAIM,
                     claim.says,
                     f"{_words(claim.greater)} above {_words(other)}",
                     claim.measure,
-                    ours,
+                    Sample.of(differences(pairs, claim.measure)),
                     None,
                     None,
-                    shown if self.directions else None,
-                    tuned(greater, less),
-                    bool(greater and less),
+                    tested(pairs, claim.measure),
+                    tuned=tuned(greater, less),
+                    run=bool(greater and less),
                 )
-
-    def _against_host(self, figure: Figure, chosen: Sequence[ReproducedRun]) -> str | None:
-        host = self.paper.hosts.get(figure.method)
-        theirs = host and self.paper.figure(host, figure.axes, figure.measure)
-        if not host or not theirs:
-            return None
-        others = self._where({**figure.axes, self.axis: host})
-        shown = differences(chosen, others, figure.measure, {self.axis})
-        return direction(Sample.of(shown), figure.value - theirs.value)
 
     def _where(self, labels: Mapping[str, str]) -> list[ReproducedRun]:
         return [
@@ -294,39 +308,42 @@ def sample(runs: Sequence[ReproducedRun], measure: str) -> Sample:
     return Sample.of([value for value in values if math.isfinite(value)])
 
 
-def differences(
-    ours: Sequence[ReproducedRun],
-    theirs: Sequence[ReproducedRun],
-    measure: str,
-    differing: Collection[str],
-) -> list[float]:
+def paired(
+    ours: Sequence[ReproducedRun], theirs: Sequence[ReproducedRun], differing: Collection[str]
+) -> Pairs:
+    """The runs of both that differ on these axes alone, by their seed and the other axes."""
+
+    def place(run: ReproducedRun) -> tuple[str, Place]:
+        axes = {axis: str(label) for axis, label in run.cell.axes.items() if axis not in differing}
+        return axes.pop(SEED, ""), tuple(axes.items())
+
+    partners = {place(run): run for run in theirs}
+    return {place(run): (run, partners[place(run)]) for run in ours if place(run) in partners}
+
+
+def differences(pairs: Pairs, measure: str) -> list[float]:
     """One for each seed: the mean over the settings in which every seed has a difference.
 
     Another choice of settings would itself be a difference between the seeds.
-
-    Args:
-        ours: the runs from whose values the others' are subtracted.
-        theirs: the others.
-        measure: what is compared.
-        differing: the axes on which a run and its partner differ.
     """
-
-    def place(run: ReproducedRun, *without: str) -> Place:
-        apart = {*differing, *without}
-        return tuple((k, str(v)) for k, v in run.cell.axes.items() if k not in apart)
-
-    partners = {place(run): run for run in theirs}
     by_seed: dict[str, dict[Place, float]] = {}
-    for run in ours:
-        if partner := partners.get(place(run)):
-            difference = measures.value(measure, run) - measures.value(measure, partner)
-            if math.isfinite(difference):
-                found = by_seed.setdefault(str(run.cell.axes.get(SEED)), {})
-                found[place(run, SEED)] = difference
+    for (seed, place), (run, partner) in pairs.items():
+        difference = measures.value(measure, run) - measures.value(measure, partner)
+        if math.isfinite(difference):
+            by_seed.setdefault(seed, {})[place] = difference
     if not by_seed:
         return []
     every = set.intersection(*(set(found) for found in by_seed.values()))
     return [mean(found[p] for p in sorted(every)) for found in by_seed.values()] if every else []
+
+
+def tested(pairs: Pairs, measure: str) -> tuple[float, ...]:
+    """The differences, as files have them; none if few seeds chose tuned values that differ."""
+    for run, partner in pairs.values():
+        seeds = (run.results.source.experiment.get("tune") or {}).get("seeds", ())
+        if run.cell.tuned != partner.cell.tuned and len(seeds) < FEWEST_TUNING_SEEDS:
+            return ()
+    return tuple(float(f"{difference:.6g}") for difference in differences(pairs, measure))
 
 
 def tuned(*groups: Sequence[ReproducedRun]) -> str:

@@ -123,11 +123,6 @@ class Paper:
         """What its figures and claims measure."""
         return {f.measure for f in self.figures} | {c.measure for c in self.claims}
 
-    def figure(self, method: str, axes: Mapping[str, str], measure: str) -> Figure | None:
-        """The figure of a method in the same setting."""
-        found = (f for f in self.figures if (f.method, f.measure) == (method, measure))
-        return next((f for f in found if f.axes == axes), None)
-
     def compared_at(self, scale: str | None) -> str:
         """What can be compared at a scale; where none was chosen, the runs are the paper's."""
         return self.compared.get(scale or "", LEVELS)

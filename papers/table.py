@@ -16,17 +16,9 @@ from fedhet.report.document import escaped
 from fedhet.report.folders import refuse_links
 from papers.judge import Comparison, Row, decided
 from papers.measures import in_words, is_share
-from papers.paper import LEVELS, Paper
+from papers.paper import Paper
 from papers.tables import markdown
-from papers.verdict import (
-    NOT_COMPARABLE,
-    NOT_RUN,
-    TOO_FEW,
-    VERDICTS,
-    Sample,
-    earlier_level,
-    verdict,
-)
+from papers.verdict import NOT_RUN, VERDICTS, Sample
 
 NAME = "reproduction"
 FIELDS = (
@@ -43,6 +35,7 @@ FIELDS = (
     "spread",
     "paper",
     "paper_spread",
+    "differences",
     "direction",
     "verdict",
     "reason",
@@ -75,6 +68,7 @@ def _record(row: Row) -> dict[str, str]:
         "spread": _exact(row.ours.spread),
         "paper": _exact(row.value),
         "paper_spread": _exact(row.spread),
+        "differences": json.dumps(row.differences) if row.differences else "",
         "direction": row.direction or "",
         "verdict": row.verdict,
         "reason": row.reason,
@@ -85,16 +79,22 @@ def _record(row: Row) -> dict[str, str]:
 def read_csv(path: Path, paper: Paper) -> list[dict[str, str]]:
     """The lines of a csv file of comparisons with a paper; verdicts are those of today's rule."""
     lines = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
-    return [{**line, **_record(_row(line, paper))} for line in lines]
+    found = []
+    for scale in dict.fromkeys(line["scale"] for line in lines):
+        own = [line for line in lines if line["scale"] == scale]
+        changed = json.loads(own[0]["changed"] or "[]")
+        rows = decided([_row(line) for line in own], paper, scale or None, changed)
+        found += [{**line, **_record(row)} for line, row in zip(own, rows, strict=True)]
+    return found
 
 
-def _row(line: Record, paper: Paper) -> Row:
-    """The row that a line of a csv file keeps; only where nothing was measured, its verdict."""
+def _row(line: Record) -> Row:
+    """What a line of a csv file keeps of a row; a verdict only where nothing was measured."""
 
     def number(name: str) -> float | None:
         return float(line[name]) if line[name] else None
 
-    row = Row(
+    return Row(
         line["kind"],
         line["setting"],
         line["method"],
@@ -102,39 +102,17 @@ def _row(line: Record, paper: Paper) -> Row:
         Sample(int(line["seeds"]), float(line["mean"] or math.nan), number("spread")),
         number("paper"),
         number("paper_spread"),
-        line["direction"] or None,
-        line["tuned"],
+        tuple(json.loads(line["differences"] or "[]")),
+        tuned=line["tuned"],
         run=line["verdict"] != NOT_RUN,
     )
-    changed = json.loads(line["changed"]) if line["changed"] else []
-    return decided(row, paper, line["scale"] or None, changed)
-
-
-def by_both_rules(lines: Sequence[Record], paper: Paper) -> tuple[Counter[str], Counter[str]]:
-    """How many figures whose levels are compared have which verdict, before 2026-11-25 and now."""
-    before: Counter[str] = Counter()
-    now: Counter[str] = Counter()
-    for line in lines:
-        row = _row(line, paper)
-        levels = paper.compared_at(line["scale"]) == LEVELS and paper.has_levels(row.measure)
-        if row.value is None or not levels or not row.ours.count:
-            continue
-        agreed = earlier_level(row.ours, row.value, row.spread)
-        earlier = verdict(row.ours, agreed, row.direction, levels=True, directions=True)
-        before[NOT_COMPARABLE if earlier == TOO_FEW else earlier] += 1
-        now[row.verdict] += 1
-    return before, now
 
 
 def tally(lines: Sequence[Record]) -> str:
     """How many figures have which verdict, in a sentence."""
-    found = counts(Counter(line["verdict"] for line in lines))
-    return f"{counted(len(lines), 'comparison')}: {found}" if lines else "no figures"
-
-
-def counts(found: Counter[str]) -> str:
-    """How many have which verdict."""
-    return ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
+    found = Counter(line["verdict"] for line in lines)
+    counts = ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
+    return f"{counted(len(lines), 'comparison')}: {counts}" if lines else "no figures"
 
 
 def as_markdown(lines: Sequence[Record]) -> str:

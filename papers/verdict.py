@@ -1,30 +1,31 @@
 """The rule by which a figure counts as reproduced.
 
-It was changed on 2026-11-25: until then, a level agreed if it lay within two of our standard errors
-of the paper's figure, or within the spread that the paper prints behind it, so that noise, ours or
-the paper's, could make it agree. docs/reproduction.md shows the verdicts by both rules.
-
 Level. A margin is fixed beforehand: two percentage points for a share, such as an accuracy, and 5 %
 of the paper's figure for anything else. Our mean agrees with the paper's figure if the whole of its
 90 % interval (Student's t, so that these are two one-sided tests at 5 %) lies within the margin
-around it, over at least five seeds. It differs if the whole of the interval lies outside. Else the
-seeds are too few to tell. For a count that no seed changes, such as the size of a model, the margin
-is what the paper's rounding hides, which stands in the experiment's file as its spread, and one run
-is enough.
+around it, over at least five seeds. It differs if the whole of the interval lies outside. Else
+neither is shown. For a count that no seed changes, such as the size of a model, the margin is what
+the paper's rounding hides, which stands in the experiment's file as its spread, and one run is
+enough.
 
 Direction. The difference between a method and its host, or between two settings of which the paper
-says that one is better, is taken seed by seed. It is the paper's direction if the mean difference
-has the paper's sign and exceeds two of its standard errors; the opposite one if it exceeds them
-with the other sign; else it is not shown. One seed shows no direction.
+says that one is better, is taken seed by seed. All such comparisons of one reproduction at one
+scale are a family, and a difference is shown as fedhet.report.statistics says: by Wilcoxon's
+signed-rank test with Holm's correction. It is then the paper's direction or the opposite one. A
+comparison is not tested if it has fewer seeds than its family needs, or if the tuned values of the
+two differ and fewer than five seeds chose them.
 
 Verdict:
   reproduced        the level agrees
   direction only    the level does not, or was not compared, and the direction is the paper's
-  not reproduced    the level differs, or the direction is the opposite one; or a claim has a
-                    direction that at least five seeds do not show, where levels are compared
-  too few seeds     levels are compared, and none of these can be said
+  not reproduced    the level differs, or the direction is the opposite one; or, where levels are
+                    compared, the direction of a claim was tested and is not shown
+  not shown         none of these, although the direction was tested; or, without a direction,
+                    although the level has five seeds
+  not tested        none of these, because the direction was not tested; or, without a direction,
+                    because the level has fewer than five seeds
   not comparable    levels are not compared, because the data or the model are others at this scale
-                    or because times are another machine's, and no direction is shown; or no run has
+                    or because times are another machine's, and there is no direction; or no run has
                     such a value
   not run           runs are missing
 """
@@ -36,18 +37,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+import numpy as np
+import pandas as pd
 from scipy import stats
+
+from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED, SHOWN, decide, wilcoxon
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"
 NOT_REPRODUCED = "not reproduced"
-TOO_FEW = "too few seeds"
 NOT_COMPARABLE = "not comparable"
 NOT_RUN = "not run"
-VERDICTS = (REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED, TOO_FEW, NOT_COMPARABLE, NOT_RUN)
+VERDICTS = (
+    *(REPRODUCED, DIRECTION_ONLY, NOT_REPRODUCED),
+    *(NOT_SHOWN, NOT_TESTED, NOT_COMPARABLE, NOT_RUN),
+)
 
-SAME, OPPOSITE, NOT_SHOWN = "as in the paper", "opposite", "not shown"
-ERRORS = 2.0  # standard errors
+SAME, OPPOSITE = "as in the paper", "opposite"
 FEWEST = 5  # seeds that a level takes to agree
 SHARE_MARGIN, MARGIN = 0.02, 0.05  # of a share; of the paper's figure, for all else
 CONFIDENCE = 0.9
@@ -85,7 +91,7 @@ class Sample:
 def level(
     ours: Sample, value: float, rounding: float | None = None, *, share: bool = False
 ) -> bool | None:
-    """Whether our mean agrees with the paper's figure (True), or differs; None: too few seeds.
+    """Whether our mean agrees with the paper's figure (True), or differs; None: neither is shown.
 
     Args:
         ours: what was measured.
@@ -107,54 +113,48 @@ def level(
     return True if distance + reach <= margin and (certain or ours.count >= FEWEST) else None
 
 
-def earlier_level(ours: Sample, value: float, spread: float | None) -> bool | None:
-    """Whether a level agreed by the rule before 2026-11-25; None if that could not be judged."""
-    widths = [width for width in (spread, ours.error and ERRORS * ours.error) if width is not None]
-    if not ours.count or not widths:
-        return None
-    return abs(ours.mean - value) <= max(widths) * (1 + 1e-9) + 1e-12
-
-
-def direction(differences: Sample, sign: float) -> str:
-    """What the differences, one for each seed, show.
+def directions(family: Sequence[tuple[Sequence[float], float]]) -> list[str]:
+    """What is shown of comparisons that are one family of tests.
 
     Args:
-        differences: those in which the paper has `sign`.
-        sign: a positive or negative number; 0 if the paper has no difference, which nothing shows.
+        family: of each comparison the differences, one for each seed, and the sign that the paper
+            has: a positive or negative number; 0 if it has no difference, which nothing shows.
     """
-    error = differences.error
-    if error is None or not sign or abs(differences.mean) <= ERRORS * error:
-        return NOT_SHOWN
-    return SAME if (differences.mean > 0) == (sign > 0) else OPPOSITE
+    samples = [np.array(differences) for differences, _ in family]
+    # The test takes what is smaller than 1e-9 for rounding, and the unit of a measure may be.
+    samples = [sample / (abs(sample).max(initial=0) or 1) for sample in samples]
+    found = pd.DataFrame(
+        {"pairs": [*map(len, samples)], "p": [*map(wilcoxon, samples)]}, dtype=float
+    )
+    shown = [*decide(found)["verdict"]]
+    for i, (sample, (_, sign)) in enumerate(zip(samples, family, strict=True)):
+        if shown[i] == SHOWN:
+            agrees = sample.mean() * sign > 0
+            shown[i] = SAME if agrees else OPPOSITE if sign else NOT_SHOWN
+    return shown
 
 
 def verdict(
-    ours: Sample,
-    agrees: bool | None,
-    shown: str | None,
-    *,
-    levels: bool,
-    directions: bool,
-    run: bool = True,
+    ours: Sample, agrees: bool | None, shown: str | None, *, levels: bool, run: bool = True
 ) -> str:
     """The verdict on a figure, or on a claim.
 
     Args:
         ours: what was measured.
-        agrees: what `level` says. A claim has no level: False if there are at least five seeds,
-            which should show its direction, else None.
-        shown: what `direction` says; None where there is nothing to compare with.
+        agrees: what `level` says. A claim has no level: False if its direction was tested and is
+            not shown, else None.
+        shown: what `directions` says; None where there is nothing to compare with.
         levels: whether levels may be compared.
-        directions: whether directions may be.
         run: whether there are runs, if perhaps without such a value.
     """
     if not ours.count:
         return NOT_COMPARABLE if run else NOT_RUN
-    shown = shown if directions else None
     if levels and agrees:
         return REPRODUCED
     if shown == SAME:
         return DIRECTION_ONLY
     if shown == OPPOSITE or (levels and agrees is False):
         return NOT_REPRODUCED
-    return TOO_FEW if levels else NOT_COMPARABLE
+    if shown is None and not levels:
+        return NOT_COMPARABLE
+    return shown or (NOT_SHOWN if ours.count >= FEWEST else NOT_TESTED)

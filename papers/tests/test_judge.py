@@ -12,6 +12,7 @@ from report.made_runs import make_experiment
 
 from fedhet.core.errors import ConfigError, WriteError
 from fedhet.report.results import results
+from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED
 from papers import table
 from papers.judge import Comparison, Row, compare, judge
 from papers.measures import check
@@ -24,13 +25,12 @@ from papers.verdict import (
     OPPOSITE,
     REPRODUCED,
     SAME,
-    TOO_FEW,
 )
 
 AXES: dict[str, Any] = {
     "method": ["host", "better", "worse", "lost"],
     "alpha": [0.1, 1],
-    "seed": [0, 1, 2, 3, 4],
+    "seed": [0, 1, 2, 3, 4, 5, 6, 7],  # what six comparisons need
 }
 # Means over the seeds: host .60, better .70, worse .50; the differences vary by .001.
 SCORES = {"host": 0.60, "better": 0.70, "worse": 0.50}
@@ -40,7 +40,7 @@ def score(axes: dict[str, Any]) -> float | None:
     if axes["method"] not in SCORES:
         return None
     own = 0.001 * axes["seed"] if axes["method"] != "host" else 0.0
-    return SCORES[axes["method"]] + 0.002 * (axes["seed"] - 2) + own
+    return SCORES[axes["method"]] + 0.002 * (axes["seed"] - 3.5) + own
 
 
 def figure(method: str, value: float, spread: float | None = None, **entries: Any) -> Figure:
@@ -75,7 +75,7 @@ PAPER = Paper(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return five_seeds(tmp_path)
+    return made_folder(tmp_path)
 
 
 def rows(comparison: Comparison) -> dict[str, Row]:
@@ -89,28 +89,50 @@ def test_each_figure_has_the_verdict_of_the_rule(folder: Path) -> None:
         "host": (REPRODUCED, None),
         "better": (DIRECTION_ONLY, SAME),
         "worse": (NOT_REPRODUCED, OPPOSITE),
-        "lost": (NOT_RUN, "not shown"),
+        "lost": (NOT_RUN, NOT_TESTED),
     }
     better = rows(found)["better"].ours
-    # .003 times the standard deviation of 0 to 4.
-    assert (better.mean, better.spread) == pytest.approx((0.702, 0.003 * 2.5**0.5))
+    # .003 times the standard deviation of 0 to 7.
+    assert (better.mean, better.spread) == pytest.approx((0.7035, 0.003 * 6**0.5))
     assert rows(found)["worse"].reason == "The paper tuned it on test data."
     assert rows(found)["better"].reason == "Fewer rounds."
-    assert found.missing == 10
+    assert found.missing == 16
 
 
-def test_three_seeds_show_directions_and_no_level(tmp_path: Path) -> None:
-    made = make_experiment(tmp_path / "few", {**AXES, "seed": [0, 1, 2]}, score)
-    found = compare(PAPER, results(made), "paper")
-    verdicts = {name: row.verdict for name, row in rows(found).items()}
-    assert (verdicts["host"], verdicts["better"]) == (TOO_FEW, DIRECTION_ONLY)
+def test_what_has_fewer_seeds_than_its_family_needs_is_not_tested(tmp_path: Path) -> None:
+    made = make_experiment(tmp_path / "few", {**AXES, "seed": range(7)}, score)
+    found = compare(PAPER, results(made), "cpu")
+    assert {row.verdict for row in found.rows} == {NOT_COMPARABLE, NOT_TESTED, NOT_RUN}
+    # A smaller family needs fewer, and the level of a figure five.
+    found = compare(dataclasses.replace(PAPER, claims=()), results(made), "paper")
+    assert rows(found)["better"].verdict == DIRECTION_ONLY
+
+
+def test_a_claim_that_is_tested_and_not_shown_is_not_reproduced(tmp_path: Path) -> None:
     same = dataclasses.replace(CLAIMS[0], greater={"method": "host"})
-    for folder, verdict in ((made, TOO_FEW), (five_seeds(tmp_path), NOT_REPRODUCED)):
-        [row] = compare(dataclasses.replace(PAPER, claims=(same,)), results(folder), "paper").claims
-        assert (row.direction, row.verdict) == ("not shown", verdict)
+    paper = dataclasses.replace(PAPER, claims=(same,))
+    for seeds, shown, expected in ((5, NOT_TESTED, NOT_TESTED), (8, NOT_SHOWN, NOT_REPRODUCED)):
+        made = make_experiment(tmp_path / f"{seeds}", {**AXES, "seed": range(seeds)}, score)
+        [row] = compare(paper, results(made), "paper").claims
+        assert (row.direction, row.verdict) == (shown, expected)
 
 
-def five_seeds(home: Path) -> Path:
+def test_what_few_seeds_tuned_apart_is_not_tested(folder: Path) -> None:
+    """Each of `host` and `better` has its own value, which one seed chose, or five."""
+    file = folder / "experiment.json"
+    content = json.loads(file.read_text())
+    for cell in content["cells"]:
+        if cell["axes"]["method"] == "better":
+            cell["tuned"] = {"client.lr": 0.3}
+    for seeds, expected in ((1, NOT_TESTED), (5, SAME)):
+        content["tune"] = {"seeds": [*range(1000, 1000 + seeds)]}
+        file.write_text(json.dumps(content))
+        found = compare(PAPER, results(folder), "paper")
+        assert rows(found)["better"].direction == found.claims[0].direction == expected
+        assert rows(found)["worse"].direction == OPPOSITE
+
+
+def made_folder(home: Path) -> Path:
     return make_experiment(home / "made", AXES, score)
 
 
@@ -159,7 +181,7 @@ def test_a_figure_whose_level_means_nothing_is_compared_by_its_order(folder: Pat
     assert [row.verdict for row in found.values()] == [NOT_COMPARABLE, DIRECTION_ONLY]
 
 
-@pytest.mark.parametrize(("levels", "expected"), [(True, NOT_REPRODUCED), (False, NOT_COMPARABLE)])
+@pytest.mark.parametrize(("levels", "expected"), [(True, NOT_REPRODUCED), (False, NOT_SHOWN)])
 def test_a_claim_about_what_has_no_levels_is_compared_by_its_order(
     folder: Path, levels: bool, expected: str
 ) -> None:
@@ -179,7 +201,7 @@ def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folde
         ("worse wins", "worse above lost", NOT_RUN),
     ]
     # One difference for each seed, the mean over both settings.
-    assert (found[1].ours.count, found[1].ours.mean) == (5, pytest.approx(-0.098))
+    assert (found[1].ours.count, found[1].ours.mean) == (8, pytest.approx(-0.0965))
 
 
 def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) -> None:
@@ -194,7 +216,7 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
     made = make_experiment(folder.parent / "uneven", AXES, easier)
     claim = Claim("better wins", "last", {}, {"method": "better"}, ({"method": "host"},))
     [row] = compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper").claims
-    assert (row.ours.count, row.ours.mean) == (5, pytest.approx(0.102))
+    assert (row.ours.count, row.ours.mean) == (8, pytest.approx(0.1035))
 
 
 def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
@@ -260,13 +282,13 @@ def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
         "clients": 0.60,
         "loss": 0.5,
     }
-    targets = "rounds@.449"  # of .60: .30, .45, .525, .60; of seed 0: .596, hence .447 in round 2
+    targets = "rounds@.449"  # of .60: .30, .45, .525, .60; of seed 2: .597, hence .448 in round 2
     figures = [figure("host", 1, measure=measure) for measure in (targets, *measures)]
     paper = Paper("", "", "", figures=tuple(figures))
     made = make_experiment(tmp_path / "made", {**AXES, "method": list(SCORES)}, score)
     found = compare(paper, results(made), "paper").figures
     ours = {row.measure: row.ours for row in found}
-    assert ours.pop(targets).mean == pytest.approx((3 + 3 + 2 + 2 + 2) / 5)
+    assert ours.pop(targets).mean == pytest.approx((3 * 3 + 5 * 2) / 8)
     assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)
     with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
         check("lastt")
@@ -276,11 +298,12 @@ def test_the_comparison_is_written_and_read_back(folder: Path) -> None:
     comparison = compare(PAPER, results(folder), "paper", ["rounds=4"])
     page = table.write(comparison, folder / "report").read_text()
     assert "7 comparisons: 1 reproduced, 2 direction only, 2 not reproduced, 2 not run" in page
-    assert "| alpha=1 | better | last | .702 ± .005 (5 seeds) | .800 |" in page
+    assert "| alpha=1 | better | last | .704 ± .007 (8 seeds) | .800 |" in page
     assert "Changed for these runs: `rounds=4`." in page
-    assert "10 runs of the experiment have no result." in page
+    assert "16 runs of the experiment have no result." in page
     lines = table.read_csv(folder / "report" / "reproduction.csv", PAPER)
     assert lines == table.records(comparison)
+    assert lines[1]["differences"] == "[0.1, 0.101, 0.102, 0.103, 0.104, 0.105, 0.106, 0.107]"
     assert table.as_markdown(lines) in page
 
 

@@ -6,19 +6,17 @@ import math
 
 import pytest
 
+from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED
 from papers.verdict import (
     DIRECTION_ONLY,
     NOT_COMPARABLE,
     NOT_REPRODUCED,
     NOT_RUN,
-    NOT_SHOWN,
     OPPOSITE,
     REPRODUCED,
     SAME,
-    TOO_FEW,
     Sample,
-    direction,
-    earlier_level,
+    directions,
     level,
     verdict,
 )
@@ -49,10 +47,8 @@ def test_a_level_agrees_where_the_whole_interval_lies_within_the_margin() -> Non
 
 
 def test_noise_makes_no_level_agree() -> None:
-    """The paper's .656 with our .421 +- .206, which two standard errors once reached."""
-    ours = Sample(3, 0.421, 0.206)
-    assert earlier_level(ours, 0.656, 0.03) is True
-    assert level(ours, 0.656, share=True) is None
+    """The paper's .656 lies within two standard errors of our .421 +- .206."""
+    assert level(Sample(3, 0.421, 0.206), 0.656, share=True) is None
     assert level(Sample(5, 0.656, 0.206), 0.656, share=True) is None
 
 
@@ -80,27 +76,35 @@ def test_a_count_that_no_seed_changes_agrees_within_the_papers_rounding() -> Non
     assert level(Sample.of((447_406.0, 447_500.0)), 447_000.0, 500.0) is None  # it has changed
 
 
+SIX = (0.1, 0.12, 0.11, 0.3, 0.2, 0.05)  # of one sign: p = 2 / 2^6 = .031
+
+
 @pytest.mark.parametrize(
     ("differences", "sign", "shown"),
     [
-        ((0.1, 0.12, 0.11), 1, SAME),
-        ((0.1, 0.12, 0.11), -1, OPPOSITE),
-        ((-30.0, -40.0), -38, SAME),
-        ((0.1, -0.1, 0.02), 1, NOT_SHOWN),
-        ((0.1,), 1, NOT_SHOWN),  # one seed shows nothing
-        ((), 1, NOT_SHOWN),
-        ((0.1, 0.12), 0, NOT_SHOWN),  # the paper has no order
-        ((0.1, 0.1), 1, SAME),
-        ((0.0, 0.0), 1, NOT_SHOWN),
-        # The mean .2 of these three is two standard errors of .1: it does not exceed them.
-        ((0.2 - 0.1 * math.sqrt(3), 0.2, 0.2 + 0.1 * math.sqrt(3)), 1, NOT_SHOWN),
-        ((0.21 - 0.1 * math.sqrt(3), 0.21, 0.21 + 0.1 * math.sqrt(3)), 1, SAME),
+        (SIX, 1, SAME),
+        (SIX, -1, OPPOSITE),
+        (SIX, 0, NOT_SHOWN),  # the paper has no order
+        ((-0.01, *SIX[1:]), 1, NOT_SHOWN),  # p = 4 / 2^6 = .062
+        ((0.0,) * 6, 1, NOT_SHOWN),
+        (SIX[:5], 1, NOT_TESTED),  # the smallest p of five is .062
+        ((), 1, NOT_TESTED),
+        (tuple(1e-11 * d for d in SIX), 1, SAME),  # what is measured may be small
     ],
 )
-def test_a_direction_exceeds_two_standard_errors(
+def test_a_direction_is_shown_by_the_test_of_ranks(
     differences: tuple[float, ...], sign: float, shown: str
 ) -> None:
-    assert direction(Sample.of(differences), sign) == shown
+    assert directions([(differences, sign)]) == [shown]
+
+
+def test_a_family_of_two_needs_seven_seeds() -> None:
+    """By Holm's correction the smaller p counts twice: 2 * 2 / 2^6 = .062, 2 * 2 / 2^7 = .031."""
+    seven, none = (*SIX, 0.1), (0.1, -0.2, 0.3, -0.4, 0.5, -0.6, 0.7)
+    assert directions([(SIX, 1), (SIX, 1)]) == [NOT_TESTED] * 2
+    assert directions([(seven, 1), (none, 1)]) == [SAME, NOT_SHOWN]
+    assert directions([(seven, 1), ((), 1)]) == [SAME, NOT_TESTED]
+    assert directions([]) == []
 
 
 @pytest.mark.parametrize(
@@ -108,24 +112,29 @@ def test_a_direction_exceeds_two_standard_errors(
     [
         (True, SAME, REPRODUCED, DIRECTION_ONLY),
         (True, OPPOSITE, REPRODUCED, NOT_REPRODUCED),
+        (True, NOT_TESTED, REPRODUCED, NOT_TESTED),
         (True, None, REPRODUCED, NOT_COMPARABLE),
         (False, SAME, DIRECTION_ONLY, DIRECTION_ONLY),
-        (False, NOT_SHOWN, NOT_REPRODUCED, NOT_COMPARABLE),
+        (False, NOT_SHOWN, NOT_REPRODUCED, NOT_SHOWN),
+        (False, NOT_TESTED, NOT_REPRODUCED, NOT_TESTED),
         (False, OPPOSITE, NOT_REPRODUCED, NOT_REPRODUCED),
         (False, None, NOT_REPRODUCED, NOT_COMPARABLE),
         (None, SAME, DIRECTION_ONLY, DIRECTION_ONLY),
-        (None, NOT_SHOWN, TOO_FEW, NOT_COMPARABLE),
+        (None, NOT_SHOWN, NOT_SHOWN, NOT_SHOWN),
+        (None, NOT_TESTED, NOT_TESTED, NOT_TESTED),
         (None, OPPOSITE, NOT_REPRODUCED, NOT_REPRODUCED),
-        (None, None, TOO_FEW, NOT_COMPARABLE),
+        (None, None, NOT_SHOWN, NOT_COMPARABLE),  # five seeds: the level was tested
     ],
 )
 def test_the_verdict(agrees: bool | None, shown: str | None, at_paper: str, at_cpu: str) -> None:
-    assert verdict(FIVE, agrees, shown, levels=True, directions=True) == at_paper
-    assert verdict(FIVE, agrees, shown, levels=False, directions=True) == at_cpu
-    assert verdict(FIVE, agrees, shown, levels=False, directions=False) == NOT_COMPARABLE
+    assert verdict(FIVE, agrees, shown, levels=True) == at_paper
+    assert verdict(FIVE, agrees, shown, levels=False) == at_cpu
+
+
+def test_a_level_over_few_seeds_is_not_tested() -> None:
+    assert verdict(Sample(4, 0.8, 0.01), None, None, levels=True) == NOT_TESTED
 
 
 def test_without_values_there_is_no_verdict() -> None:
-    kinds = {"levels": True, "directions": True}
-    assert verdict(Sample.of(()), None, None, **kinds, run=False) == NOT_RUN
-    assert verdict(Sample.of(()), None, None, **kinds, run=True) == NOT_COMPARABLE
+    for run, expected in ((False, NOT_RUN), (True, NOT_COMPARABLE)):
+        assert verdict(Sample.of(()), None, NOT_TESTED, levels=True, run=run) == expected

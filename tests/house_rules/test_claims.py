@@ -46,10 +46,8 @@ from papers.paper import find
 from papers.tables import RESULTS
 from papers.verdict import NOT_SHOWN, OPPOSITE, SAME
 
-METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
-MARKED = METHODS
-OTHERS = [ROOT / path for path in ("docs/reproduction.md", "papers/findings.md")]
-OTHERS += [ROOT / "papers" / "where_it_helps.md"]
+PAGES = [*sorted((ROOT / "docs" / "methods").glob("*.md")), ROOT / "docs" / "reproduction.md"]
+PAGES += [ROOT / "papers" / f"{name}.md" for name in ("findings", "leaderboard", "where_it_helps")]
 MARKER = re.compile(r"<!--\s+shown:\s+(.*?)\s+-->", re.DOTALL)
 # A sentence ends with a point, unless markers follow it.
 SENTENCE = re.compile(r"(.+?)(\s*(?:<!-- .*? -->\s*)+|(?<=[.!?])\s+|$)")
@@ -222,7 +220,7 @@ def unmarked(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", [*METHODS, *OTHERS], ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_a_page_claims_is_shown(page: Path, shown: Callable[[str], list[Shown]]) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"(?m)^ *(?:<!--\s+(?:shown|cited)|> .*-->).*", text)
@@ -230,7 +228,7 @@ def test_what_a_page_claims_is_shown(page: Path, shown: Callable[[str], list[Sho
     assert not [wrong for marker in markers if (wrong := problem(marker, shown))]
 
 
-@pytest.mark.parametrize("page", MARKED, ids=name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_a_page_claims_is_marked(page: Path) -> None:
     assert not unmarked(page.read_text(encoding="utf-8"))
 
