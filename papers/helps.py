@@ -175,7 +175,7 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
                 f"{HOST}'s trials chose": host,
                 "the method's chose": own,
                 **_shown(row),
-                "gain at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
+                "difference at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
                 "p at the same rate": _p(row["p_at_rate"]),
                 "verdict": verdict(row),
             }
@@ -188,7 +188,7 @@ def _shown(row: pd.Series) -> dict[str, str]:
     return {
         f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
         "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
-        "gain": f"{100 * row['gain']:+.1f}",
+        "difference": f"{100 * row['gain']:+.1f}",
         "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
         "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
         "p": _p(row["p"]),

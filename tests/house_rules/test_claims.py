@@ -46,9 +46,10 @@ from papers.tables import RESULTS
 from papers.verdict import NOT_SHOWN, OPPOSITE, SAME
 
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
-MARKED = METHODS[:1]  # pages that have a marker behind each claim
+HELPS = ROOT / "papers" / "where_it_helps.md"
+MARKED = [*METHODS[:1], HELPS]  # pages that have a marker behind each claim
 OTHERS = [ROOT / path for path in ("docs/reproduction.md", "papers/findings.md")]
-OTHERS += [ROOT / "papers" / "where_it_helps.md"]
+OTHERS += [HELPS]
 MARKER = re.compile(r"<!-- shown: (.*?) -->", re.DOTALL)
 # A sentence ends with a point, unless markers follow it.
 SENTENCE = re.compile(r"(.+?)(\s*(?:<!-- .*? -->\s*)+|(?<=[.!?])\s+|$)")
