@@ -176,7 +176,7 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
                 f"{HOST}'s trials chose": host,
                 "the method's chose": own,
                 **_shown(row),
-                "gain at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
+                "difference at the same rate": f"{100 * row['gain_at_rate']:+.1f}",
                 "p at the same rate": _p(row["p_at_rate"]),
                 "verdict": verdict(row),
             }
@@ -189,7 +189,7 @@ def _shown(row: pd.Series) -> dict[str, str]:
     return {
         f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
         "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
-        "gain": f"{100 * row['gain']:+.1f}",
+        "difference": f"{100 * row['gain']:+.1f}",
         "95 %": f"{100 * row['low']:+.1f} to {100 * row['high']:+.1f}",
         "wins": f"{row['wins']:.0f} of {row['pairs']:.0f}",
         "p": _p(row["p"]),
@@ -245,8 +245,9 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict(rows, orient="index")
     columns = ["p", "p_at_rate"]
     family = pd.concat([table[["pairs"]].assign(a=name, p=table[name]) for name in columns])
-    few = TUNING_SEEDS < FEWEST_TUNING_SEEDS
-    decided = statistics.decide(family, untested=columns[:1] if few else ())
+    decided = statistics.decide(
+        family, untested=columns[:1] if TUNING_SEEDS < FEWEST_TUNING_SEEDS else ()
+    )
     table[columns] = decided["p"].to_numpy().reshape(2, -1).T
     return table
 
