@@ -244,8 +244,9 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict(rows, orient="index")
     columns = ["p", "p_at_rate"]
     family = pd.concat([table[["pairs"]].assign(a=name, p=table[name]) for name in columns])
-    few = TUNING_SEEDS < FEWEST_TUNING_SEEDS
-    decided = statistics.decide(family, untested=columns[:1] if few else ())
+    decided = statistics.decide(
+        family, untested=columns[:1] if TUNING_SEEDS < FEWEST_TUNING_SEEDS else ()
+    )
     table[columns] = decided["p"].to_numpy().reshape(2, -1).T
     return table
 

@@ -292,8 +292,9 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         if hidden := hidden_by_mean(own.to_dict(), lambda gain: f"{100 * gain:z.1f}"):
             told.setdefault(hidden, []).append(method)
     if told:
-        every = "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in told.items())
-        yield f"Not so in each setting: {every}."
+        yield "Not so in each setting: {}.".format(
+            "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in told.items())
+        )
 
 
 def picture(runs: pd.DataFrame, board: Board, folder: Path) -> list[FigureFile]:
@@ -448,9 +449,9 @@ def edges(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
     for run in runs.drop_duplicates(["method", "setting"]).to_dict("records"):
         chosen, points = json.loads(run["tuned"]), tried[run["method"], run["setting"]]
         space: Space = {key: tuple({point[key] for point in points}) for key in chosen}
-        place = run["setting"].partition(", ")[2]
         told += [
-            f"{run['method']} {key}={chosen[key]} ({place})" for key in at_the_edge(chosen, space)
+            f"{run['method']} {key}={chosen[key]} ({run['setting'].partition(', ')[2]})"
+            for key in at_the_edge(chosen, space)
         ]
     if told:
         yield f"Chosen at the edge of what was tried; better ones may lie beyond: {joined(told)}."
