@@ -292,7 +292,7 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         if hidden := hidden_by_mean(own.to_dict(), lambda gain: f"{100 * gain:z.1f}"):
             told.setdefault(hidden, []).append(method)
     if told:
-        yield "Not so in each setting: {}.".format(
+        yield "What these means hide: {}.".format(
             "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in told.items())
         )
 

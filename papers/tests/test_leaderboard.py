@@ -213,7 +213,7 @@ def test_a_line_tells_which_settings_a_mean_hides() -> None:
     gains = {"even": (0.03, 0.02, 0.03), "turned": (0.07, 0.025, -0.05), "one": (-0.09, 0, -0.01)}
     told = [*leaderboard.overall(made(gains), "accuracy", pooled=False)][-1]
     assert told == (
-        "Not so in each setting: turned (the other way around with digits, s2);"
+        "What these means hide: turned (the other way around with digits, s2);"
         " one (without digits, s0 it is 0.5)."
     )
 

@@ -42,7 +42,7 @@ def test_the_frames_are_the_files(launch: Launch) -> None:
 def test_a_run_is_shown_in_one_line(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launch(*DITTO, task=validated())
     last = run.summary["accuracy"]["last"], run.summary["personal"]["last"]
-    expected = f"accuracy {last[0]:.4f}, personal models {last[1]:.4f}"
+    expected = f"acc_global {last[0]:.4f}, acc_personal_mean {last[1]:.4f}"
     assert repr(run) == f"Run(ditto on data given as a Task, 5 clients: ok, {expected}; {run.dir})"
     monkeypatch.chdir(run.dir.parent)
     assert repr(run).endswith(f"; {run.dir.name})")
@@ -217,5 +217,5 @@ def test_paths_are_whole_at_any_width(
     assert f"figure: {path}" in lines
     last = run.summary["personal"]["last"]
     table = "\n".join(lines)
-    assert "personal models" in table and f"{last:.4f}" in table
+    assert "acc_personal_mean" in table and f"{last:.4f}" in table
     assert terminal == all(len(line) <= 60 for line in lines if not line.startswith("figure"))
