@@ -92,6 +92,7 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
         (study.compare, "method"),
         ("learning rate", lambda r: plain(study.rates.get(r["method"]))),
         ("local steps", lambda r: number(study.steps.get(r["method"]), ".2f")),
+        ("bytes", lambda r: number(study.sent.get(r["method"]), ".2f")),
         (f"mean {study.title}", lambda r: number(means.get(r["method"]))),
         ("mean rank", lambda r: number(ranks.get(r["method"]), ".2f")),
         (f"difference from {study.reference}", lambda r: number(r.get("difference"), "+.3f")),
@@ -105,15 +106,16 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     caption = (
         f"{study.title.capitalize()} ({SCORES[study.metric]}) as the mean over"
         f" {counted(len(study.conditions), 'setting')} and seeds, and each method's difference from"
-        f" {study.reference}. Local steps are multiples of those of {study.reference}, over all"
-        " rounds. p is that of Wilcoxon's test after Holm's correction over these comparisons,"
-        " which can make several of them equal."
+        f" {study.reference}. Local steps and bytes are multiples of those of {study.reference},"
+        " over all rounds. p is that of Wilcoxon's test after Holm's correction over these"
+        " comparisons, which can make several of them equal."
     )
     records = [*rows[:place], own, *rows[place:], *rest]
     data = pd.DataFrame(records)
     data["learning_rate"] = data["method"].map(study.rates)
     data["mean_rank"] = data["method"].map(ranks)
     data["local_steps"] = data["method"].map(study.steps)
+    data["bytes"] = data["method"].map(study.sent)
     return Table.of("comparison", "Comparison", caption, records, columns, data)
 
 
@@ -205,7 +207,7 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         ]:
             yield f"Shown to be {word} than {study.reference}: {joined(told)}."
     if told := [
-        f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.2f}{_hidden(study, row)})"
+        f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.3f}{_hidden(study, row)})"
         for row in sorted(by[NOT_SHOWN], key=lambda r: r["p"])
     ]:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."

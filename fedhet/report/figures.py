@@ -539,7 +539,8 @@ def differences(
     caption = (
         f"Each method's difference from {reference} with its 95 % interval: large marks are"
         " the mean over all settings, filled where the test shows it (blue: better, orange: worse)"
-        " and hollow where it does not."
+        " and hollow where it does not. An interval is that of one comparison by itself, so that it"
+        " may leave out 0 where nothing is shown."
     )
     caption += " Small marks are single settings." if several else ""
     alt = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())

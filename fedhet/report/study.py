@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 
@@ -229,12 +230,24 @@ class Study:
 
     @cached_property
     def steps(self) -> dict[str, float]:
-        """The local steps of each method in all its runs, as multiples of the reference's.
+        """The local steps of each method in all its runs, as multiples of the reference's."""
+        return self._multiples(lambda summary: summary.get("steps") or math.nan)
 
-        Runs count whose partner with the reference has a number of steps too.
-        """
-        steps = {self.place(cell): cell.summary.get("steps") or math.nan for cell in self.cells}
-        frame = pd.Series(steps, dtype=float).unstack(0)
+    @cached_property
+    def sent(self) -> dict[str, float]:
+        """The bytes that each method sends both ways, as multiples of the reference's."""
+        return self._multiples(
+            lambda summary: (
+                sum(sum(kinds.values()) for kinds in summary.get("bytes", {}).values()) or math.nan
+            )
+        )
+
+    def _multiples(self, cost: Callable[[Values], float]) -> dict[str, float]:
+        """A cost of each method over the reference's, of the runs that have it for both."""
+        frame = pd.Series(
+            {self.place(cell): cost(cell.summary) for cell in self.cells}, dtype=float
+        )
+        frame = frame.unstack(0)
         if self.reference not in frame:
             return {}
         both = {name: frame[[self.reference, name]].dropna().sum() for name in frame}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedhet.cli import main
+from fedhet.config.lines import key_of
 
 SMALL = """
 model: {hidden: [8]}
@@ -14,8 +15,9 @@ partition: {clients: 3}
 
 
 def run(*lines: str) -> int:
-    """Run it in this process, with these overrides; return the exit code."""
-    return main.main(["experiment=mine", "hydra/launcher=basic", *lines])
+    """Run it with these overrides, in this process unless one names a launcher; the exit code."""
+    launcher = [] if "hydra/launcher" in map(key_of, lines) else ["hydra/launcher=basic"]
+    return main.main(["experiment=mine", *launcher, *lines])
 
 
 def written() -> dict[str, int]:

@@ -94,7 +94,7 @@ def test_a_sweep_has_the_runs_of_single_runs(swept: Swept, launch: Callable[...,
         single = launch(*SMALL, f"rounds={rounds}")
         done = cell(folder, f"{number}-dataset")
         assert read(done)["weights_sha256"] == single.summary["weights_sha256"]
-        assert f"train {rounds}, accuracy" in (done / "log.txt").read_text()
+        assert f"train {rounds}, acc_global" in (done / "log.txt").read_text()
         failed = cell(folder, f"{number + 1}-dataset")
         assert read(failed, "cell.json")["status"] == "failed"
         assert read(failed, "cell.json")["reason"].startswith("data not found")
@@ -132,7 +132,7 @@ def test_the_runs_are_those_of_single_runs(
             single = launch("method=fednorm", f"rounds={rounds}", f"seed={seed}")
             done = cell(folder, f"digits*rounds={rounds},seed={seed}")
             assert read(done)["weights_sha256"] == single.summary["weights_sha256"]
-            assert f"train {rounds}, accuracy" in (done / "log.txt").read_text()
+            assert f"train {rounds}, acc_global" in (done / "log.txt").read_text()
             assert (done / "figures" / "labels.pdf").exists()
             failed = cell(folder, f"mnist*rounds={rounds},seed={seed}")
             assert read(failed, "cell.json")["status"] == "failed"

@@ -110,7 +110,7 @@ def test_the_sentences_follow_from_the_tests(whole: Path) -> None:
     assert told[0].startswith("3 methods in 2 settings with 12 seeds, by accuracy")
     assert told[1].startswith(f"Shown to be worse than Best: {HOSTILE} by 0.")
     assert re.fullmatch(
-        r"Not shown to differ from Best: Near \([+-]0\.\d{3}, p [01]\.\d\d(; [a-z].*)?\)\.",
+        r"Not shown to differ from Best: Near \([+-]0\.\d{3}, p [01]\.\d{3}(; [a-z].*)?\)\.",
         told[2],
     )
 

@@ -60,7 +60,7 @@ def test_the_summary_the_table_and_the_family_say_the_same(tmp_path: Path) -> No
         f"worse than FedAvg: B by {-own['B']:.3f} (" in worse and f"A by {-own['A']:.3f}" in worse
     )
     table = comparison_table(study, found)
-    texts = {row[0].text: row[9].text for row in table.rows}
+    texts = {row[0].text: row[10].text for row in table.rows}
     assert texts == {"C": "better", "FedAvg": "reference", "A": "worse", "B": "worse"}
 
 
