@@ -207,7 +207,7 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         ]:
             yield f"Shown to be {word} than {study.reference}: {joined(told)}."
     if told := [
-        f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.3f}{_hidden(study, row)})"
+        f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.3f}{_hidden(_along(study, row))})"
         for row in sorted(by[NOT_SHOWN], key=lambda r: r["p"])
     ]:
         yield f"Not shown to differ from {study.reference}: {joined(told)}."
@@ -236,14 +236,19 @@ def _size(study: Study, row: Mapping[str, Any]) -> str:
     sign = 1 if row["difference"] > 0 else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
     text = f"95 % interval {low:z.3f} to {high:z.3f}"
-    own = [sign * value for value in _by_setting(study, str(row["a"])).values()]
-    text += f"; by setting {min(own):z.3f} to {max(own):z.3f}" if len(own) > 1 else ""
-    return text + _hidden(study, row)
+    own = _along(study, row)
+    ends = min(own.values()), max(own.values())
+    text += f"; by setting {ends[0]:z.3f} to {ends[1]:z.3f}" if len(own) > 1 else ""
+    return text + _hidden(own)
 
 
-def _hidden(study: Study, row: Mapping[str, Any]) -> str:
+def _along(study: Study, row: Mapping[str, Any]) -> dict[str, float]:
+    """The differences by setting, with the sign that makes their mean positive."""
     sign = 1 if row["difference"] > 0 else -1
-    own = {name: sign * value for name, value in _by_setting(study, str(row["a"])).items()}
+    return {name: sign * value for name, value in _by_setting(study, str(row["a"])).items()}
+
+
+def _hidden(own: Mapping[str, float]) -> str:
     hidden = len(own) > 1 and hidden_by_mean(own, lambda value: f"{value:z.3f}")
     return f"; {hidden}" if hidden else ""
 

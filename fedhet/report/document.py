@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,12 @@ def size(count: float) -> str:
     while abs(count) >= 1000 and power < len(units) - 1:
         count, power = count / 1000, power + 1
     return f"{count:.3g} {units[power]}"
+
+
+def extent(numbers: Collection[float]) -> str:
+    """The least and the most of some numbers, as "12 to 55"; one of equal numbers."""
+    ends = dict.fromkeys((min(numbers), max(numbers)))
+    return " to ".join(str(end) if isinstance(end, int) else f"{end:g}" for end in ends)
 
 
 def joined(names: list[str]) -> str:

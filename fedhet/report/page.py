@@ -22,7 +22,7 @@ from fedhet.report.comparisons import (
     pairs_table,
     sentences,
 )
-from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown
+from fedhet.report.document import Document, Section, as_html, as_latex, as_markdown, extent
 from fedhet.report.folders import Written, refuse_links
 from fedhet.report.results import Results, results
 from fedhet.report.study import Study
@@ -227,8 +227,6 @@ def _about(study: Study) -> str:
         {str(c.summary.get("dataset") or "data given as a Task") for c in study.cells}
     )
     runs = counted(shown, "run") if shown == every else f"{shown} of {every} runs"
-    lengths = sorted({cell.summary["rounds"] for cell in study.cells})
-    clients = sorted({cell.summary["partition"]["clients"] for cell in study.cells})
-    rounds = " to ".join(str(number) for number in dict.fromkeys((lengths[0], lengths[-1])))
-    sites = " to ".join(str(number) for number in dict.fromkeys((clients[0], clients[-1])))
-    return f"{runs} on {', '.join(datasets)}: {rounds} rounds, {sites} clients."
+    rounds = extent([cell.summary["rounds"] for cell in study.cells])
+    clients = extent([cell.summary["partition"]["clients"] for cell in study.cells])
+    return f"{runs} on {', '.join(datasets)}: {rounds} rounds, {clients} clients."

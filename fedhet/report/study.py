@@ -16,6 +16,7 @@ from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.record.schema import plain_text
 from fedhet.record.summary import OWN_MODELS, method_name, own_models, own_score, validation_score
 from fedhet.report import statistics
+from fedhet.report.document import extent
 from fedhet.report.results import DIVERGED, FoundRun, Results, Values
 
 SEED = "seed"
@@ -267,11 +268,7 @@ class Study:
                     rate = yaml.safe_load(text).get("client", {}).get("lr")
             if isinstance(rate, int | float):
                 own.add(float(rate))
-        return {
-            method: " to ".join(f"{rate:g}" for rate in dict.fromkeys((min(own), max(own))))
-            for method, own in found.items()
-            if own
-        }
+        return {method: extent(own) for method, own in found.items() if own}
 
     @cached_property
     def own_models(self) -> dict[str, str]:

@@ -43,6 +43,7 @@ from house_rules.test_figures import EXEMPT, SCRIPT
 from fedhet.report import statistics
 from papers import design, helps, leaderboard
 from papers.paper import find
+from papers.table import read_csv
 from papers.tables import RESULTS
 from papers.verdict import NOT_SHOWN, OPPOSITE, SAME
 
@@ -76,10 +77,11 @@ def sign(difference: float, p: float) -> int | None:
 
 def of_one_table(pairs: Differences) -> Iterator[Shown]:
     """All comparisons of a table are one family of tests."""
-    needed = statistics.pairs_needed(len(pairs))
-    p = [statistics.wilcoxon(d) if len(d) >= needed else np.nan for d in pairs.values()]
-    for (where, own), corrected in zip(pairs.items(), statistics.holm(np.array(p)), strict=True):
-        yield Shown(*where, sign(own.mean() if len(own) else 0.0, corrected))
+    found = pd.DataFrame(
+        {"pairs": [*map(len, pairs.values())], "p": [*map(statistics.wilcoxon, pairs.values())]}
+    )
+    for (where, own), p in zip(pairs.items(), statistics.decide(found)["p"], strict=True):
+        yield Shown(*where, sign(own.mean() if len(own) else 0.0, p))
 
 
 def of_board(stem: str) -> Iterator[Shown]:
@@ -129,8 +131,9 @@ def of_search(stem: str) -> Iterator[Shown]:
 
 
 def of_reproduction(stem: str) -> Iterator[Shown]:
-    lines = pd.read_csv(RESULTS / f"{stem}.csv", keep_default_na=False).to_dict("records")
-    hosts = find(lines[0]["reproduction"]).hosts
+    """Directions are computed from the differences, whatever the file says of them."""
+    paper = find(stem.replace("-", "/", 1))
+    lines, hosts = read_csv(RESULTS / f"{stem}.csv", paper), paper.hosts
     places = [f"{line['scale']}: {line['setting']}: {line['measure']}" for line in lines]
     printed = {
         (place, line["method"]): line["paper"] for place, line in zip(places, lines, strict=True)
