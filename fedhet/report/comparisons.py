@@ -69,8 +69,7 @@ def against_reference(study: Study) -> pd.DataFrame:
     size needs, NaN where there is no such number.
     """
     gains = study.gains()
-    reference = study.reference if len(gains) else None
-    frame = compare(gains, reference, untested=study.tuned_on_few)
+    frame = compare(gains, study.reference if len(gains) else None, untested=study.tuned_on_few)
     frame["needed"] = [
         seeds_needed(effect, len(frame)) if abs(effect) > 0 else math.nan
         for effect in frame["effect"]
@@ -235,22 +234,23 @@ def _size(study: Study, row: Mapping[str, Any]) -> str:
     """The interval of a difference, and its range over the settings."""
     sign = 1 if row["difference"] > 0 else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
-    text = f"95 % interval {low:z.3f} to {high:z.3f}"
     own = _along(study, row)
-    ends = min(own.values()), max(own.values())
-    text += f"; by setting {ends[0]:z.3f} to {ends[1]:z.3f}" if len(own) > 1 else ""
+    text = f"95 % interval {low:z.3f} to {high:z.3f}"
+    if len(own) > 1:
+        text += f"; by setting {min(own.values()):z.3f} to {max(own.values()):z.3f}"
     return text + _hidden(own)
 
 
 def _along(study: Study, row: Mapping[str, Any]) -> dict[str, float]:
     """The differences by setting, with the sign that makes their mean positive."""
-    sign = 1 if row["difference"] > 0 else -1
-    return {name: sign * value for name, value in _by_setting(study, str(row["a"])).items()}
+    own = _by_setting(study, str(row["a"]))
+    return {name: math.copysign(1, row["difference"]) * value for name, value in own.items()}
 
 
 def _hidden(own: Mapping[str, float]) -> str:
-    hidden = len(own) > 1 and hidden_by_mean(own, lambda value: f"{value:z.3f}")
-    return f"; {hidden}" if hidden else ""
+    if len(own) > 1 and (hidden := hidden_by_mean(own, lambda value: f"{value:z.3f}")):
+        return f"; {hidden}"
+    return ""
 
 
 def hidden_by_mean(own: Mapping[str, float], form: Callable[[float], str]) -> str | None:

@@ -216,8 +216,10 @@ def size(count: float) -> str:
 
 def extent(numbers: Collection[float]) -> str:
     """The least and the most of some numbers, as "12 to 55"; one of equal numbers."""
-    ends = dict.fromkeys((min(numbers), max(numbers)))
-    return " to ".join(str(end) if isinstance(end, int) else f"{end:g}" for end in ends)
+    return " to ".join(
+        str(end) if isinstance(end, int) else f"{end:g}"
+        for end in dict.fromkeys((min(numbers), max(numbers)))
+    )
 
 
 def joined(names: list[str]) -> str:
