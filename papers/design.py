@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedhet.config import catalogue
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import definition
 from fedhet.report import statistics
 from fedhet.report.results import NOT_RUN, Results
 from papers.tables import RESULTS, markdown
@@ -103,13 +103,10 @@ def keep(read: Results, path: Path) -> None:
 def grid(setting: str) -> tuple[float, ...]:
     """The rates that are tried on the board of a setting."""
     for name in BOARDS:
-        experiment = definition.read([f"experiment={name}"])
-        assert experiment is not None and experiment.tuning is not None
-        rates = experiment.tuning.space["client.lr"]
-        if setting in experiment.labels["setting"]:
+        board = catalogue.content("experiment", name)
+        if setting in board["axes"]["setting"]:
             break
-    assert isinstance(rates, tuple)
-    return rates
+    return tuple(board["tune"]["space"]["client.lr"])
 
 
 def pools(cells: pd.DataFrame) -> dict[str, Pool]:
