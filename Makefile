@@ -48,7 +48,7 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
 
-test-installed: $(READY)  ## the wheel and the app bundle, each in an empty environment (12 GB)
+test-installed: $(READY)  ## wheel and bundle in empty environments, also by Flower (18 GB)
 	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py $(ARGS)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
@@ -81,8 +81,9 @@ docs: $(READY)  ## make all pages, with their pictures, from papers/results and 
 	$(BIN)/python scripts/methods_page.py
 
 bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in build/fedhet
-	rm -rf build && mkdir build
-	cd build && $(abspath $(BIN))/flwr build --app .. \
+	rm -rf build
+	$(BIN)/python scripts/bundle.py build/fedhet
+	cd build && $(abspath $(BIN))/flwr build --app fedhet \
 	  && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
 
 clean:  ## remove the environment and the caches; keep runs and data

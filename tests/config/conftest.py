@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import runpy
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,16 @@ from fake_jobs import install_jobs
 
 from fedhet.config import Config, catalogue, composition
 from fedhet.config.bases import Bases
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bundle.py"
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app as `make bundle` gives it to others."""
+    folder = tmp_path_factory.mktemp("bundle") / "fedhet"
+    runpy.run_path(str(SCRIPT))["write"](folder)
+    return folder
 
 
 @pytest.fixture

@@ -14,7 +14,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from engines.real_sites import free_ports
 from flwr.cli.build import build_fab_from_disk
+
+from fedhet.deploy.folders import flower_environment
+from fedhet.engines.flwr import SUPERLINK
+from fedhet.engines.guard import TemporaryFolder
 
 pytest.importorskip("setuptools", minversion="77")
 
@@ -111,13 +116,11 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["wheel", "bundle"])
-def test_an_empty_environment_is_enough(kind: str, source: Path, tmp_path: Path) -> None:
+def test_an_empty_environment_is_enough(
+    kind: str, source: Path, bundle: Path, tmp_path: Path
+) -> None:
     """pip brings all that a run and its report need; `make test-installed` runs this alone."""
-    if kind == "wheel":
-        installed = build(source, "wheel")
-    else:
-        installed = tmp_path / "fedhet"
-        zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(installed)
+    installed = build(source, "wheel") if kind == "wheel" else bundle
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env" / "bin"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -138,3 +141,37 @@ def test_an_empty_environment_is_enough(kind: str, source: Path, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"
     printed("fedhet", "report", "run")
     assert list((tmp_path / "run").rglob("*.html"))
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+def test_a_superlink_that_knows_nothing_of_fedhet_runs_the_bundle(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Flower has uv install the dependencies from the package index."""
+    venv.create(tmp_path / "env", with_pip=True)
+    programs = tmp_path / "env" / "bin"
+    project = tomllib.loads((bundle / "pyproject.toml").read_text())["project"]
+    (flower,) = (line for line in project["dependencies"] if line.startswith("flwr>"))
+    simulation = flower.replace("flwr", "flwr[simulation]")
+    subprocess.run([programs / "pip", "install", "--quiet", simulation], check=True)
+    http, control = free_ports(2)
+    temporary = TemporaryFolder("fedhet-flwr-")
+    with temporary as home:
+        (Path(home) / "config.toml").write_text(SUPERLINK)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+        env |= {
+            **flower_environment(Path(home)),
+            **temporary.environment,
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+            "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
+        }
+        lines = f"overrides='method=scaffold rounds=2 hydra.run.dir={tmp_path / 'run'}'"
+        command = [programs / "flwr", "run", bundle, "local", "--stream", "--run-config", lines]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        temporary.end_processes()
+    log = done.stdout + done.stderr
+    assert (tmp_path / "run" / "summary.json").exists(), log[-3000:]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"
+    assert "torch==" in log  # among what was installed

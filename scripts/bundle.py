@@ -1,0 +1,42 @@
+"""Write the app as other SuperLinks get it: the files of the bundle, with its own pyproject.toml.
+
+    python scripts/bundle.py build/fedhet
+
+A SuperLink has uv install an app's dependencies before each run. In this repository
+tool.uv.dependency-metadata keeps uv from it, so that `flwr run .` starts at once; elsewhere nothing
+is installed yet. uv also locks optional dependencies, which a run under Flower can do without.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import tomli_w
+from flwr.cli.build import build_fab_from_disk
+
+ROOT = Path(__file__).resolve().parents[1]
+# Only engine=ray and hydra/launcher=ray import it. Flower simulates with a Ray of its own, which
+# another one must not hide.
+LEFT_OUT = ("ray>",)
+TOOLS = ("setuptools", "flwr")
+
+
+def write(folder: Path) -> None:
+    """Write the app's files into the folder, which `flwr build` and `flwr app publish` take."""
+    zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(folder)
+    path = folder / "pyproject.toml"
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    project = content["project"]
+    del project["optional-dependencies"]
+    every = project["dependencies"]
+    project["dependencies"] = [line for line in every if not line.startswith(LEFT_OUT)]
+    content["tool"] = {name: content["tool"][name] for name in TOOLS}
+    path.write_text(tomli_w.dumps(content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
