@@ -19,6 +19,8 @@ from flwr.server import ServerAppComponents, ServerConfig
 
 from fedhet import config
 from fedhet.config import pieces
+from fedhet.config.interpolations import literal
+from fedhet.config.overrides import leaf_keys, parse
 from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.errors import (
     SUBMITTED,
@@ -54,6 +56,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedhet")
 LONGEST_OVERRIDES = 100_000  # characters
+# The keys of the run config that set one setting each, by the names that other Flower apps use.
+FLOWER_NAMES = {
+    "num-server-rounds": "rounds",
+    "fraction-train": "fraction",
+    "local-epochs": "client.epochs",
+    "learning-rate": "client.lr",
+    "batch-size": "client.batch_size",
+    "method": "method",
+    "dataset": "dataset",
+    "partition": "partition",
+    "alpha": "partition.alpha",
+}
 
 
 class Refusal(wire.WireClient):
@@ -257,17 +271,35 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
 
 
 def _overrides(context: Context) -> tuple[str, ...]:
-    """The overrides in the run config, which is one string.
+    """The overrides in the run config: those of its text `overrides`, and its other keys.
 
     Raises:
-        ConfigError: it is so long that reading it would take minutes.
+        ConfigError: they are so long that reading them would take minutes, or set the same twice.
     """
-    text = str(context.run_config.get("overrides", ""))
-    if len(text) > LONGEST_OVERRIDES:
+    given = context.run_config
+    text = str(given.get("overrides", ""))
+    named = {
+        key: f"{name}={value if isinstance(value, str) else literal(value)}"
+        for key, name in FLOWER_NAMES.items()
+        if (value := given.get(key, "")) != ""
+    }
+    if (length := len(text) + sum(map(len, named.values()))) > LONGEST_OVERRIDES:
         raise ConfigError(
-            f"the run's overrides have {len(text)} characters; at most {LONGEST_OVERRIDES} are read"
+            f"the run's overrides have {length} characters; at most {LONGEST_OVERRIDES} are read"
         )
-    return tuple(shlex.split(text))
+    lines = shlex.split(text)
+    both = {
+        leaf: override.input_line
+        for override in parse(lines if named else [])
+        for leaf in leaf_keys(override.value(), override.key_or_group)
+    }
+    for key in named:
+        if line := both.get(FLOWER_NAMES[key]):
+            raise ConfigError(
+                f"the run config has {key}={given[key]!r} and, among its overrides, {line!r}: both"
+                f" set {FLOWER_NAMES[key]}; leave one out"
+            )
+    return (*lines, *named.values())
 
 
 def _explained(error: Exception) -> str:

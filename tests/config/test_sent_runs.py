@@ -16,9 +16,9 @@ from fedhet.cli.main import main as fedhet_main
 from fedhet.config import cached, compose
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import parse
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, clean
 from fedhet.engines.flwr import _run_config
-from fedhet.flower.apps import client_for, server_for
+from fedhet.flower.apps import FLOWER_NAMES, _overrides, client_for, server_for
 from fedhet.flower.wire import told
 from fedhet.job import Job
 
@@ -64,9 +64,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDHET_CANARY", SECRET)
 
 
-def context(line: str) -> Any:
+def context(*lines: str, **keys: Any) -> Any:
+    keys = {key.replace("_", "-"): value for key, value in keys.items()}
     return SimpleNamespace(
-        run_config={"overrides": shlex.join(["rounds=1", line])},
+        run_config={"overrides": shlex.join(lines), "method": "", "alpha": "", **keys},
         node_config={"partition-id": 0, "num-partitions": 1},
     )
 
@@ -120,14 +121,100 @@ def test_neither_server_nor_node_resolves(caplog: pytest.LogCaptureFixture) -> N
 
 
 def check_that_neither_side_resolves(line: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError) as refused:
-        server_for(context(line))
-    assert line in str(refused.value).replace("\\\\", "\\")  # it names the override
-    client: Any = client_for(context(line), cast("Any", None))
-    reason = client.numpy_client._reason
-    assert "cannot serve this run" in reason and told(repr(line)) in reason
-    for text in (str(refused.value), reason, caplog.text):
+    refused, reason = refusals(context("rounds=1", line))
+    assert line in refused.replace("\\\\", "\\")  # it names the override
+    assert told(repr(line)) in reason
+    for text in (refused, reason, caplog.text):
         assert SECRET not in text and str(Path.cwd()) not in text
+
+
+def refusals(sent: Any) -> tuple[str, str]:
+    """What the server and a node say of a run."""
+    with pytest.raises(ConfigError) as refused:
+        server_for(sent)
+    client: Any = client_for(sent, cast("Any", None))
+    reason = client.numpy_client._reason
+    assert "cannot serve this run" in reason
+    return str(refused.value), reason
+
+
+# ---- the keys of the run config beside overrides
+def test_the_app_declares_the_keys_as_not_given() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    declared = project["tool"]["flwr"]["app"]["config"]
+    assert declared == dict.fromkeys(["overrides", *FLOWER_NAMES, "resume"], "")
+
+
+@pytest.mark.usefixtures("read_once")
+def test_a_key_sets_what_its_override_sets() -> None:
+    sent = context(
+        "fraction=.5",
+        method="scaffold",
+        dataset="digits",
+        partition="dirichlet",
+        alpha=1e-3,
+        num_server_rounds=2,
+        local_epochs="3",
+        learning_rate=0.1,
+        batch_size=16,
+    )
+    expected = (
+        "fraction=.5 rounds=2 client.epochs=3 client.lr=0.1 client.batch_size=16 method=scaffold"
+        " dataset=digits partition=dirichlet partition.alpha=0.001"
+    )
+    assert " ".join(_overrides(sent)) == expected
+    assert cached(_overrides(sent)).overrides == tuple(expected.split())
+
+
+HOSTILE = [
+    "fedavg hydra.run.dir=/tmp/x",
+    "fedavg\nrounds=1",
+    "fedavg,fedprox",
+    "glob(*)",
+    "{_target_: os.system}",
+    "${oc.env:FEDHET_CANARY}",
+    "=fedavg",
+    "scafold",
+    "'",
+    " ",
+    True,
+]
+
+
+@pytest.mark.usefixtures("read_once")
+def test_a_wrong_value_is_answered_as_on_the_command_line() -> None:
+    for value in HOSTILE:
+        for key, name in (("method", "method"), ("learning-rate", "client.lr")):
+            line = f"{name}={value if isinstance(value, str) else literal(value)}"
+            with pytest.raises(ConfigError) as there:
+                compose(["rounds=1", line], sent=True)
+            refused, reason = refusals(context("rounds=1", **{key: value}))
+            assert str(there.value) in refused
+            assert told(clean(str(there.value)))[:60] in reason
+            assert SECRET not in refused + reason
+
+
+def test_keys_are_not_longer_than_overrides_may_be() -> None:
+    assert all("100000 are read" in said for said in refusals(context(method="x" * 2**20)))
+
+
+@pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("client.lr=.5", "learning-rate", 0.1),
+        ("++client.lr=.5", "learning-rate", 0.1),
+        ("client={lr: .5, epochs: 1}", "learning-rate", 0.1),
+        ("method=fedprox", "method", "scaffold"),
+    ],
+)
+def test_a_setting_in_both_places_is_refused(line: str, key: str, value: Any) -> None:
+    for said in refusals(context("rounds=1", line, **{key: value})):
+        assert f"{key}={value!r}" in said and line.lstrip("+") in said and "leave one out" in said
+    assert _overrides(context("method.mu=.1", method="fedprox")) == (
+        "method.mu=.1",
+        "method=fedprox",
+    )
 
 
 @pytest.mark.usefixtures("read_once")
