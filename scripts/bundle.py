@@ -19,10 +19,6 @@ import tomli_w
 from flwr.cli.build import build_fab_from_disk
 
 ROOT = Path(__file__).resolve().parents[1]
-# Only engine=ray and hydra/launcher=ray import it. Flower simulates with a Ray of its own, which
-# another one must not hide.
-LEFT_OUT = ("ray>",)
-TOOLS = ("setuptools", "flwr")
 
 
 def write(folder: Path) -> None:
@@ -32,9 +28,10 @@ def write(folder: Path) -> None:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     project = content["project"]
     del project["optional-dependencies"]
-    every = project["dependencies"]
-    project["dependencies"] = [line for line in every if not line.startswith(LEFT_OUT)]
-    content["tool"] = {name: content["tool"][name] for name in TOOLS}
+    # Only engine=ray and hydra/launcher=ray import Ray. Flower simulates with one of its own, which
+    # must not be hidden by another one.
+    project["dependencies"] = [line for line in project["dependencies"] if line[:4] != "ray>"]
+    content["tool"] = {name: content["tool"][name] for name in ("setuptools", "flwr")}
     path.write_text(tomli_w.dumps(content), encoding="utf-8")
 
 
