@@ -23,7 +23,8 @@ from typing import Any
 
 from fedhet.cli.errors import Parser
 from fedhet.core.errors import RunFailed
-from fedhet.flower import code, private
+from fedhet.deploy import code
+from fedhet.flower import private
 from fedhet.process import end_with_parent
 
 log = logging.getLogger("flwr")

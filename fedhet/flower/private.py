@@ -22,6 +22,7 @@ from fedhet.core.errors import RunFailed
 SUPERNODE = "flower-supernode"
 START = f"{SUPERNODE}:start_client_internal"
 _CLIENT = "flwr-clientapp:run_clientapp"
+RECORDS = "flwr.compat.common:recorddict_compat"
 NAMES = {
     START: "state_factory isolation runtime_api_address runtime_certificates"
     " runtime_root_certificates_path runtime_dependency_install",
@@ -33,7 +34,7 @@ NAMES = {
     f"{_CLIENT}.install_from_fab": "fab_file",
     f"{_CLIENT}.flwr_exit": "code",
     f"{_CLIENT}.flwr_exit.trigger_exit_handlers": "run_before_force_exit",
-    "flwr.compat.common:recorddict_compat": "",
+    RECORDS: "",
 }
 OF_NODES = [name for name in NAMES if name.startswith((START, _CLIENT))]
 

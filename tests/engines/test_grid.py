@@ -288,10 +288,10 @@ def test_a_node_that_never_answers_is_named(
 
 
 def test_simulations_look_more_often_than_deployments() -> None:
-    from flwr.superlink.grid import InMemoryGrid
-
-    near: Any = InMemoryGrid.__new__(InMemoryGrid)
-    far: Any = SimpleNamespace()
+    near, far = (
+        SimpleNamespace(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
+        for kind in ("simulation", "serverapp")
+    )
     assert flower_server._pause(near, 10, 0) == 0.02
     assert flower_server._pause(near, 1000, 0) == 0.2
     assert flower_server._pause(far, 10, 0) <= flower_server._pause(far, 10, 100)
