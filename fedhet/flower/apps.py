@@ -50,7 +50,7 @@ from fedhet.record import terminal
 if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context, Message
-    from flwr.server.client_manager import ClientManager
+    from flwr.server import ClientManager
 
 log = logging.getLogger("fedhet")
 LONGEST_OVERRIDES = 100_000  # characters

@@ -16,6 +16,10 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
+ClientProxy = (
+    Any  # a node as Flower's server sees it; its documented packages do not have the class
+)
+
 # Each is the name of a command or a module, and what follows it is found name by name: after a
 # function among the global variables of its module, which that module's functions use. Then come
 # the parameters that are passed, to Flower's function or to what replaces it.

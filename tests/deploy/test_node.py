@@ -172,14 +172,8 @@ class Clientapp:
         self.load = lambda: FunctionType(code, names, closure=closure)
 
 
-@pytest.mark.parametrize("app", ["any", "its own", "another"])
-def test_clients_are_served_in_one_process_by_flowers_own_code(
-    monkeypatch: pytest.MonkeyPatch, app: str
-) -> None:
-    """The status of each message is reported. The app is unpacked once, another one never."""
-    content, found = b"app", hashlib.sha256(b"app").hexdigest()
-    flower = Clientapp(content)
-    digest = {"any": "any", "its own": found, "another": "a" * 64}[app]
+def served(flower: Clientapp, digest: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is done of two messages in a process that executes the app of a digest."""
     monkeypatch.setattr(client, "entry_points", lambda **_: [flower])
     monkeypatch.setattr(sys, "argv", ["client.py", digest, "--insecure"])
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
@@ -189,13 +183,19 @@ def test_clients_are_served_in_one_process_by_flowers_own_code(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, before[number])
-    one, two = (["--insecure", "--token", token] for token in ("one", "two"))
-    if app == "another":
-        said = flower.done[0]
-        assert re.search(f"executes the app with the SHA-256 {digest}, and not {found};", said)
-        assert flower.done == [said, one, said, two]
-    else:
-        assert flower.done == [content, one, two]
+    return flower.done
+
+
+TWO = [["--insecure", "--token", token] for token in ("one", "two")]
+APP = b"the app"
+
+
+@pytest.mark.parametrize("digest", ["any", hashlib.sha256(APP).hexdigest()])
+def test_clients_are_served_in_one_process_by_flowers_own_code(
+    monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    """The app is unpacked once, and the status of each message is reported."""
+    assert served(Clientapp(APP), digest, monkeypatch) == [APP, *TWO]
 
 
 # ---- Flower's loops
@@ -314,19 +314,28 @@ def test_a_node_does_not_start_unless_it_is_said_what_it_executes(
         node.main(["--insecure", *options])
 
 
-@pytest.mark.parametrize("app", [b"the app", b"another app"])
-def test_of_an_app_with_another_digest_the_supernode_reads_nothing(app: bytes) -> None:
-    """Its process refuses it then, and says why (above)."""
+@pytest.mark.parametrize("app", [APP, b"another app"])
+def test_an_app_of_another_digest_reaches_nothing(
+    app: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is it unpacked, nor are its settings read; and the server learns why."""
     read: list[bytes] = []
 
     def config(fab_file: bytes, run: Any) -> dict[str, int]:
         read.append(fab_file)
         return {"a": 1}
 
+    digest, found = (hashlib.sha256(one).hexdigest() for one in (APP, app))
     start = a_start(config)
-    node.ServingNode(start, hashlib.sha256(b"the app").hexdigest())
-    found = start.__globals__["get_fused_config_from_fab"](app, None)
-    assert (read, found) == (([app], {"a": 1}) if app == b"the app" else ([], {}))
+    node.ServingNode(start, digest)
+    settings = start.__globals__["get_fused_config_from_fab"](app, None)
+    assert (read, settings) == (([app], {"a": 1}) if app == APP else ([], {}))
+    said, *done = served(Clientapp(app), digest, monkeypatch)
+    if app == APP:
+        assert (said, done) == (app, TWO)
+    else:
+        assert re.search(f"executes the app with the SHA-256 {digest}, and not {found};", said)
+        assert done == [TWO[0], said, TWO[1]]
 
 
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
