@@ -1,7 +1,5 @@
 """Flower's ServerApp: composes the run's overrides and runs the server (fedhet/flower/apps.py)."""
 
-from pathlib import Path
-
 from fedhet import process
 
 with process.imports():
@@ -13,7 +11,7 @@ with process.imports():
 
 def server_fn(context: Context) -> ServerAppComponents:
     """Return the strategy and the server of the run that Flower is about to start."""
-    return server_for(context, Path(__file__).parent)
+    return server_for(context)
 
 
 app = ServerApp(server_fn=server_fn)

@@ -15,7 +15,6 @@ from fedhet.cli.errors import FAILED, Parser
 from fedhet.core import check
 from fedhet.core.errors import ConfigError
 from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
-from fedhet.flower.code import digest
 from fedhet.record import terminal
 
 PORT = 8000
@@ -128,7 +127,7 @@ def _create(args: argparse.Namespace) -> None:
         certificates.check_host("--server", args.server),
         check.integer("--port", PORT if args.port is None else args.port, low=1, high=65535),
         kit.check_sites("--sites", args.sites.split(",")),
-        digest(args.app),
+        superlink.digest(args.app),
     )
     kit.create(args.out, deployment)
     for name in ("operator", "server", *(f"sites/{site}" for site in deployment.sites)):
@@ -144,7 +143,7 @@ def _print_renumbered(numbers: str, now: kit.Deployment) -> None:
 
 
 def _code(args: argparse.Namespace) -> None:
-    found = digest(args.app)
+    found = superlink.digest(args.app)
     for file in kit.renew_code(args.folder, found) if args.folder else ():
         print(f"written: {file}")
     print(found)

@@ -19,8 +19,8 @@ from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.data.frames import CsvFormat
+from fedhet.deploy import code
 from fedhet.deploy.certificates import check_host
-from fedhet.flower import code
 from fedhet.flower.turns import QUEUE
 from fedhet.process import direct_loopback
 from fedhet.record.files import write_text

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.deploy.flower import flower_module, without_docs
 from fedhet.engines.guard import guard_children
+from fedhet.flower import private
 from fedhet.record.files import unwritable
 
 
@@ -21,7 +21,6 @@ def main(options: Sequence[str]) -> None:
 
     Raises:
         ConfigError: the folder is missing.
-        RunFailed: this version of Flower has another SuperLink.
         WriteError: the folder cannot be used.
     """
     if not options:
@@ -29,12 +28,12 @@ def main(options: Sequence[str]) -> None:
             "the folder is missing: deploy link FOLDER, then flower-superlink's options"
         )
     folder, *options = options
-    command = flower_module("flwr.superlink.cli.flower_superlink", flower_superlink="")
-    without_docs("flwr.superlink.main")
+    private.without_docs()
+    superlink = private.command("flower-superlink")
     try:
         os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory
     except OSError as error:
         raise unwritable(Path(folder), error) from error
     guard_children()  # they do not notice the end of a SuperLink that nobody has waited for
     sys.argv = ["flower-superlink", *options]
-    command.flower_superlink()
+    superlink()

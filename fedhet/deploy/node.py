@@ -3,130 +3,96 @@
 All options, checks and messages are those of flower-supernode. Flower's loop looks for a message
 every 3 s and for a reply every .5 s; here the pauses are a tenth and a fiftieth of the time that it
 has waited, and never longer than Flower's. Its SuperExec starts a process for each message; here
-the messages of a run have one process (client.py), which loads code and data once. And of a run
-whose app is not the one that the site executes, nothing is unpacked.
+the messages of a run have one process (client.py), which loads code and data once, and unpacks no
+app but the one that the site executes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from logging import ERROR
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import Error, Message
-from flwr.common.constant import (
-    ISOLATION_MODE_PROCESS,
-    ISOLATION_MODE_SUBPROCESS,
-    ErrorCode,
-    Status,
-)
-from flwr.supercore import log
-from flwr.supercore.address import resolve_bind_address
-from flwr.supercore.tls import get_client_tls_args
-
 from fedhet.cli.errors import Parser
-from fedhet.deploy.flower import flower_module, without_docs
-from fedhet.flower import code
+from fedhet.core.errors import RunFailed
+from fedhet.deploy import code
+from fedhet.flower import private
 from fedhet.process import end_with_parent
 
+log = logging.getLogger("flwr")
 CLIENT = Path(__file__).with_name("client.py")
 PAUSES = {3.0: 0.1, 0.5: 0.02}  # Flower's pause -> its share here of the time waited, 1 s at least
 MOST_RUNS = 2  # that have a process
 IDLE_SECONDS = 900.0  # without a message, after which processes end and give their memory back
 
 
-class _OtherApp(Exception):
-    """A run has another app than the site executes."""
-
-
 class ServingNode:
-    """Flower's loop with short pauses, a process for each run, and one app.
+    """Flower's loop with short pauses, in which a process for each run serves its messages.
 
     Args:
-        loop: Flower's module with the SuperNode's loop, of which some functions are replaced.
+        start: Flower's function with the SuperNode's loop, of whose module two names are replaced.
         app: the digest of the app that the site executes, or "any".
     """
 
-    def __init__(self, loop: ModuleType, app: str) -> None:
-        self._flower = SimpleNamespace(**vars(loop))
+    def __init__(self, start: Callable[..., None], app: str) -> None:
+        self._start = start
         self._app = app
+        self._config: Callable[..., Any] = start.__globals__["get_fused_config_from_fab"]
         self._command: list[str] = []
         self._one_message = False
-        self._since = time.monotonic()  # when the last message or reply was there
+        self._state: Any = None
+        self._pause = 0.0  # the last one of Flower
+        self._since = time.monotonic()  # when that began
         self._clients: dict[int, subprocess.Popen[bytes]] = {}  # run -> its process; last used last
-        vars(loop).update(
-            time=SimpleNamespace(sleep=self._sleep),
-            _pull_and_store_message=self._pull_and_store_message,
-            _push_messages=self._push_messages,
+        start.__globals__.update(
+            time=SimpleNamespace(**vars(time) | {"sleep": self._sleep}),
+            get_fused_config_from_fab=self._config_of,
         )
-
-    def _sleep(self, seconds: float) -> None:
-        waited = time.monotonic() - self._since
-        time.sleep(min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, waited)))
 
     # ---- in place of Flower's functions
     def start_client_internal(self, **settings: Any) -> None:
         """Run the loop, which starts no SuperExec."""
-        tls = get_client_tls_args(
-            insecure=settings["runtime_certificates"] is None,
-            root_certificates_path=settings["runtime_root_certificates_path"],
-        )
-        address = resolve_bind_address(settings["runtime_api_address"])
-        self._command = [sys.executable, "-P", str(CLIENT), "--runtime-api-address", address, *tls]
+        host, _, port = settings["runtime_api_address"].rpartition(":")
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+        tls = []
+        if settings["runtime_certificates"] is None:
+            tls = ["--insecure"]
+        elif root := settings["runtime_root_certificates_path"]:
+            tls = ["--root-certificates", root]
+        self._command = [sys.executable, "-P", str(CLIENT), self._app]
+        self._command += ["--runtime-api-address", f"{host}:{port}", *tls]
         if settings["runtime_dependency_install"]:  # they are removed after a message
             self._one_message = True
             self._command.append("--allow-runtime-dependency-installation")
-        self._flower.start_client_internal(**settings | {"isolation": ISOLATION_MODE_PROCESS})
+        self._state = settings["state_factory"].state()
+        self._start(**settings | {"isolation": "process"})
 
-    def _pull_and_store_message(self, **given: Any) -> int | None:
-        """Flower's, but a message of a run with another app is answered with an error."""
-        received: list[Message] = []
+    def _config_of(self, fab_file: bytes, run: Any) -> Any:
+        """Flower's, but of another app, which its process will refuse, nothing is read."""
+        known = self._app in (hashlib.sha256(fab_file).hexdigest(), code.ANY)
+        return self._config(fab_file, run) if known else {}
 
-        def receive() -> Any:
-            found = given["receive"]()
-            received.extend(found[:1] if found else ())
-            return found
-
-        def get_fab(fab_hash: str, run: int) -> Any:
-            fab = given["get_fab"](fab_hash, run)
-            found = hashlib.sha256(fab.content).hexdigest()
-            if self._app not in (found, code.ANY):
-                raise _OtherApp(
-                    f"this site executes the app with the SHA-256 {self._app}, and not {found}; if"
-                    " the site agrees to that code, `deploy code` writes it into its site.toml"
-                )
-            return fab
-
-        try:
-            run: int | None = self._flower._pull_and_store_message(
-                **given | {"receive": receive, "get_fab": get_fab}
-            )
-        except _OtherApp as error:
-            run = received[0].metadata.run_id
-            log(ERROR, "[RUN %s] %s", run, error)
-            reply = Message(Error(ErrorCode.INVALID_FAB, str(error)), reply_to=received[0])
-            self._flower._insert_message(reply, given["state"], given["object_store"])
-        if run is not None:
-            self._since = time.monotonic()
-        elif time.monotonic() > self._since + IDLE_SECONDS:
-            self._end(*self._clients)
-        return run
-
-    def _push_messages(self, *, state: Any, **given: Any) -> None:
-        """Have the message served that has arrived, and send the reply."""
-        for task in state.get_tasks(statuses=[Status.PENDING]):
-            if token := state.claim_task(task.task_id):
+    def _sleep(self, seconds: float) -> None:
+        """Have the message served that has arrived, and pause; Flower does so whenever it waits."""
+        arrived = self._state.get_tasks(statuses=["pending"])
+        for task in arrived:
+            if token := self._state.claim_task(task.task_id):
                 self._serve(task.run_id, token)
-        self._flower._push_messages(state=state, **given)
-        self._since = time.monotonic()
+        now = time.monotonic()
+        if arrived or seconds != self._pause:
+            self._pause, self._since = seconds, now
+        elif now > self._since + IDLE_SECONDS and seconds > 1:
+            self._end(*self._clients)
+        waited = now - self._since
+        time.sleep(min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, waited)))
 
     # ---- the processes
     def _serve(self, run: int, token: str) -> None:
@@ -143,7 +109,7 @@ class ServingNode:
             assert client.stdin
             client.stdin.write(f"{token}\n".encode())
         except OSError as error:  # Flower gives the message up, as one whose process has ended
-            log(ERROR, "[RUN %s] no process can serve the message: %s", run, error)
+            log.error("[RUN %s] no process can serve the message: %s", run, error)
             return
         self._clients[run] = client
         self._end(*([run] if self._one_message else list(self._clients)[:-MOST_RUNS]))
@@ -164,7 +130,7 @@ def main(options: Sequence[str]) -> None:
 
     Raises:
         ConfigError: it is not said which code is executed.
-        RunFailed: this version of Flower has another SuperNode.
+        RunFailed: this Flower gives no way to execute one app only, which `--code` demands.
     """
     parser = Parser(
         "python -m fedhet deploy node",
@@ -172,23 +138,20 @@ def main(options: Sequence[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--code", required=True, help=f"executed: {code.ALLOWED}")
-    parser.add_argument("--isolation", choices=[ISOLATION_MODE_SUBPROCESS], help="of Flower")
+    parser.add_argument("--isolation", choices=["subprocess"], help="of Flower")
     args, others = parser.parse_known_args(options)
     code.checked("--code", args.code)
-    loop = flower_module(
-        "flwr.supernode.start_client_internal",
-        _pull_and_store_message="state object_store node_config receive get_run get_fab pull_object"
-        " confirm_message_received trusted_entities",
-        _insert_message="msg state store",
-        _push_messages="state object_store send push_object",
-    )
-    command = flower_module("flwr.supernode.cli.flower_supernode", flower_supernode="")
-    flower_module(  # what client.py changes
-        "flwr.supernode.runtime.run_clientapp",
-        flwr_exit="code message event_type event_details emit_telemetry",
-        install_from_fab="fab_file install_dir skip_prompt",
-    )
-    without_docs("flwr.supernode.main")
-    vars(command)["start_client_internal"] = ServingNode(loop, args.code).start_client_internal
+    private.without_docs()
+    supernode = private.command(private.SUPERNODE)
     sys.argv = [parser.prog, *others]
-    command.flower_supernode()
+    try:
+        for name in private.OF_NODES:
+            private.private(name)
+    except RunFailed as error:
+        if args.code != code.ANY:
+            raise RunFailed(f'{error}; only with code = "any" can this site do without') from error
+        log.warning("Flower's own SuperNode starts, whose rounds take longer: %s", error)
+    else:
+        own = ServingNode(private.private(private.START), args.code)
+        supernode.__globals__["start_client_internal"] = own.start_client_internal
+    supernode()

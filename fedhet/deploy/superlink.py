@@ -1,16 +1,19 @@
-"""What the operator does with Flower's commands: register sites, and see who is online."""
+"""What the operator does with Flower's commands: pack the app, register sites, see who is there."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedhet.core.errors import RunFailed, clean, printed
+from fedhet.core.errors import ConfigError, RunFailed, clean, printed
 from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
 from fedhet.deploy.kit import read_record
 from fedhet.flower.turns import WAITS
@@ -37,12 +40,40 @@ class Node(NamedTuple):
     since: str
 
 
-def flwr(home: Path, *arguments: str) -> str:
+def digest(app: Path) -> str:
+    """SHA-256 of the FAB, Flower's archive of an app, as `flwr run` makes it from a folder.
+
+    It depends on names and contents of the app's files alone: they have one date in the archive,
+    and are not compressed.
+
+    Raises:
+        ConfigError: the folder is no app.
+    """
+    if not (app / "pyproject.toml").exists():
+        raise ConfigError(
+            f"{app} is no app of Flower: it has no pyproject.toml; --app names another folder"
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        home, folder = Path(temporary), app.resolve()
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
+            # `flwr run` takes folders of any name, `flwr build` only those of such a name.
+            folder = home / "app"
+            shutil.copytree(app, folder, symlinks=True, ignore=lambda *_: {".git", ".venv"})
+        try:
+            flwr(home, "build", "--app", str(folder), cwd=home)
+        except RunFailed as error:
+            raise ConfigError(f"{app} is no app of Flower: {error}") from error
+        (archive,) = home.glob("*.fab")
+        return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def flwr(home: Path, *arguments: str, cwd: Path | None = None) -> str:
     """Call one of Flower's commands and return what it prints.
 
     Args:
         home: the folder with the config.toml that names the connection.
         arguments: those of `flwr`.
+        cwd: the folder in which it works, if it is another one than that of this process.
 
     Raises:
         RunFailed: it fails, or takes too long.
@@ -52,6 +83,7 @@ def flwr(home: Path, *arguments: str) -> str:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
             env={**os.environ, **flower_environment(home)},
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

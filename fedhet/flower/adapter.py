@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
 from fedhet.core.callbacks import Callback, Row
@@ -19,6 +18,7 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.strategy import FedStrategy
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
+from fedhet.flower.private import ClientProxy
 
 log = logging.getLogger("fedhet")
 Ins = TypeVar("Ins", FitIns, EvaluateIns)

@@ -39,7 +39,7 @@ from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
-from fedhet.flower import code, wire
+from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FedServer
@@ -52,7 +52,7 @@ from fedhet.record import terminal
 if TYPE_CHECKING:
     from flwr.client import Client
     from flwr.common import Context, Message
-    from flwr.server.client_manager import ClientManager
+    from flwr.server import ClientManager
 
 log = logging.getLogger("fedhet")
 LONGEST_OVERRIDES = 100_000  # characters
@@ -198,16 +198,13 @@ def _cached_site(
     return SiteClient(_settings(overrides), own, store)
 
 
-def server_for(context: Context, app: Path | None = None) -> ServerAppComponents:
+def server_for(context: Context) -> ServerAppComponents:
     """The server of a run under `flwr run`; the last line of its log names the run folder.
 
     Args:
         context: Flower's context of the run.
-        app: the app's folder, whose digest is logged first: sites may demand another one.
     """
     terminal.log_to_stderr()
-    if app is not None:
-        log.info("the app of this run has the SHA-256 %s", code.digest(app))
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
     logging.getLogger("flwr").addFilter(lambda record: bool(record.getMessage().strip()))
     try:

@@ -13,14 +13,14 @@ from threading import Thread
 from typing import Any
 
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import ClientManager
 
 from fedhet.core.errors import Rejected, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
+from fedhet.flower.private import ClientProxy
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0

@@ -9,13 +9,20 @@ client app. Nobody else sees them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.common import serde
-from flwr.proto import recorddict_pb2
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from google.protobuf.message import DecodeError
 
 from fedhet.core.errors import Rejected, clean
@@ -24,6 +31,7 @@ PARCEL = "fedhet.parcel"  # the record that stands for the others, and the prope
 PROPERTIES = "getpropertiesres.properties"  # the record of a client's answer in Flower
 DATA = "fedhet.parcel.data"  # the record with the content of large arrays
 INLINE_BYTES = 2**18  # of arrays that travel in the parcel itself
+KINDS = {"array": ArrayRecord, "config": ConfigRecord, "metric": MetricRecord}
 # What Flower raises for bytes that are not what its SuperNode should have sent.
 UNDECODABLE = (
     ArithmeticError,
@@ -84,8 +92,7 @@ def _opened(content: RecordDict) -> RecordDict:
     config = content.config_records[PARCEL]
     if not isinstance(config["records"], bytes):
         raise TypeError("its records are not in bytes")
-    proto = recorddict_pb2.RecordDict.FromString(config["records"])
-    records = serde.recorddict_from_proto(proto)
+    records = _from_bytes(config["records"])
     if set(content) == {PARCEL} and set(config) == {"records"}:
         return records
     if set(content) != {PARCEL, DATA} or set(config) != {"records", "sizes"}:
@@ -137,4 +144,48 @@ def _emptied(array: Array) -> Array:
 
 
 def _to_bytes(records: RecordDict) -> bytes:
-    return serde.recorddict_to_proto(records).SerializeToString()
+    """The records as a line of JSON, and behind it what they have in bytes, one after another."""
+    behind: list[bytes] = []
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Array):
+            return [value.dtype, value.shape, value.stype, value.data]
+        behind.append(value)
+        return {"bytes": len(value)}
+
+    names = {record: kind for kind, record in KINDS.items()}
+    tree = [[name, names[type(one)], list(one.items())] for name, one in records.items()]
+    line = json.dumps(tree, default=put, separators=(",", ":"))
+    return b"".join([line.encode(), b"\n", *behind])
+
+
+def _from_bytes(content: bytes) -> RecordDict:
+    """The records of `_to_bytes`; whatever else arrives raises one of UNDECODABLE."""
+    line, _, behind = content.partition(b"\n")
+    begin = 0
+
+    def take(found: dict[str, Any]) -> bytes:
+        nonlocal begin
+        (size,) = found.values()
+        if type(size) is not int or not 0 <= size <= len(behind) - begin:
+            raise ValueError(f"{size} bytes of {len(behind) - begin}")
+        begin += size
+        return behind[begin - size : begin]
+
+    tree = json.loads(line, object_hook=take, parse_int=_whole)
+    json.dumps(tree, default=len, ensure_ascii=False).encode()  # no half of a character
+    if begin < len(behind):
+        raise ValueError(f"{len(behind) - begin} bytes too many")
+    records = RecordDict()
+    for name, kind, items in tree:
+        if kind == "array":
+            items = [(key, Array(a, tuple(b), c, d)) for key, (a, b, c, d) in items]
+        records[name] = KINDS[kind](dict(items))
+    return records
+
+
+def _whole(text: str) -> int:
+    """A number of 64 bits, as Flower's records have them."""
+    if not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError(f"{text[:30]} has more than 64 bits")
+    return number

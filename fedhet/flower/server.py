@@ -8,15 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
-from flwr.app import Message
-from flwr.app.message_type import MessageType
+from flwr.app import Message, MessageType
 from flwr.common import EvaluateRes, FitRes
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE
-from flwr.compat.common import recorddict_compat
-from flwr.server import Server
-from flwr.server.client_manager import ClientManager, SimpleClientManager
-from flwr.server.history import History
+from flwr.server import ClientManager, History, Server, SimpleClientManager
 from flwr.serverapp import Grid
 
 from fedhet.core.client import KEEP
@@ -26,12 +22,14 @@ from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes
+from fedhet.flower.private import RECORDS, private
 
 log = logging.getLogger("fedhet")
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
 FAR_SECONDS = (0.1, 1.0)
+CLOCKS_SECONDS = 5  # by which Flower lets the clocks of its machines differ
 # Beyond the deadline, for a node's first message in a run: it imports, and reads the site's data.
 START_SECONDS = 120.0
 PATIENCE = 180.0  # seconds of a step after which the log says who is missing; then twice as many
@@ -168,7 +166,7 @@ class FlowerCourier:
         self._started.update(nodes)
         if awaited is not None:  # else a node that was cut off works off all that it has missed
             for message in messages:
-                message.metadata.ttl = awaited + SYSTEM_TIME_TOLERANCE
+                message.metadata.ttl = awaited + CLOCKS_SECONDS
         ids = list(grid.push_messages(messages)) if grid else []
         asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
@@ -229,6 +227,7 @@ def _as_evaluation(msg: Broadcast) -> bool:
 
 
 def _message(msg: Broadcast, packer: wire.MessagePacker, node: int) -> Message:
+    recorddict_compat = private(RECORDS)
     if _as_evaluation(msg):
         content = recorddict_compat.evaluateins_to_recorddict(
             wire.evaluate_ins(msg, packer), keep_input=True
@@ -241,7 +240,7 @@ def _message(msg: Broadcast, packer: wire.MessagePacker, node: int) -> Message:
 
 
 def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
-    content = parcels.opened(reply.content)
+    content, recorddict_compat = parcels.opened(reply.content), private(RECORDS)
     if _as_evaluation(msg):
         return recorddict_compat.recorddict_to_evaluateres(content)
     return recorddict_compat.recorddict_to_fitres(content, keep_input=False)
@@ -268,9 +267,12 @@ def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float 
 
 def _near(grid: Grid | None) -> bool:
     """Whether the replies are in this process already, as in a simulation."""
-    from flwr.superlink.grid import InMemoryGrid
+    return _run_of(grid, "primary_task_type") == "flwr-simulation"
 
-    return isinstance(grid, InMemoryGrid)
+
+def _run_of(grid: Grid | None, name: str) -> str:
+    """What Flower's Grid says of the run, or "" if it does not."""
+    return str(getattr(getattr(grid, "run", None), name, ""))
 
 
 def _pause(grid: Grid | None, clients: int, looks: int) -> float:
@@ -279,6 +281,15 @@ def _pause(grid: Grid | None, clients: int, looks: int) -> float:
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
     return float(min(high, low * 1.1 ** min(looks, 100)))
+
+
+class _Manager(SimpleClientManager):
+    """Logs the digest of the app, of which sites may demand another one, with the first node."""
+
+    def register(self, client: Any) -> bool:
+        if not self.clients and (found := _run_of(getattr(client, "grid", None), "fab_hash")):
+            log.info("the app of this run has the SHA-256 %s", found)
+        return bool(super().register(client))
 
 
 class FedServer(Server):
@@ -292,7 +303,7 @@ class FedServer(Server):
     """
 
     def __init__(self, nodes: Nodes, begin: Callable[[ClientManager], Loop]) -> None:
-        super().__init__(client_manager=SimpleClientManager())
+        super().__init__(client_manager=_Manager())
         self._nodes = nodes
         self._begin = begin
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 from flwr.common import Code, GetPropertiesRes
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import ClientManager
 
 from fedhet.config import Config, cached
 from fedhet.core.check import boolean
@@ -38,6 +37,7 @@ from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
 from fedhet.flower.nodes import Nodes
+from fedhet.flower.private import ClientProxy
 from fedhet.flower.wire import told
 from fedhet.job import Job
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from deploy.checking import edit, free_port
-from flwr.cli import build
 
 from fedhet.cli import main
+from fedhet.deploy import superlink
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _packed_once() -> Iterator[None]:
-    """Pack this repository as an app only once: it takes five seconds, and many commands do it."""
-    pack = build.build_fab_from_disk
-    known = {ROOT: pack(ROOT)}
+    """Pack this repository as an app only once: many commands do it, by a process of Flower's."""
+    known: dict[Path, str] = {}
+
+    def digest(app: Path, pack: Callable[[Path], str] = superlink.digest) -> str:
+        if app.resolve() != ROOT:
+            return pack(app)
+        if ROOT not in known:
+            known[ROOT] = pack(ROOT)
+        return known[ROOT]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            build, "build_fab_from_disk", lambda app: known.get(Path(app)) or pack(Path(app))
-        )
+        patch.setattr(superlink, "digest", digest)
         yield
 
 

@@ -28,7 +28,10 @@ class SuperLink:
         self.silent = False
         self._last = 100
 
-    def __call__(self, home: Path, *words: str) -> str:
+    def __call__(self, home: Path, *words: str, cwd: Path | None = None) -> str:
+        if words[0] == "build":
+            (home / "app.fab").touch()
+            return ""
         if self.silent:
             raise RunFailed("`flwr` failed: connection refused")
         if words[1] == "register":

@@ -5,21 +5,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import logging
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import fastapi
 import pytest
-from flwr.app import Message, RecordDict
-from flwr.supercore.exit.exit_handler import add_exit_handler
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
-from fedhet.deploy import client, flower, link, node
+from fedhet.deploy import client, link, node
+from fedhet.flower import private
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
 
@@ -42,22 +43,32 @@ def wait_for(ready: Callable[[], Any]) -> Any:
     return found
 
 
+IDLE = SimpleNamespace(get_tasks=lambda statuses: [])
+
+
+def a_start(config: Any = None) -> Any:
+    """A function whose module has the names that the node replaces."""
+    loop = {"time": time, "get_fused_config_from_fab": config}
+    return FunctionType((lambda **_: None).__code__, loop)
+
+
 class Serving:
     """A node whose processes note what they serve, and a state with the messages that are due."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "served"
         (folder / "stub.py").write_text(STUB)
-        self.node = node.ServingNode(a_loop(push=lambda **_: None), "any")
+        self.node = node.ServingNode(a_start(), "any")
         self.node._command = [sys.executable, str(folder / "stub.py"), str(folder)]
 
     def serve(self, run: int, token: str) -> int:
         """Have a message served; return the number of the process that has done it."""
-        state = SimpleNamespace(
+        self.node._state = SimpleNamespace(
             get_tasks=lambda statuses: [SimpleNamespace(task_id=1, run_id=run)],
-            claim_task=lambda task: token,
+            claim_task=lambda task_id: token,
         )
-        self.node._push_messages(state=state)
+        self.node._sleep(0.5)
+        self.node._state = IDLE
 
         def served() -> list[str]:
             lines = self._file.read_text().splitlines() if self._file.exists() else []
@@ -102,11 +113,12 @@ def test_a_process_that_is_idle_gives_its_memory_back(
 ) -> None:
     serving.serve(7, "a")
     process = serving.node._clients[7]
-    idle = {"receive": lambda: None, "get_fab": None}
-    serving.node._pull_and_store_message(**idle)
+    monkeypatch.setattr(node.time, "sleep", lambda seconds: None)
+    for pause in (3, 3):
+        serving.node._sleep(pause)
     assert serving.processes
     monkeypatch.setattr(node, "IDLE_SECONDS", 0.0)
-    serving.node._pull_and_store_message(**idle)
+    serving.node._sleep(3)
     assert not serving.processes and process.wait(SECONDS) == 0
 
 
@@ -123,26 +135,47 @@ def test_a_process_that_cannot_be_started_costs_the_message(serving: Serving) ->
     assert not serving.processes
 
 
-def test_clients_are_served_in_one_process_by_flowers_own_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The app is unpacked once, and the status of each message is reported."""
-    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
-    done: list[Any] = []
+class Clientapp:
+    """`flwr-clientapp`, which takes Flower's names for the app and the end, and notes what is done.
 
-    def install(content: bytes, skip_prompt: bool) -> Path:
-        done.append(content)
-        return Path()
+    Args:
+        content: the archive of the app that each message is for.
+    """
 
-    def flwr_clientapp() -> None:
-        add_exit_handler(lambda: done.append(sys.argv[1:]))
-        module.install_from_fab(b"app", skip_prompt=True)
-        module.flwr_exit(code=0, event_type=None)
+    def __init__(self, content: bytes) -> None:
+        self.done: list[Any] = []
+        self._handlers: list[Callable[[], None]] = []
 
-    monkeypatch.setattr(module, "install_from_fab", install)
-    monkeypatch.setattr(module, "flwr_exit", module.flwr_exit)  # is put back
-    monkeypatch.setattr(client, "flwr_clientapp", flwr_clientapp)
-    monkeypatch.setattr(sys, "argv", ["client.py", "--insecure"])
+        def trigger_exit_handlers(run_before_force_exit: bool) -> None:
+            while self._handlers and not run_before_force_exit:
+                self._handlers.pop()()
+
+        def install_from_fab(fab_file: bytes, skip_prompt: bool) -> None:
+            self.done.append(fab_file)
+
+        def flwr_clientapp() -> None:
+            self._handlers.append(lambda: self.done.append(sys.argv[1:]))
+            try:
+                module["install_from_fab"](content, skip_prompt=True)
+            except Exception as error:  # noqa: BLE001 -- as Flower does, to tell the server
+                self.done.append(str(error))
+            module["flwr_exit"](code=0, event_type=None)
+
+        exits = {"trigger_exit_handlers": trigger_exit_handlers}
+        module = {
+            "install_from_fab": install_from_fab,
+            "flwr_exit": FunctionType((lambda: None).__code__, exits),
+        }
+        run_clientapp = FunctionType((lambda: None).__code__, module)
+        code, closure = flwr_clientapp.__code__, flwr_clientapp.__closure__
+        names = {**globals(), "run_clientapp": run_clientapp}
+        self.load = lambda: FunctionType(code, names, closure=closure)
+
+
+def served(flower: Clientapp, digest: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is done of two messages in a process that executes the app of a digest."""
+    monkeypatch.setattr(client, "entry_points", lambda **_: [flower])
+    monkeypatch.setattr(sys, "argv", ["client.py", digest, "--insecure"])
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     before = {one: signal.getsignal(one) for one in signal.Signals}
     try:
@@ -150,44 +183,101 @@ def test_clients_are_served_in_one_process_by_flowers_own_code(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, before[number])
-    tokens = [["--insecure", "--token", token] for token in ("one", "two")]
-    assert done == [b"app", *tokens]
+    return flower.done
+
+
+TWO = [["--insecure", "--token", token] for token in ("one", "two")]
+APP = b"the app"
+
+
+@pytest.mark.parametrize("digest", ["any", hashlib.sha256(APP).hexdigest()])
+def test_clients_are_served_in_one_process_by_flowers_own_code(
+    monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    """The app is unpacked once, and the status of each message is reported."""
+    assert served(Clientapp(APP), digest, monkeypatch) == [APP, *TWO]
 
 
 # ---- Flower's loops
-def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "flwr.supernode.start_client_internal"
-    with pytest.raises(RunFailed, match=r"_insert_message takes msg state store, and not msg;"):
-        flower.flower_module(name, _insert_message="msg")
-    with pytest.raises(RunFailed, match="no_such_function takes nothing"):
-        flower.flower_module(name, no_such_function="x")
-    monkeypatch.setattr(flower, "package_version", "1.410.0")
-    with pytest.raises(RunFailed, match=r"flwr 1.410.0 is not the one .* write node = "):
-        node.main(["--code=any"])
+@pytest.fixture(autouse=True)
+def _put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is changed in Flower's modules and in this process."""
+    flowers = private.command("flower-supernode").__globals__
+    loop = private.private(private.START).__globals__
+    for variables, name in (
+        (flowers, "start_client_internal"),
+        (loop, "time"),
+        (loop, "get_fused_config_from_fab"),
+    ):
+        monkeypatch.setitem(variables, name, variables[name])
+    monkeypatch.setattr(fastapi.FastAPI, "__init__", fastapi.FastAPI.__init__)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+
+
+SUPERNODE = """
+def flower_supernode():
+    began.append((list(sys.argv), start_client_internal))
+"""
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], Any]]:
+    """The command lines with which Flower's SuperNode starts here, and its loop."""
+    start, found, command = private.private(private.START), [], private.command
+    module = {"sys": sys, "began": found, "start_client_internal": start}
+    exec(SUPERNODE, module)
+    made = {"flower-supernode": module["flower_supernode"]}
+    monkeypatch.setattr(private, "command", lambda name: made.get(name) or command(name))
+    return found
+
+
+@pytest.mark.parametrize("name", private.OF_NODES)
+def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
+    name: str,
+    began: list[tuple[list[str], Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start = private.private(private.START)
+    monkeypatch.setitem(private.NAMES, name, "colour")
+    with pytest.raises(RunFailed, match=f"needs Flower's {name} with colour, .* flwr .* has one"):
+        node.main([f"--code={'a' * 64}", "--insecure"])
+    assert not began
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    node.main(["--code=any", "--isolation=subprocess", "--insecure"])
+    assert began == [(["python -m fedhet deploy node", "--insecure"], start)]
+    assert (
+        f"Flower's own SuperNode starts, whose rounds take longer: fedhet needs Flower's {name}"
+        in (caplog.text)
+    )
+
+
+def test_with_all_names_of_flower_the_loop_is_replaced(
+    began: list[tuple[list[str], Any]],
+) -> None:
+    node.main(["--code=any", "--port=9"])
+    ((line, start),) = began
+    assert line == ["python -m fedhet deploy node", "--port=9"]
+    assert isinstance(start.__self__, node.ServingNode)
 
 
 @pytest.mark.parametrize("name", ["flwr.superlink.main", "flwr.supernode.main"])
-def test_flowers_servers_do_not_describe_themselves(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flowers_servers_do_not_describe_themselves(name: str) -> None:
     module = importlib.import_module(name)
-    monkeypatch.setattr(module, "FastAPI", module.FastAPI)  # is put back
 
     def paths() -> set[str]:
         return {getattr(route, "path", "") for route in module.create_app().routes}
 
     assert {"/docs", "/openapi.json"} <= paths()
-    flower.without_docs(name)
+    private.without_docs()
     assert not {"/docs", "/openapi.json"} & paths()
 
 
 def test_the_superlink_starts_in_its_folder_with_flowers_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module("flwr.superlink.main")
-    monkeypatch.setattr(module, "FastAPI", module.FastAPI)  # these are put back
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state").mkdir()
     with pytest.raises(SystemExit):
@@ -200,33 +290,12 @@ def test_the_superlink_starts_in_its_folder_with_flowers_options(
 
 @pytest.mark.parametrize("options", [["--help"], ["--code=any", "--port=x"]])
 def test_the_usage_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+    capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
-    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    monkeypatch.setattr(sys, "argv", [])  # these are put back
-    for name in CHANGED:
-        module = importlib.import_module(name)
-        for key in CHANGED[name]:
-            monkeypatch.setattr(module, key, getattr(module, key))
     with pytest.raises(SystemExit):
         node.main(options)
     printed = "".join(capsys.readouterr())
     assert "usage: python -m fedhet deploy node [" in printed, printed
-
-
-CHANGED = {
-    "flwr.supernode.start_client_internal": ("time", "_pull_and_store_message", "_push_messages"),
-    "flwr.supernode.cli.flower_supernode": ("start_client_internal",),
-    "flwr.supernode.main": ("FastAPI",),
-}
-
-
-def a_loop(pull: Any = lambda **_: None, insert: Any = None, push: Any = None) -> Any:
-    """What the node needs of Flower's module."""
-    return SimpleNamespace(
-        _push_messages=push, _pull_and_store_message=pull, _insert_message=insert
-    )
 
 
 @pytest.mark.parametrize(
@@ -245,41 +314,28 @@ def test_a_node_does_not_start_unless_it_is_said_what_it_executes(
         node.main(["--insecure", *options])
 
 
-@pytest.mark.parametrize("app", [b"the app", b"another app"])
+@pytest.mark.parametrize("app", [APP, b"another app"])
 def test_an_app_of_another_digest_reaches_nothing(
     app: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower's loop gets it from `get_fab`, and unpacks it afterwards."""
-    with monkeypatch.context() as server:  # a SuperNode has no such identity
-        for name in ("_task_id", "_run_id", "_node_id"):
-            server.setattr(TaskIdentity, name, 12)
-        message = Message(RecordDict(), 7, "train", group_id="1")
-    vars(message.metadata)["_message_id"] = "m"
-    replies: list[Message] = []
-    unpacked: list[bytes] = []
+    """Neither is it unpacked, nor are its settings read; and the server learns why."""
+    read: list[bytes] = []
 
-    def pull(receive: Any, get_fab: Any, **_: Any) -> int | None:
-        if receive() is None:
-            return None
-        unpacked.append(get_fab("claimed", 12).content)
-        return 12
+    def config(fab_file: bytes, run: Any) -> dict[str, int]:
+        read.append(fab_file)
+        return {"a": 1}
 
-    loop = a_loop(pull, lambda reply, *_: replies.append(reply))
-    node.ServingNode(loop, hashlib.sha256(b"the app").hexdigest())
-    given = {
-        "receive": lambda: (message, "tree"),
-        "get_fab": lambda *_: SimpleNamespace(content=app),
-        "state": None,
-        "object_store": None,
-    }
-    assert loop._pull_and_store_message(**given) == 12
-    assert loop._pull_and_store_message(**given | {"receive": lambda: None}) is None
-    if app == b"the app":
-        assert (unpacked, replies) == ([app], [])
+    digest, found = (hashlib.sha256(one).hexdigest() for one in (APP, app))
+    start = a_start(config)
+    node.ServingNode(start, digest)
+    settings = start.__globals__["get_fused_config_from_fab"](app, None)
+    assert (read, settings) == (([app], {"a": 1}) if app == APP else ([], {}))
+    said, *done = served(Clientapp(app), digest, monkeypatch)
+    if app == APP:
+        assert (said, done) == (app, TWO)
     else:
-        (reply,) = replies
-        assert not unpacked and hashlib.sha256(app).hexdigest() in reply.error.reason
-        assert reply.metadata.reply_to_message_id == "m"
+        assert re.search(f"executes the app with the SHA-256 {digest}, and not {found};", said)
+        assert done == [TWO[0], said, TWO[1]]
 
 
 def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,19 +347,28 @@ def test_pauses_grow_with_the_wait_up_to_those_of_flower(monkeypatch: pytest.Mon
         slept.append(round(seconds, 3))
 
     monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    loop = a_loop(lambda **_: 12, push=lambda **_: None)
-    node.ServingNode(loop, "any")
+    start, served = a_start(), []
+    serving = node.ServingNode(start, "any")
+    pause = start.__globals__["time"].sleep
+    monkeypatch.setattr(serving, "_serve", lambda run, token: served.append(token))
+    serving._state = IDLE
     for _ in range(60):
-        loop.time.sleep(3)
+        pause(3)
     assert slept[0] == 0.1
     assert slept == sorted(slept)
     assert slept[-1] == 3
-    loop._pull_and_store_message(receive=None, get_fab=None)  # a message
-    loop.time.sleep(0.5)
-    assert slept[-1] == 0.02
-    now += 10
-    loop._push_messages(state=SimpleNamespace(get_tasks=lambda statuses: []))
-    loop.time.sleep(3)
+    arrived = [SimpleNamespace(task_id=1, run_id=7), SimpleNamespace(task_id=2, run_id=7)]
+    tokens = {1: "a"}  # the other one is somebody else's
+    for _ in range(2):  # Flower waits for a reply, at once for the next, and for a message
+        serving._state = SimpleNamespace(get_tasks=lambda statuses: arrived, claim_task=tokens.get)
+        pause(0.5)
+        assert slept[-1] == 0.02
+        serving._state = IDLE
+        now += 10
+        pause(0.5)
+        assert slept[-1] == 0.2
+    assert served == ["a", "a"]
+    pause(3)
     assert slept[-1] == 0.1
-    loop.time.sleep(7)
+    pause(7)
     assert slept[-1] == 1

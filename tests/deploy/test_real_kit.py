@@ -20,7 +20,7 @@ from engines.real_sites import ROOT, Sites, free_ports, rounds, wait_for
 
 from fedhet.cli import main
 from fedhet.deploy import folders, superlink
-from fedhet.flower.code import digest
+from fedhet.deploy.superlink import digest
 
 pytestmark = [pytest.mark.deployment, pytest.mark.matrix, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_grid import OnGrid
+from fake_grid import OnGrid, Proxy
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import RunFailed
@@ -21,7 +21,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Failure, Update
 from fedhet.data.toy import toy_task
-from fedhet.flower import nodes
+from fedhet.flower import nodes, private
 from fedhet.flower import server as flower_server
 from fedhet.methods.scaffold import Scaffold
 
@@ -288,10 +288,30 @@ def test_a_node_that_never_answers_is_named(
 
 
 def test_simulations_look_more_often_than_deployments() -> None:
-    from flwr.superlink.grid import InMemoryGrid
-
-    near: Any = InMemoryGrid.__new__(InMemoryGrid)
-    far: Any = SimpleNamespace()
+    near, far = (
+        SimpleNamespace(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
+        for kind in ("simulation", "serverapp")
+    )
     assert flower_server._pause(near, 10, 0) == 0.02
     assert flower_server._pause(near, 1000, 0) == 0.2
     assert flower_server._pause(far, 10, 0) <= flower_server._pause(far, 10, 100)
+
+
+def test_the_digest_of_the_runs_app_is_logged_with_its_first_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = flower_server.FedServer(nodes.Nodes(ReplyLimits()), lambda manager: Any)  # type: ignore
+    caplog.set_level("INFO", "fedhet")
+    grid = SimpleNamespace(run=SimpleNamespace(fab_hash="0123"))
+    for pid in range(2):
+        proxy: Any = Proxy(pid, 2, grid)  # type: ignore[arg-type]
+        assert server.client_manager().register(proxy)
+    assert caplog.messages == ["the app of this run has the SHA-256 0123"]
+
+
+def test_a_flower_without_its_records_is_named(
+    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(private.NAMES, private.RECORDS, "colour")
+    with pytest.raises(RunFailed, match="fedhet needs Flower's flwr"):
+        OnGrid(federation).step()

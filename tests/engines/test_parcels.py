@@ -156,6 +156,44 @@ HOSTILE = {
 }
 
 
+ARRAY = '[["a","array",[["x",["f",[1],"s",{"bytes":1}]]]]]'
+LINES = {
+    "no list": "7",
+    "a name that is no text": '[[7,"metric",[]]]',
+    "a record that is none": '[["a","other",[]]]',
+    "a kind that is a list": '[["a",["metric"],[]]]',
+    "a record of other parts": '[["a","metric"]]',
+    "items that are no pairs": '[["a","metric",[["b"]]]]',
+    "nothing in place of a number": '[["a","metric",[["b",null]]]]',
+    "text in place of a number": '[["a","metric",[["b","c"]]]]',
+    "a list of lists": '[["a","config",[["b",[[1]]]]]]',
+    "an array of other parts": ARRAY.replace(',"s"', ""),
+    "an array without bytes": ARRAY.replace('{"bytes":1}', '"x"'),
+    "an array whose shape is a text": ARRAY.replace("[1]", '"1"'),
+    "an array whose shape is no whole number": ARRAY.replace("[1]", "[0.5]"),
+    "too many bytes": ARRAY.replace("1}", "2}"),
+    "too few bytes": ARRAY.replace("1}", "0}"),
+    "negative bytes": ARRAY.replace("1}", "-1}"),
+    "bytes that are no number": ARRAY.replace("1}", "true}"),
+    "bytes of bytes": ARRAY.replace("1}", '{"bytes":1}}'),
+    "no bytes": ARRAY.replace('"bytes":1', ""),
+    "more than 64 bits": '[["a","metric",[["b",9223372036854775808]]]]',
+    "a number of many digits": f'[["a","metric",[["b",{"9" * 5000}]]]]',
+    "half a character": '[["a","config",[["b","\\ud800"]]]]',
+    "half a character in a name": '[["\\udfff","config",[]]]',
+    "no end": "[" * 100_000,
+}
+HOSTILE |= {
+    what: (SMALL, altered("records", f"{line}\n.".encode())) for what, line in LINES.items()
+}
+
+
+def test_a_line_with_a_byte_behind_it_is_read() -> None:
+    """That of which the lines above are changed."""
+    (array,) = parcels._from_bytes(f"{ARRAY}\n.".encode()).array_records["a"].values()
+    assert array == Array("f", (1,), "s", b".")
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_parcel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     limit, alter = HOSTILE[name]

@@ -1,0 +1,93 @@
+"""The names of Flower that fedhet uses although Flower promises none of them.
+
+All else that fedhet uses are Flower's commands, and what its documented packages export. Nothing
+compares versions: a name is looked for where it is needed, with the parameters that are passed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import partialmethod
+from importlib.metadata import entry_points
+from typing import Any
+
+import flwr
+
+from fedhet.core.errors import RunFailed
+
+ClientProxy = (
+    Any  # a node as Flower's server sees it; its documented packages do not have the class
+)
+
+# Each is the name of a command or a module, and what follows it is found name by name: after a
+# function among the global variables of its module, which that module's functions use. Then come
+# the parameters that are passed, to Flower's function or to what replaces it.
+SUPERNODE = "flower-supernode"
+START = f"{SUPERNODE}:start_client_internal"
+_CLIENT = "flwr-clientapp:run_clientapp"
+RECORDS = "flwr.compat.common:recorddict_compat"
+NAMES = {
+    START: "state_factory isolation runtime_api_address runtime_certificates"
+    " runtime_root_certificates_path runtime_dependency_install",
+    f"{START}.time": "",
+    f"{START}.get_fused_config_from_fab": "fab_file run",
+    f"{START}.NodeState.get_tasks": "statuses",
+    f"{START}.NodeState.claim_task": "task_id",
+    _CLIENT: "token",
+    f"{_CLIENT}.install_from_fab": "fab_file",
+    f"{_CLIENT}.flwr_exit": "code",
+    f"{_CLIENT}.flwr_exit.trigger_exit_handlers": "run_before_force_exit",
+    RECORDS: "",
+}
+OF_NODES = [name for name in NAMES if name.startswith((START, _CLIENT))]
+
+
+def private(name: str) -> Any:
+    """What Flower has under one of NAMES.
+
+    Raises:
+        RunFailed: it has none, does not use it, or it takes other parameters.
+    """
+    start, _, rest = name.partition(":")
+    found: Any = command(start) if "-" in start else importlib.import_module(start)
+    for part in rest.split("."):
+        found = _part(found, part)
+    expected = NAMES[name].split()
+    taken = list(inspect.signature(found).parameters) if callable(found) else []
+    if found is None or not set(expected) <= set(taken):
+        what = "nothing" if found is None else f"one with the parameters {', '.join(taken)}"
+        passed = f" with {', '.join(expected)}" if expected else ""
+        raise RunFailed(
+            f"fedhet needs Flower's {name}{passed}, in place of which flwr {flwr.__version__} has"
+            f" {what}"
+        )
+    return found
+
+
+def _part(owner: Any, name: str) -> Any:
+    """What a module, a class, or the module of a function has under a name, or None."""
+    if not inspect.isfunction(owner):
+        return getattr(owner, name, None)
+    variables = owner.__globals__
+    found = variables.get(name)
+    own = [one for one in variables.values() if getattr(one, "__globals__", None) is variables]
+    # Otherwise what replaces it would never be called.
+    used = any(name in one.__code__.co_names for one in own)
+    return found if used or inspect.isclass(found) else None
+
+
+def command(name: str) -> Any:
+    """The function of one of Flower's commands."""
+    (entry, *_) = entry_points(group="console_scripts", name=name)
+    return entry.load()
+
+
+def without_docs() -> None:
+    """Let the servers of this process describe their API to nobody: no /docs, no /openapi.json.
+
+    Flower makes the one of a SuperNode while it is imported.
+    """
+    from fastapi import FastAPI
+
+    FastAPI.__init__ = partialmethod(FastAPI.__init__, openapi_url=None)  # type: ignore[assignment]
