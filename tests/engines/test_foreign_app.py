@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +29,7 @@ from flwr.common import Context, RecordDict
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
+from real_sites import free_ports
 
 import fedhet.flower
 from fedhet.core import trees
@@ -27,79 +37,159 @@ from fedhet.core.errors import ConfigError, DataError, RunFailed
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.engines.flwr import SUPERLINK, _free_ports
+from fedhet.deploy.folders import flower_environment
+from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "flower.md"
+PAGE = (ROOT / "docs" / "flower.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 FILES = ("my_app/task.py", "my_app/server_app.py", "my_app/client_app.py", "pyproject.toml")
-# What the page's reader does by hand: the weights of the method at the end of the run.
-SAVING = """
+FILES += ("load.py", "make.py", "config.toml")  # which the page does not name
 
-def write(strategy):
-    settle = strategy.settle
 
-    def settling(*replies):
-        settle(*replies)
-        Path(PLACE).write_text(trees.sha256(strategy.weights))
+# ---- the page, word for word but for the path of fedhet and the ports
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of wheels in the place of a package index, for a machine without network.
 
-    strategy.settle = settling
-"""
+    Those of what fedhet needs are empty, so that the packages of this environment are imported; but
+    setuptools, which builds fedhet, is whole.
+    """
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("index")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        name = re.split(r"[<>=]", requirement)[0]
+        version = metadata.version(name)
+        about = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(folder / f"{about}-py3-none-any.whl", "w") as wheel:
+            for file, text in (
+                ("METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"),
+                ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+                ("RECORD", ""),
+            ):
+                wheel.writestr(f"{about}.dist-info/{file}", text)
+    builder = metadata.distribution("setuptools")
+    with zipfile.ZipFile(folder / f"setuptools-{builder.version}-py3-none-any.whl", "w") as wheel:
+        for path in builder.files or ():
+            if path.suffix != ".pyc" and ".." not in path.parts:
+                wheel.write(str(path.locate()), str(path))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What fedhet is built from, to which a build adds files."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("fedhet", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+class App:
+    """The files and commands of the page in a folder, and a home and ports of Flower for them."""
+
+    def __init__(self, folder: Path, home: TemporaryFolder, clone: Path, index: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log.txt"
+        server, *nodes, http, control = free_ports(6)
+        ports = {"127.0.0.1:8000": f"127.0.0.1:{server}", "$((9094 + node))": "${ports[node]}"}
+        ports["superlink --insecure"] = f"superlink --insecure --port {server}"
+        self.replaced = {"/path/to/fedhet": str(clone), **ports}
+        self.ports = f"ports=({' '.join(map(str, nodes))}); "
+        self.server = server
+        files = [text for kind, text in BLOCKS if kind in ("python", "toml")]
+        for name, text in zip(FILES, files, strict=True):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(self._here(text))
+        (Path(home.name) / "config.toml").write_text(SUPERLINK + (folder / FILES[-1]).read_text())
+        self.environment = {
+            **os.environ,
+            **home.environment,
+            **flower_environment(Path(home.name)),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+            "UV_FIND_LINKS": str(index),
+            "UV_NO_INDEX": "1",
+            "UV_OFFLINE": "1",
+            "UV_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": str(ROOT),  # which the page has installed
+        }
+
+    def _here(self, text: str) -> str:
+        for old, new in self.replaced.items():
+            text = text.replace(old, new)
+        return text
+
+    def start(self, begin: str) -> subprocess.Popen[bytes]:
+        """Start the page's command that begins so."""
+        ((_, command),) = [one for one in BLOCKS if one[0] == "bash" and one[1].startswith(begin)]
+        line = ["bash", "-c", self.ports + self._here(command)]
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                line, cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+
+    def python(self, file: str) -> None:
+        """Execute a file of the page."""
+        subprocess.run(
+            [sys.executable, file], cwd=self.folder, env=self.environment, check=True, timeout=120
+        )
+
+    def check(self, nodes: list[dict[str, Any]]) -> None:
+        """The saved model is that of `fedhet.run`, and its file and the history can be read."""
+        output = self.log.read_text()
+        assert "App dependencies installed successfully" in output, output[-9000:]
+        assert (self.folder / "model.pt").exists(), output[-9000:]
+        self.python("load.py")
+        page = runpy.run_path(str(self.folder / "my_app" / "task.py"))
+        clients = [page["own_data"](SimpleNamespace(node_config=node)) for node in nodes]
+        chosen = page["METHOD"]
+        lines = [f"method={chosen['method']}", f"plugin=[{','.join(chosen['plugins'])}]"]
+        lines += [*chosen["overrides"], f"hydra.run.dir={self.folder / 'run'}"]
+        run = fedhet.run(lines, task=page["task"](clients))
+        weights = torch.load(self.folder / "model.pt", weights_only=True)
+        assert trees.sha256({"model": weights}) == trees.sha256({"model": run.weights})
+        history = json.loads((self.folder / "history.json").read_text())
+        assert [row["weights_sha256"] for row in history] == [
+            row["weights_sha256"] for row in rows(run)
+        ]
+
+
+def until_open(port: int) -> None:
+    """Wait until a process listens."""
+    for _ in range(600):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Path:
-    """The files of the page in a folder."""
-    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    for name, content in zip(FILES, blocks, strict=True):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(content)
-    (tmp_path / "my_app" / "__init__.py").touch()
-    return tmp_path
-
-
-def expected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The digest of the weights of fedhet.run on the page's task."""
-    monkeypatch.syspath_prepend(folder)
-    from my_app.task import SETTINGS, task  # type: ignore[import-not-found]
-
-    lines = ["method=scaffold", "plugin=[fednorm]", *SETTINGS["overrides"]]
-    run = fedhet.run([*lines, f"hydra.run.dir={folder / 'run'}"], task=task())
-    return str(run.summary["weights_sha256"])
+def app(tmp_path: Path, clone: Path, index: Path) -> Iterator[App]:
+    home = TemporaryFolder("fedhet-flwr-")
+    yield App(tmp_path, home, clone, index)
+    home.end_processes()
+    home.cleanup()
 
 
 @pytest.mark.slow
-def test_the_page_is_an_app_that_runs(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = app / "weights.txt"
-    server = app / "my_app" / "server_app.py"
-    saving = SAVING.replace("PLACE", repr(str(place)))
-    head = "from pathlib import Path\n\nfrom fedhet.core import trees\n"
-    text = server.read_text().replace("    rounds =", "    write(strategy)\n    rounds =")
-    server.write_text(head + text.replace("def server_fn", f"{saving}\n\ndef server_fn"))
-    whole = expected(app, monkeypatch)
-    http, control = _free_ports()
-    with TemporaryFolder("fedhet-flwr-") as home:
-        (Path(home) / "config.toml").write_text(SUPERLINK)
-        environment = {
-            **os.environ,
-            "FLWR_HOME": home,
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "PYTHONPATH": str(ROOT),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        }
-        command = re.search(r"```bash\nflwr (.*)\n```", PAGE.read_text())
-        assert command
-        flwr = f"{Path(sys.executable).parent / 'flwr'} {command[1]}"
-        done = subprocess.run(
-            flwr, shell=True, cwd=app, env=environment, capture_output=True, text=True, timeout=300
-        )
-        subprocess.run(["pkill", "-f", home], check=False)
-    assert place.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    assert place.read_text() == whole
+def test_the_page_in_simulation(app: App) -> None:
+    app.start("flwr run . local").wait(timeout=400)
+    app.check([{"partition-id": pid, "num-partitions": 4} for pid in range(4)])
+
+
+@pytest.mark.slow
+@pytest.mark.deployment
+def test_the_page_on_nodes_with_data_of_their_own(app: App) -> None:
+    app.python("make.py")
+    app.start("flower-superlink")
+    app.start("for node in")
+    until_open(app.server)
+    app.start("flwr run . trial").wait(timeout=500)
+    app.check([{"data": app.folder / f"node-{node}.npz"} for node in range(3)])
 
 
 # ---- the two functions under Flower's own Server
