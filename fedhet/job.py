@@ -121,7 +121,7 @@ def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> 
     """
     cfg, run = config.cfg, config.run
     server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
-    check_merge(cfg, merge)
+    check_merge(cfg, merge, workspace.task)
     setting = Setting(
         workspace,
         run.local,

@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from fedhet.core import messages, trees
 from fedhet.core.admission import Backup, TakenAgain
 from fedhet.core.callbacks import Callback, Row
@@ -334,4 +336,14 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,
         "weights_sha256": digest,
+    }
+
+
+def recorded_numbers(strategy: FedStrategy) -> dict[str, Any]:
+    """What method and plug-ins have recorded, without tensors, as rounds.jsonl has it."""
+    return {
+        f"{piece}.{name}": value
+        for piece, recorded in strategy.all_recorded().items()
+        for name, value in recorded.items()
+        if not isinstance(value, Tensor)
     }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from numbers import Integral
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fedhet.core import objects, targets
-from fedhet.core.check import counted, one_of
+from fedhet.core.check import MOST_SAMPLES, counted, integer, one_of
 from fedhet.core.errors import ConfigError, DataError
 
 
@@ -152,6 +156,102 @@ class ClientData:
         return self._read[part]
 
 
+PARTS = ("train", "val", "test")
+
+
+class HeldClients(Sequence[ClientData]):
+    """The clients, of whom those can be accessed whose data this process has.
+
+    Args:
+        part_sizes: the numbers of each client's training, validation and test samples; 0 for those
+            that are not known.
+        here: client -> its data.
+        stated: whether the numbers of training samples are known; else each node tells its own.
+
+    Attributes:
+        sizes: the number of each client's training samples.
+        known: the clients of whom it is known.
+    """
+
+    place: ClassVar[str] = "on its own node, not in this process"
+
+    def __init__(
+        self,
+        part_sizes: Sequence[Sequence[int]],
+        here: Mapping[int, Any] = MappingProxyType({}),
+        stated: bool = True,
+    ) -> None:
+        self.part_sizes = [tuple(sizes) for sizes in part_sizes]
+        self.sizes = [train for train, *_ in self.part_sizes]
+        self.here = here
+        self.known = set(range(len(self.sizes)) if stated else ())
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    # one client at a time, no slices
+    def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
+        pid = range(len(self))[operator.index(pid)]
+        if pid not in self.here:
+            raise DataError(f"the data of client {pid} are {self.place}")
+        return self._client(pid)
+
+    def _client(self, pid: int) -> ClientData:
+        return self.here[pid]  # type: ignore[no-any-return]
+
+    def learn(self, pid: int, told: Mapping[str, object]) -> None:
+        """Take from a client's node how many samples the client has.
+
+        Raises:
+            ValueError: these are no such numbers, or not the one that was known before.
+        """
+        sizes = tuple(told.get(part) for part in PARTS)
+        if not all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in sizes):
+            raise ValueError(
+                f"its client has {dict(zip(PARTS, sizes, strict=True))} samples; whole numbers from"
+                f" 0 to {MOST_SAMPLES} are expected"
+            )
+        if pid in self.known and sizes[0] != self.sizes[pid]:
+            raise ValueError(
+                f"its client has {sizes[0]} training samples, and the server was told"
+                f" {self.sizes[pid]} before"
+            )
+        self.known.add(pid)
+        self.sizes[pid], self.part_sizes[pid] = sizes[0], sizes  # type: ignore[assignment,call-overload]
+
+    def begin(self) -> None:
+        """Take those of whom nothing is known for clients without samples, which are not drawn.
+
+        Raises:
+            DataError: no client is left.
+        """
+        for pid in set(range(len(self))) - self.known:
+            self.sizes[pid] = 0
+        _check_any(self.sizes)
+
+
+def _check_any(sizes: Sequence[int]) -> None:
+    if not any(sizes):
+        raise DataError(
+            f"of {counted(len(sizes), 'client')} none has a training sample; at least one must"
+        )
+
+
+def _part_sizes(client: ClientData) -> tuple[int, int, int]:
+    parts = client.train, client.val, client.test
+    return tuple(0 if part is None else len(part) for part in parts)  # type: ignore[return-value]
+
+
+def _read(given: Any, pid: int) -> ClientData:
+    if not isinstance(given, ClientData):
+        raise DataError(
+            f"client {pid} is of type {type(given).__name__}; expected"
+            " fedhet.ClientData(train=..., val=..., test=...)"
+        )
+    given.read(pid)
+    return given
+
+
 @dataclass
 class Task:
     """The learning problem of a run.
@@ -160,7 +260,9 @@ class Task:
         model: builds a fresh module; FedNorm, MOON and others need its `features(x)` and `head(f)`.
         criterion: (output, y) -> per-sample losses (B,).
         clients: the data of clients 0, 1, ...: a list, or another sequence that loads a client
-            whenever it is accessed.
+            whenever it is accessed. Under Flower a process need not have them: the data of a node's
+            own client, a single `ClientData`; or for the server the list of the clients' training
+            sizes, or their number, where each node tells its own size.
         test: the global test set, as a part of `ClientData`, or None.
         classes: the number of classes, labels or characters that `target` is about; not used for
             "number" and "loss".
@@ -177,6 +279,7 @@ class Task:
         detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` may say
             otherwise.
         example: (1, ...) an input, for a process that has no data itself; NaN for unknown values.
+            Few methods need one.
 
     Raises:
         DataError: no client has a training sample, or samples cannot be read.
@@ -186,7 +289,7 @@ class Task:
 
     model: Callable[[], nn.Module]
     criterion: Callable[[Tensor, Tensor], Tensor]
-    clients: Sequence[ClientData]
+    clients: Sequence[ClientData] | Any
     test: Samples | None
     classes: int = 0
     transform: Callable[[Tensor], Tensor] | None = None
@@ -201,17 +304,54 @@ class Task:
         self._check_arguments()
         if self.test is not None:
             self.test = _samples(self.test, "the global test set") or None
-        if not self.sizes:
+        if isinstance(self.clients, ClientData):
+            return  # whose they are, `at` is told
+        if (elsewhere := self._elsewhere()) is not None:
+            if self.sizes and list(self.sizes) != elsewhere.sizes:
+                raise DataError(f"Task: sizes={self.sizes} with clients={self.clients}: omit one")
+            self.clients, self.sizes = elsewhere, elsewhere.sizes
+        elif not self.sizes:
             self.sizes = [len(client.train) for client in self._clients_read()]
         elif isinstance(self.clients, list | tuple):
             sizes = [len(client.train) for client in self._clients_read()]
             if sizes != list(self.sizes):
                 raise DataError(f"Task: sizes={self.sizes}, but the clients have {sizes}")
-        if not any(self.sizes):
-            raise DataError(
-                f"of {counted(len(self.sizes), 'client')} none has a training sample; at least one"
-                " must"
-            )
+        _check_any(self.sizes)
+
+    def _elsewhere(self) -> HeldClients | None:
+        """The clients if they are given as their sizes or their number."""
+        given = self.clients
+        if isinstance(given, HeldClients):
+            return given
+        if isinstance(given, Integral):  # each has data, as far as is known
+            number = integer("Task.clients", given, low=1)
+            return HeldClients([(1, 0, 0)] * number, stated=False)
+        if not isinstance(given, list | tuple) or not any(isinstance(n, Integral) for n in given):
+            return None
+        return HeldClients([(integer("Task.clients", n, low=0), 0, 0) for n in given])
+
+    def at(self, pid: int, clients: int) -> Task:
+        """The task on the node of one client, where no other client's data are read.
+
+        Raises:
+            ConfigError: `clients` is not their number.
+            DataError: the client's data are not here, or cannot be read.
+        """
+        own = self.clients
+        if not isinstance(own, ClientData):
+            if len(own) != clients:
+                raise ConfigError(
+                    f"{clients} SuperNodes for {len(own)} clients; the clients of"
+                    " fedhet.flower.client_app have a node each"
+                )
+            own = own[pid]
+        _read(own, pid)
+        sizes = [(0, 0, 0)] * clients
+        sizes[pid] = _part_sizes(own)
+        task = copy(self)
+        task.clients, task.test = HeldClients(sizes, {pid: own}), None
+        task.sizes = task.clients.sizes
+        return task
 
     def _check_arguments(self) -> None:
         one_of("Task.target", self.target, targets.TARGETS)
@@ -257,13 +397,7 @@ class Task:
 
     def _clients_read(self) -> Iterator[ClientData]:
         for pid, client in enumerate(self.clients):
-            if not isinstance(client, ClientData):
-                raise DataError(
-                    f"client {pid} is of type {type(client).__name__}; expected"
-                    " fedhet.ClientData(train=..., val=..., test=...)"
-                )
-            client.read(pid)
-            yield client
+            yield _read(client, pid)
 
     @cached_property
     def part_sizes(self) -> list[tuple[int, int, int]]:
@@ -272,10 +406,7 @@ class Task:
         `clients` states them as an attribute of this name, or each client is accessed once.
         """
         known = getattr(self.clients, "part_sizes", None)
-        return known or [
-            (size, *(0 if part is None else len(part) for part in (client.val, client.test)))
-            for size, client in zip(self.sizes, self.clients, strict=True)
-        ]
+        return known or [_part_sizes(client) for client in self.clients]
 
     @property
     def scoring(self) -> targets.Target:
@@ -283,7 +414,7 @@ class Task:
         mean, std = self.target_scale or ((), ())
         outputs = self.classes
         if self.target == "number":
-            outputs = len(mean) or self._some.y[0].numel()
+            outputs = len(mean) or self._some("target=number").y[0].numel()
         return targets.make(self.target, outputs, mean, std, detailed=self.detailed)
 
     def check_classes(self, who: str) -> None:
@@ -299,19 +430,34 @@ class Task:
             )
 
     @property
+    def unsized(self) -> bool:
+        """Whether the clients' sizes are unknown until their nodes tell them."""
+        return isinstance(self.clients, HeldClients) and not self.clients.known
+
+    @property
     def inputs(self) -> Tensor:
         """Some inputs (n, ...) as they are stored, before the transform.
 
         They are the example, or those of the global test set, or else of the first client with
         training samples.
-        """
-        return self._some.x if self.example is None else self.example
 
-    @property
-    def _some(self) -> Samples:
+        Raises:
+            ConfigError: there are none in this process.
+        """
+        return self._some("the method").x if self.example is None else self.example
+
+    def _some(self, who: str) -> Samples:
         if self.test:
             return self.test
-        return next(self.clients[pid].train for pid, size in enumerate(self.sizes) if size)
+        clients = self.clients
+        held = clients.here if isinstance(clients, HeldClients) else range(len(self.sizes))
+        if (pid := next((pid for pid in held if self.sizes[pid]), None)) is None:
+            raise ConfigError(
+                f"{who} needs to know what a sample is like, and this process has none: give the"
+                " Task a global test set, or example=<an input (1, ...) as the clients have it>;"
+                " of target=number, target_scale"
+            )
+        return self.clients[pid].train
 
     def check_density(self, plugin: str) -> None:
         """Check that `inputs` are suitable for a plug-in that models densities on [0, 1].
@@ -319,7 +465,7 @@ class Task:
         Raises:
             ConfigError: they are token numbers, or outside [0, 1].
         """
-        x = self.inputs
+        x = self._some(f"plugin {plugin!r}").x if self.example is None else self.example
         if x.dtype == torch.uint8:
             return
         requirement = (

@@ -13,7 +13,7 @@ from fedhet.config import Config, compose
 from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.targets import WITH_CLASSES
-from fedhet.core.task import Samples, Task
+from fedhet.core.task import ClientData, HeldClients, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data.dataset import check_targets
 from fedhet.models.base import trial_output
@@ -61,7 +61,7 @@ def check_task(workspace: Workspace) -> None:
     """
     task = workspace.task
     tried = set()
-    for where, samples in _parts(task):
+    for where, samples in _parts(task, workspace.simulated):
         check_targets(where, samples.y, task.target, task.classes)
         if task.target in ("number", "loss") and samples.y.is_floating_point():
             _check_finite(where, "target", samples.y)
@@ -77,11 +77,24 @@ def check_task(workspace: Workspace) -> None:
             _try(where, samples, workspace)
 
 
-def _parts(task: Task) -> Iterator[tuple[str, Samples]]:
-    """Yield the samples to be checked, each with its place; a lazy sequence loads one client."""
-    loaded = isinstance(task.clients, list | tuple)
-    filled = [pid for pid, size in enumerate(task.sizes) if size]
-    for pid in range(len(task.sizes)) if loaded else filled[:1]:
+def _parts(task: Task, simulated: bool) -> Iterator[tuple[str, Samples]]:
+    """Yield the samples to be checked, each with its place; a lazy sequence loads one client.
+
+    Raises:
+        ConfigError: the data are those of a node alone.
+        DataError: a simulation has not the data of its clients.
+    """
+    if isinstance(task.clients, ClientData):
+        raise ConfigError(
+            "Task: clients is the data of one node's client, for fedhet.flower.client_app; a"
+            " federation has a list of clients"
+        )
+    pids = [pid for pid, size in enumerate(task.sizes) if size][:1]
+    if isinstance(task.clients, list | tuple):
+        pids = list(range(len(task.sizes)))
+    elif isinstance(task.clients, HeldClients) and not simulated:
+        pids = list(task.clients.here)
+    for pid in pids:
         client = task.clients[pid]
         for part in ("train", "val", "test"):
             samples = getattr(client, part)

@@ -9,11 +9,12 @@ docs/flower.md is such an app.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flwr.client import Client, ClientApp
     from flwr.common import Context
+    from torch import Tensor
 
     from fedhet.core.strategy import FedStrategy
     from fedhet.core.task import Task
@@ -21,19 +22,29 @@ if TYPE_CHECKING:
 
 
 def strategy(
-    method: str, task: Task, *, plugins: Sequence[str] = (), overrides: Sequence[str] = ()
+    method: str,
+    task: Task,
+    *,
+    plugins: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    at_end: Callable[[dict[str, Tensor], list[dict[str, Any]]], None] | None = None,
 ) -> FedStrategy:
     """A method as a strategy for Flower's own `ServerApp` and `Server`.
 
-    Its `num_rounds` counts the rounds of phases before the training, too; `weights["model"]` has
-    the global model.
+    Its `num_rounds` counts the rounds of phases before the training, too. The first round waits
+    until all nodes have joined (`replies.join`, `replies.min_nodes`).
 
     Args:
         method: its name in the configuration.
-        task: model, criterion and the clients' data, of which the server reads the sizes and the
-            global test set.
+        task: model, criterion and the clients, of whom the server needs the training sizes, or
+            their number alone: then it believes each node's own size. Without a global test set
+            the server evaluates nothing.
         plugins: the names of plug-ins.
         overrides: settings as on the command line, such as "rounds=5" and "client.lr=0.1".
+        at_end: is called once after the last round, with the global model's state dict and the
+            history, in which each step is a dictionary as in rounds.jsonl. Of a method without a
+            global model (FedBN, ...) the state dict has what the clients share, and lacks the
+            rest. An exception in it ends the run.
 
     Raises:
         ConfigError: the settings do not fit together, or not the task.
@@ -43,7 +54,7 @@ def strategy(
 
     job = _job(method, task, plugins, overrides)
     noise = job.workspace.noise
-    StrategyAdapter(job.strategy, [Account(noise)] if noise else [])
+    StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
     return job.strategy
 
 
@@ -60,28 +71,27 @@ def client_app(
 
     Args:
         method: its name in the configuration, as for `strategy`.
-        task: makes the task of a node; only the data of the node's own client are read.
+        task: makes the task of a node. Its `clients` are the `ClientData` of the node's own client,
+            or all clients in order, of whom the node takes its own: number `partition-id` of
+            `num-partitions` in `context.node_config`.
         plugins: the names of plug-ins, as for `strategy`.
         overrides: the same settings as for `strategy`.
     """
     from flwr.client import ClientApp
 
-    from fedhet.core.errors import ConfigError
+    from fedhet.core.task import PARTS
     from fedhet.flower import wire
+    from fedhet.flower.nodes import place_of
     from fedhet.process import pin_threads
     from fedhet.stores import ContextStore
 
     def client_fn(context: Context) -> Client:
-        job = _job(method, task(context), plugins, overrides)
+        place = place_of(context.node_config)
+        pid, clients = place.values()
+        job = _job(method, task(context).at(pid, clients), plugins, overrides)
         pin_threads(job.config.run.engine.threads)
-        node = {key: int(context.node_config[key]) for key in ("partition-id", "num-partitions")}
-        clients = len(job.task.sizes)
-        if node["num-partitions"] != clients:
-            raise ConfigError(
-                f"{node['num-partitions']} SuperNodes for {clients} clients; the clients of"
-                " fedhet.flower.client_app have a node each"
-            )
-        client = job.client(ContextStore(context.state), dict(node))
+        sizes = dict(zip(PARTS, job.task.part_sizes[pid], strict=True))
+        client = job.client(ContextStore(context.state), {**place, **sizes})
         return wire.Adapter(client).to_client()
 
     return ClientApp(client_fn=client_fn)

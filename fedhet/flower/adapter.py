@@ -13,14 +13,17 @@ from flwr.server.strategy import Strategy
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import global_scores
-from fedhet.core.loop import Loop, Request
+from fedhet.core.loop import Loop, Request, recorded_numbers
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.strategy import FedStrategy
+from fedhet.core.task import HeldClients
+from fedhet.core.trees import Tree
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.private import ClientProxy
 
 log = logging.getLogger("fedhet")
+AtEnd = Callable[[Tree, list[Row]], None]
 Ins = TypeVar("Ins", FitIns, EvaluateIns)
 
 
@@ -37,14 +40,24 @@ class StrategyAdapter(Callback, Strategy):
     Args:
         method: the run's strategy, to which the adapter is attached.
         callbacks: what listens to the run.
+        at_end: is called after the last step, see `fedhet.flower.strategy`.
 
     Attributes:
         nodes: which node hosts which client.
     """
 
-    def __init__(self, method: FedStrategy, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(
+        self,
+        method: FedStrategy,
+        callbacks: Sequence[Callback] = (),
+        at_end: AtEnd | None = None,
+    ) -> None:
         method.adapter = self
-        self.nodes = Nodes(method.setting.replies)
+        clients = method.workspace.task.clients
+        self._clients = clients if isinstance(clients, HeldClients) else None
+        self.nodes = Nodes(method.setting.replies, clients=self._clients)
+        self._at_end = at_end
+        self._rows: list[Row] = []
         self._method = method
         evaluates = method.workspace.evaluation.clients and not method.workspace.noise
         self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
@@ -56,6 +69,7 @@ class StrategyAdapter(Callback, Strategy):
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
+        self._rows.append(row | recorded_numbers(self._method))
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
@@ -67,12 +81,15 @@ class StrategyAdapter(Callback, Strategy):
         """The messages of the round; none past the end of the timetable.
 
         Raises:
-            RunFailed: the parameters are not those that the method returned: a strategy around it
-                has changed them, and that would have no effect.
+            RunFailed: too few nodes have joined; or the parameters are not those that the method
+                returned: a strategy around it has changed them, and that would have no effect.
         """
         self._check_own(parameters)
         if not self._begun:
             self._begun = True
+            self.nodes.proxies((), client_manager)  # they tell how many samples their clients have
+            if self._clients is not None:
+                self._clients.begin()
             self._request = next(self._steps, None)
         if self._request is None:
             self._row = {}
@@ -162,6 +179,13 @@ class StrategyAdapter(Callback, Strategy):
             self._request = self._steps.send(replies)
         except StopIteration:
             self._request = None
+            if self._at_end:
+                method = self._method
+                known = (
+                    method.weights["model"] if "global" in method.views else method.sent("model")
+                )
+                weights = {name: t.detach().cpu().clone() for name, t in known.items()}
+                self._at_end(weights, self._rows)
 
     @property
     def _awaited(self) -> dict[int, Broadcast]:

@@ -41,7 +41,7 @@ from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import wire
 from fedhet.flower.metered import measured
-from fedhet.flower.nodes import Nodes
+from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.server import FedServer
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
 from fedhet.flower.turns import take_turn
@@ -115,14 +115,7 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
         client: wire.WireClient = Refusal(reason, {"problem": reason})
         number = own.number(overrides) if own else None
         return (client if number is None else measured(client, number)).to_client()
-    try:
-        properties = {key: int(node[key]) for key in ("partition-id", "num-partitions")}
-    except KeyError as error:
-        raise ConfigError(
-            f"this SuperNode was started without {error}; give it"
-            " --node-config 'partition-id=0 num-partitions=3' with its own number, or, with data of"
-            f" its own, {EXAMPLE}"
-        ) from error
+    properties = place_of(node, f", or, with data of its own, {EXAMPLE}")
     try:
         _settings(overrides)
         job = _cached_job(overrides, limits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 from flwr.server import ClientManager
 
-from fedhet.core.errors import Rejected, RunFailed, clean
+from fedhet.core.errors import ConfigError, Rejected, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, payload
+from fedhet.core.task import HeldClients
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
 from fedhet.flower.private import ClientProxy
@@ -29,6 +30,31 @@ ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
 AGAIN_SECONDS = 30.0  # after which one that has not answered is asked again; then twice as long
 
 
+PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
+
+
+def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, int]:
+    """Which number a node has, of how many.
+
+    Args:
+        node_config: Flower's configuration of the node.
+        otherwise: what it may be started with instead, for the message.
+
+    Raises:
+        ConfigError: it was not started with these numbers.
+    """
+    given = [str(node_config.get(name)) for name in PLACE]
+    if not all(one.isdecimal() for one in given) or not int(given[0]) < int(given[1]):
+        missing = [f"without {name!r}" for name in PLACE if name not in node_config]
+        pairs = " and ".join(f"{name}={node_config.get(name)!r}" for name in PLACE)
+        raise ConfigError(
+            f"this SuperNode was started {missing[0] if missing else f'with {pairs}'}; give it"
+            " --node-config 'partition-id=0 num-partitions=3' with its own number, from 0, and how"
+            f" many there are{otherwise}"
+        )
+    return dict(zip(PLACE, map(int, given), strict=True))
+
+
 class Nodes:
     """The nodes of a run by partition-id.
 
@@ -36,13 +62,17 @@ class Nodes:
 
     Attributes:
         limits: how long to wait for nodes, and how many are enough.
+        clients: those of whom each has a node, which tells how many samples it has; or None.
         data: a digest of the data that every node must have, too; None: it is not compared.
         agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
         opening: the ids of the nodes whose client app has the mod that opens parcels (parcels.py).
     """
 
-    def __init__(self, limits: ReplyLimits, data: str | None = None) -> None:
+    def __init__(
+        self, limits: ReplyLimits, data: str | None = None, clients: HeldClients | None = None
+    ) -> None:
         self.limits = limits
+        self.clients = clients
         self._by_partition: dict[int, ClientProxy] = {}
         self._asked: set[str] = set()
         self.opening: set[str] = set()
@@ -183,9 +213,7 @@ class Nodes:
         if isinstance(answer, str) or answer.status.code != Code.OK:
             reason = answer if isinstance(answer, str) else answer.status.message
             raise ValueError(f"it does not report its partition-id: {reason}")
-        partition, total = (
-            answer.properties.get(name) for name in ("partition-id", "num-partitions")
-        )
+        partition, total = (answer.properties.get(name) for name in PLACE)
         if partition is None and isinstance(problem := answer.properties.get("problem"), str):
             raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
@@ -210,6 +238,13 @@ class Nodes:
                 f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
                 " one node"
             )
+        if self.clients is not None:
+            if total != len(self.clients):
+                raise ValueError(
+                    f"it has num-partitions={total}, and the server's Task {len(self.clients)}"
+                    " clients, which have a node each"
+                )
+            self.clients.learn(partition, properties)
         self._by_partition[partition] = proxy
         self._total = total
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed, WriteError, reason_of
+from fedhet.core.loop import recorded_numbers
 from fedhet.core.timing import now
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
@@ -154,14 +155,9 @@ class Recorder(Callback):
         Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
         tensors go into a file in arrays/.
         """
+        row |= recorded_numbers(loop.method)
         for piece, recorded in loop.method.all_recorded().items():
-            arrays = {}
-            for name, value in recorded.items():
-                if isinstance(value, Tensor):
-                    arrays[name] = value
-                else:
-                    row[f"{piece}.{name}"] = value
-            if arrays:
+            if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
                 phase = piece if row["phase"] == "train" else row["phase"]
                 path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
                 save_tensors(path, arrays)

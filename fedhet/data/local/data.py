@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fedhet.config.targets import find_target, instantiate
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError
 from fedhet.core.limits import least_count
 from fedhet.core.merging import Mean
-from fedhet.core.task import ClientData, Samples
+from fedhet.core.task import ClientData, HeldClients, Samples, Task
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described
 from fedhet.data.files import SITE_HINT, find_path
@@ -38,18 +37,25 @@ def is_local(cfg: DictConfig) -> bool:
     return find_target(cfg.dataset) is Declaration
 
 
-def check_merge(cfg: DictConfig, merge: Mean) -> None:
+def check_merge(cfg: DictConfig, merge: Mean, task: Task) -> None:
     """Refuse a merge that bounds updates, and not what their sites say that they weigh.
 
     Raises:
-        ConfigError: `dataset.max_samples` is not given.
+        ConfigError: neither `dataset.max_samples` nor the clients' sizes are given.
     """
-    bounds = merge.weighted and merge.name != Mean.name
-    if bounds and is_local(cfg) and cfg.dataset.max_samples is None:
+    local = is_local(cfg) and cfg.dataset.max_samples is None
+    if merge.weighted and merge.name != Mean.name and (local or task.unsized):
+        where, bound = (
+            ("the number of clients alone", "their sizes, Task(clients=[<number>, ...])")
+            if task.unsized
+            else (
+                "dataset=local",
+                "the largest number that a site may have, dataset.max_samples=<number>",
+            )
+        )
         raise ConfigError(
-            f"merge={merge.name} with dataset=local: the weight of a site is the number of samples"
-            " that it claims, and one that claims very many would take the whole mean; give the"
-            " largest number that a site may have, dataset.max_samples=<number>"
+            f"merge={merge.name} with {where}: the weight of a client is the number of samples that"
+            f" it claims, and one that claims very many would take the whole mean; give {bound}"
         )
 
 
@@ -71,7 +77,7 @@ def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
     return declared, scheme
 
 
-class SiteClients(Sequence[ClientData]):
+class SiteClients(HeldClients):
     """The clients, of whom those can be accessed whose data this process has.
 
     Args:
@@ -81,27 +87,20 @@ class SiteClients(Sequence[ClientData]):
             that are not known.
     """
 
+    place = "at its site, not on this machine"
+
     def __init__(
         self,
         dataset: Dataset,
         parts: Mapping[int, Mapping[str, Samples]],
         part_sizes: Sequence[Sequence[int]],
     ) -> None:
-        self._parts = parts
+        super().__init__(part_sizes, parts)
         own = parts.items() if dataset.by_client else ()
         self.own = {pid: Own.of(dataset, parts["train"].x) for pid, parts in own}
-        self.part_sizes = [tuple(sizes) for sizes in part_sizes]
-        self.sizes = [train for train, *_ in self.part_sizes]
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    # one client at a time, no slices
-    def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
-        pid = range(len(self))[operator.index(pid)]
-        if pid not in self._parts:
-            raise DataError(f"the data of client {pid} are at its site, not on this machine")
-        parts = self._parts[pid]
+    def _client(self, pid: int) -> ClientData:
+        parts = self.here[pid]
         if own := self.own.get(pid):
             parts = {name: own.samples(samples) for name, samples in parts.items()}
         # an empty part is None

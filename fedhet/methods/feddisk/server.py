@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from fedhet.core import trees
-from fedhet.core.check import counted
+from fedhet.core.check import MOST_SAMPLES, counted
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Recorded, Update
 from fedhet.core.metrics import comm_cost
@@ -31,7 +31,8 @@ class DensityServer(DensityOptions):
     def setup(self) -> None:
         self.server.workspace.task.check_density(self.name)
         self._check_ratio()
-        largest = max(self.server.sizes)
+        unsized = self.server.workspace.task.unsized
+        largest = MOST_SAMPLES if unsized else max(self.server.sizes)
         if self.ratio != "raw" and largest < self._weighed:
             log.warning(
                 "feddisk: every client has fewer than min_samples=%d samples: all weights are 1",
