@@ -171,6 +171,7 @@ def test_a_superlink_that_knows_nothing_of_fedhet_runs_the_bundle(
         command = [programs / "flwr", "run", bundle, "local", "--stream", "--run-config", lines]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         temporary.end_processes()
+    # Not what Flower says of it: on a busy disk "failed", see "Through Flower" in docs/running.md.
     log = done.stdout + done.stderr
     assert (tmp_path / "run" / "summary.json").exists(), log[-3000:]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "ok"
