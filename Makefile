@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 # Two processes; the tests of a file stay in one of them, because they share what it prepares.
 PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # What ONLY names; all tests without it.
@@ -16,8 +17,8 @@ COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:f
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 
-.PHONY: help run test test-slow test-all test-lowest test-installed coverage check docs bench \
-  figures bundle clean
+.PHONY: help run test test-slow test-all test-lowest test-newest test-installed coverage check \
+  docs bench figures bundle clean
 
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +48,21 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 	sed -nE '/^dep/,/^\]/s/ *"([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml \
 	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
+
+test-newest: $(READY)  ## the tests of Flower with its newest release, and its newest pre-release
+	@# Each environment has Flower alone, and finds all else in $(VENV).
+	@for flower in flwr "flwr-nightly --pre"; do \
+	  env=$(NEWEST)/$${flower%% *}; \
+	  $(BIN)/python -m venv $$env && packages=$$(echo $$env/lib/python*/site-packages) \
+	  && $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	    > $$packages/others.pth \
+	  && $$env/bin/python -m pip install --quiet --ignore-installed --no-deps $$flower \
+	  && $$env/bin/python -m pip install --quiet $$flower || exit; \
+	  $$env/bin/python -m pip list --path $$packages | grep ^flwr; \
+	  PYTHONPATH=$(CURDIR) $$env/bin/python $(PYTEST) -m "deployment or not matrix" \
+	    tests/engines tests/deploy tests/contracts tests/config/test_bundle.py $(ARGS) \
+	    || failed=yes; \
+	done; test -z "$$failed"
 
 test-installed: $(READY)  ## wheel and bundle in empty environments, also by Flower (18 GB)
 	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py $(ARGS)
@@ -87,4 +103,4 @@ bundle: $(READY)  ## build the Flower app, and what `flwr app publish` takes in 
 	  && $(abspath $(BIN))/python -m zipfile -e *.fab fedhet
 
 clean:  ## remove the environment and the caches; keep runs and data
-	rm -rf $(VENV) $(LOWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(NEWEST) .coverage* .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -22,7 +22,7 @@ from fedhet.deploy.folders import PLACEHOLDER, ServerFolder, SiteFolder, split_a
 from fedhet.record.schema import read_object
 
 RENEWAL = timedelta(days=14)  # before its end a certificate is reported
-# Flower 1.41 refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;
+# Flower refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;
 # HTTP's date has whole seconds.
 AHEAD, BEHIND = 4, 300
 NODE_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # those that Flower admits

@@ -62,13 +62,10 @@ class ServingNode:
         """Run the loop, which starts no SuperExec."""
         host, _, port = settings["runtime_api_address"].rpartition(":")
         host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-        tls = []
-        if settings["runtime_certificates"] is None:
-            tls = ["--insecure"]
-        elif root := settings["runtime_root_certificates_path"]:
-            tls = ["--root-certificates", root]
-        self._command = [sys.executable, "-P", str(CLIENT), self._app]
-        self._command += ["--runtime-api-address", f"{host}:{port}", *tls]
+        root = ["--root-certificates", str(settings["runtime_root_certificates_path"])]
+        tls = root if settings["runtime_certificates"] else ["--insecure"]
+        self._command = [sys.executable, "-P", str(CLIENT), self._app, *tls]
+        self._command += ["--runtime-api-address", f"{host}:{port}"]
         if settings["runtime_dependency_install"]:  # they are removed after a message
             self._one_message = True
             self._command.append("--allow-runtime-dependency-installation")

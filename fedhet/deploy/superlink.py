@@ -49,10 +49,6 @@ def digest(app: Path) -> str:
     Raises:
         ConfigError: the folder is no app.
     """
-    if not (app / "pyproject.toml").exists():
-        raise ConfigError(
-            f"{app} is no app of Flower: it has no pyproject.toml; --app names another folder"
-        )
     with tempfile.TemporaryDirectory() as temporary:
         home, folder = Path(temporary), app.resolve()
         if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
@@ -62,7 +58,8 @@ def digest(app: Path) -> str:
         try:
             flwr(home, "build", "--app", str(folder), cwd=home)
         except RunFailed as error:
-            raise ConfigError(f"{app} is no app of Flower: {error}") from error
+            text = f"{app} is no app of Flower; --app names another folder: {error}"
+            raise ConfigError(text) from error
         (archive,) = home.glob("*.fab")
         return hashlib.sha256(archive.read_bytes()).hexdigest()
 

@@ -10,8 +10,8 @@ client app. Nobody else sees them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 from flwr.app import (
@@ -32,6 +32,7 @@ PROPERTIES = "getpropertiesres.properties"  # the record of a client's answer in
 DATA = "fedhet.parcel.data"  # the record with the content of large arrays
 INLINE_BYTES = 2**18  # of arrays that travel in the parcel itself
 KINDS = {"array": ArrayRecord, "config": ConfigRecord, "metric": MetricRecord}
+NAMES = {record: kind for kind, record in KINDS.items()}
 # What Flower raises for bytes that are not what its SuperNode should have sent.
 UNDECODABLE = (
     ArithmeticError,
@@ -52,18 +53,26 @@ class Parcels:
         self._joined: dict[tuple[int, ...], tuple[list[bytes], Array]] = {}
 
     def __call__(self, content: RecordDict) -> RecordDict:
-        """The records as a parcel."""
-        data = [array.data for array in _arrays(content)]
-        sizes = list(map(len, data))
-        if sum(sizes) <= INLINE_BYTES:
-            return RecordDict({PARCEL: ConfigRecord({"records": _to_bytes(content)})})
-        records: dict[str, Any] = dict(content)
-        for name, record in content.array_records.items():
-            records[name] = ArrayRecord({key: _emptied(array) for key, array in record.items()})
-        config = ConfigRecord({"records": _to_bytes(RecordDict(records)), "sizes": sizes})
-        arrays = ArrayRecord()
-        arrays["data"] = self._join(data)
-        return RecordDict({PARCEL: config, DATA: arrays})
+        """The records as a parcel: a line of JSON, and behind it what they have in bytes."""
+        arrays: list[bytes] = []
+        inline: list[bytes] = []
+
+        def put(value: Any) -> Any:
+            if isinstance(value, Array):
+                arrays.append(value.data)
+                return [value.dtype, value.shape, value.stype, len(value.data)]
+            inline.append(value)
+            return {"bytes": len(value)}
+
+        tree = [[name, NAMES[type(one)], list(one.items())] for name, one in content.items()]
+        line = json.dumps(tree, default=put, separators=(",", ":")).encode()
+        large = sum(map(len, arrays)) > INLINE_BYTES
+        records = b"".join([line, b"\n", *inline, *([] if large else arrays)])
+        parcel = RecordDict({PARCEL: ConfigRecord({"records": records})})
+        if large:
+            parcel[DATA] = joined = ArrayRecord()  # which would copy what it is made of
+            joined["data"] = self._join(arrays)
+        return parcel
 
     def _join(self, data: list[bytes]) -> Array:
         key = tuple(map(id, data))
@@ -90,28 +99,39 @@ def opened(content: RecordDict) -> RecordDict:
 
 def _opened(content: RecordDict) -> RecordDict:
     config = content.config_records[PARCEL]
-    if not isinstance(config["records"], bytes):
-        raise TypeError("its records are not in bytes")
-    records = _from_bytes(config["records"])
-    if set(content) == {PARCEL} and set(config) == {"records"}:
-        return records
-    if set(content) != {PARCEL, DATA} or set(config) != {"records", "sizes"}:
+    if set(config) != {"records"} or not set(content) <= {PARCEL, DATA}:
         raise ValueError("it has other parts than a parcel")
-    data, sizes = content.array_records[DATA]["data"].data, config["sizes"]
-    if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
-        raise TypeError("its sizes are no list of numbers of bytes")
-    arrays = list(_arrays(records))
-    ends = list(accumulate(map(int, sizes)))
-    if len(arrays) != len(ends) or ends[-1:] != [len(data)]:
-        raise ValueError(
-            f"{len(ends)} sizes, {sum(sizes)} bytes together, are stated of {len(arrays)} arrays in"
-            f" {len(data)} bytes"
-        )
-    if any(array.data for array in arrays):
-        raise ValueError("an array has a content beside that of the parcel")
-    for array, (start, end) in zip(arrays, pairwise([0, *ends]), strict=True):
-        array.data = data[start:end]
+    line, _, behind = config["records"].partition(b"\n")  # type: ignore[union-attr, arg-type]
+    inline = large = BytesIO(behind)
+    if DATA in content:
+        (joined,) = content.array_records[DATA].values()
+        large = BytesIO(joined.data)
+    tree = json.loads(line, object_hook=lambda one: _read(inline, *one.values()), parse_int=_whole)
+    json.dumps(tree, default=len, ensure_ascii=False).encode()  # no text has half of a character
+    records = RecordDict()
+    for name, kind, items in tree:
+        if kind == "array":
+            items = [
+                (key, Array(dtype, tuple(shape), stype, _read(large, size)))
+                for key, (dtype, shape, stype, size) in items
+            ]
+        records[name] = KINDS[kind](dict(items))
+    if rest := inline.read() + large.read():
+        raise ValueError(f"{len(rest)} bytes are of no record")
     return records
+
+
+def _read(stream: BytesIO, size: int) -> bytes:
+    if len(found := stream.read(size)) != size:
+        raise ValueError(f"{len(found)} bytes are left in place of {size}")
+    return found
+
+
+def _whole(text: str) -> int:
+    """A number of 64 bits, as Flower's records have them."""
+    if not -(2**63) <= (number := int(text)) < 2**63:
+        raise ValueError(f"{text[:30]} has more than 64 bits")
+    return number
 
 
 def open_parcel(message: Message, context: Context, call: Callable[..., Message]) -> Message:
@@ -132,60 +152,3 @@ def open_parcel(message: Message, context: Context, call: Callable[..., Message]
     elif PROPERTIES in reply.content:
         reply.content.config_records[PROPERTIES][PARCEL] = True
     return reply
-
-
-def _arrays(records: RecordDict) -> Iterator[Array]:
-    for record in records.array_records.values():
-        yield from record.values()
-
-
-def _emptied(array: Array) -> Array:
-    return Array(array.dtype, array.shape, array.stype, b"")
-
-
-def _to_bytes(records: RecordDict) -> bytes:
-    """The records as a line of JSON, and behind it what they have in bytes, one after another."""
-    behind: list[bytes] = []
-
-    def put(value: Any) -> Any:
-        if isinstance(value, Array):
-            return [value.dtype, value.shape, value.stype, value.data]
-        behind.append(value)
-        return {"bytes": len(value)}
-
-    names = {record: kind for kind, record in KINDS.items()}
-    tree = [[name, names[type(one)], list(one.items())] for name, one in records.items()]
-    line = json.dumps(tree, default=put, separators=(",", ":"))
-    return b"".join([line.encode(), b"\n", *behind])
-
-
-def _from_bytes(content: bytes) -> RecordDict:
-    """The records of `_to_bytes`; whatever else arrives raises one of UNDECODABLE."""
-    line, _, behind = content.partition(b"\n")
-    begin = 0
-
-    def take(found: dict[str, Any]) -> bytes:
-        nonlocal begin
-        (size,) = found.values()
-        if type(size) is not int or not 0 <= size <= len(behind) - begin:
-            raise ValueError(f"{size} bytes of {len(behind) - begin}")
-        begin += size
-        return behind[begin - size : begin]
-
-    tree = json.loads(line, object_hook=take, parse_int=_whole)
-    json.dumps(tree, default=len, ensure_ascii=False).encode()  # no half of a character
-    if begin < len(behind):
-        raise ValueError(f"{len(behind) - begin} bytes too many")
-    records = RecordDict()
-    for name, kind, items in tree:
-        if kind == "array":
-            items = [(key, Array(a, tuple(b), c, d)) for key, (a, b, c, d) in items]
-        records[name] = KINDS[kind](dict(items))
-    return records
-
-
-def _whole(text: str) -> int:
-    """A number of 64 bits, as Flower's records have them."""
-    if not -(2**63) <= (number := int(text)) < 2**63:
-        raise ValueError(f"{text[:30]} has more than 64 bits")
-    return number

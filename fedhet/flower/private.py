@@ -53,14 +53,12 @@ def private(name: str) -> Any:
     found: Any = command(start) if "-" in start else importlib.import_module(start)
     for part in rest.split("."):
         found = _part(found, part)
-    expected = NAMES[name].split()
     taken = list(inspect.signature(found).parameters) if callable(found) else []
-    if found is None or not set(expected) <= set(taken):
-        what = "nothing" if found is None else f"one with the parameters {', '.join(taken)}"
-        passed = f" with {', '.join(expected)}" if expected else ""
+    if found is None or not set(NAMES[name].split()) <= set(taken):
+        has = "none" if found is None else f"one that takes {' '.join(taken) or 'nothing'}"
         raise RunFailed(
-            f"fedhet needs Flower's {name}{passed}, in place of which flwr {flwr.__version__} has"
-            f" {what}"
+            f"fedhet needs Flower's {name} that takes {NAMES[name] or 'nothing'}, and flwr"
+            f" {flwr.__version__} has {has}"
         )
     return found
 
@@ -69,11 +67,10 @@ def _part(owner: Any, name: str) -> Any:
     """What a module, a class, or the module of a function has under a name, or None."""
     if not inspect.isfunction(owner):
         return getattr(owner, name, None)
-    variables = owner.__globals__
-    found = variables.get(name)
-    own = [one for one in variables.values() if getattr(one, "__globals__", None) is variables]
+    found = owner.__globals__.get(name)
+    own = [one for one in owner.__globals__.values() if inspect.isfunction(one)]
     # Otherwise what replaces it would never be called.
-    used = any(name in one.__code__.co_names for one in own)
+    used = any(name in one.__code__.co_names for one in own if one.__globals__ is owner.__globals__)
     return found if used or inspect.isclass(found) else None
 
 

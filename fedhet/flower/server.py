@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from flwr.app import Message, MessageType
 from flwr.common import EvaluateRes, FitRes
@@ -159,6 +158,8 @@ class FlowerCourier:
                 "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
                 " at most"
             )
+        if not self._begun and (app := _run_of(grid, "fab_hash")):
+            log.info("the app of this run has the SHA-256 %s", app)
         self._begun = True
         nodes = [node for _, node in sent]
         start = not (_near(grid) or self._started.issuperset(nodes))
@@ -283,15 +284,6 @@ def _pause(grid: Grid | None, clients: int, looks: int) -> float:
     return float(min(high, low * 1.1 ** min(looks, 100)))
 
 
-class _Manager(SimpleClientManager):
-    """Logs the digest of the app, of which sites may demand another one, with the first node."""
-
-    def register(self, client: Any) -> bool:
-        if not self.clients and (found := _run_of(getattr(client, "grid", None), "fab_hash")):
-            log.info("the app of this run has the SHA-256 %s", found)
-        return bool(super().register(client))
-
-
 class FedServer(Server):
     """Runs the timetable and records the run.
 
@@ -303,7 +295,7 @@ class FedServer(Server):
     """
 
     def __init__(self, nodes: Nodes, begin: Callable[[ClientManager], Loop]) -> None:
-        super().__init__(client_manager=_Manager())
+        super().__init__(client_manager=SimpleClientManager())
         self._nodes = nodes
         self._begin = begin
 

@@ -105,8 +105,11 @@ def test_the_kit_starts_a_deployment_that_trains(
         config = ["--run-config", str(settings)]
         superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
         wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
-        assert superlink.status(out).runs[0][1].startswith("finished:completed")
+        run, said, *_ = superlink.status(out).runs[0]
+        assert said.startswith("finished:completed")
         assert (server / "state/run/summary.json").exists()
+        log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
+        assert f"the app of this run has the SHA-256 {digest(ROOT)}" in log
 
         # and no other code: the operator submits a copy with a change
         app = tmp_path / "app"
@@ -118,7 +121,7 @@ def test_the_kit_starts_a_deployment_that_trains(
         run, said, *_ = superlink.status(out).runs[0]
         assert said.startswith("finished:failed") and "this site executes the app" in said
         log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
-        assert f"the app of this run has the SHA-256 {digest(app)}" in log
+        assert f"and not {digest(app)}" in log
     code, table = deploy(capsys, "status", out)
     assert code == 1 and "offline" in table and number in table
 

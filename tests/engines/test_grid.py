@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_grid import OnGrid, Proxy
+from fake_grid import OnGrid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import RunFailed
@@ -297,16 +297,15 @@ def test_simulations_look_more_often_than_deployments() -> None:
     assert flower_server._pause(far, 10, 0) <= flower_server._pause(far, 10, 100)
 
 
-def test_the_digest_of_the_runs_app_is_logged_with_its_first_node(
-    caplog: pytest.LogCaptureFixture,
+def test_the_digest_of_the_runs_app_is_logged_with_its_first_messages(
+    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = flower_server.FedServer(nodes.Nodes(ReplyLimits()), lambda manager: Any)  # type: ignore
+    on_grid = OnGrid(federation)
+    vars(on_grid.grid)["run"] = SimpleNamespace(fab_hash="0123")
     caplog.set_level("INFO", "fedhet")
-    grid = SimpleNamespace(run=SimpleNamespace(fab_hash="0123"))
-    for pid in range(2):
-        proxy: Any = Proxy(pid, 2, grid)  # type: ignore[arg-type]
-        assert server.client_manager().register(proxy)
-    assert caplog.messages == ["the app of this run has the SHA-256 0123"]
+    for _ in range(2):
+        on_grid.step()
+    assert caplog.messages.count("the app of this run has the SHA-256 0123") == 1
 
 
 def test_a_flower_without_its_records_is_named(

@@ -122,19 +122,35 @@ def without_data(parcel: RecordDict) -> None:
     del parcel[DATA]
 
 
+def rewritten(old: str, new: str) -> Callable[[RecordDict], None]:
+    """Something else stands in the line of JSON."""
+
+    def alter(parcel: RecordDict) -> None:
+        record = parcel.config_records[PARCEL]
+        content = record["records"]
+        assert isinstance(content, bytes) and old.encode() in content
+        record["records"] = content.replace(old.encode(), new.encode())
+
+    return alter
+
+
 def shorter(parcel: RecordDict) -> None:
     array = parcel.array_records[DATA]["data"]
     array.data = array.data[:-1]
 
 
-def full(parcel: RecordDict) -> None:
+def twice(parcel: RecordDict) -> None:
     """The arrays have their content a second time."""
-    whole = records()
-    sizes = [len(a.data) for record in whole.array_records.values() for a in record.values()]
-    parcel[PARCEL] = ConfigRecord({"records": parcels._to_bytes(whole), "sizes": sizes})
+    data = b"".join(a.data for record in records().array_records.values() for a in record.values())
+    parcel.config_records[PARCEL]["records"] += data  # type: ignore[operator]
 
 
-HOSTILE = {
+def two_arrays(parcel: RecordDict) -> None:
+    parcel.array_records[DATA]["more"] = Array("uint8", (1,), PARCEL, b"a")
+
+
+SIZE = '"numpy.ndarray",168]'  # of the first array
+HOSTILE: dict[str, tuple[int, Callable[[RecordDict], None]]] = {
     "another record": (SMALL, beside),
     "another record beside a large one": (LARGE, beside),
     "no config record": (SMALL, no_config),
@@ -144,19 +160,20 @@ HOSTILE = {
     "list": (SMALL, altered("records", [b"a"])),
     "noise": (SMALL, altered("records", b"\xff" * 40)),
     "truncated": (SMALL, truncated),
-    "sizes without data": (SMALL, altered("sizes", [1])),
     "no data": (LARGE, without_data),
     "shorter data": (LARGE, shorter),
-    "negative sizes": (LARGE, altered("sizes", [-1, 1, 1, 1, 1])),
-    "sizes that are none": (LARGE, altered("sizes", [True, True])),
-    "one size": (LARGE, altered("sizes", 5)),
-    "too few sizes": (LARGE, altered("sizes", [5])),
-    "huge sizes": (LARGE, altered("sizes", [2**62] * 5)),
-    "content twice": (LARGE, full),
+    "two arrays of data": (LARGE, two_arrays),
+    "a negative size": (LARGE, rewritten(SIZE, SIZE.replace("168", "-168"))),
+    "a size that is none": (LARGE, rewritten(SIZE, SIZE.replace("168", '"168"'))),
+    "no size": (LARGE, rewritten(SIZE, SIZE.replace("168", "null"))),
+    "a huge size": (LARGE, rewritten(SIZE, SIZE.replace("168", str(2**62)))),
+    "a smaller size": (LARGE, rewritten(SIZE, SIZE.replace("168", "167"))),
+    "content twice": (LARGE, twice),
 }
 
 
-ARRAY = '[["a","array",[["x",["f",[1],"s",{"bytes":1}]]]]]'
+ARRAY = '[["a","array",[["x",["f",[1],"s",1]]]]]'
+BYTES = '[["a","config",[["x",{"bytes":1}]]]]'
 LINES = {
     "no list": "7",
     "a name that is no text": '[[7,"metric",[]]]',
@@ -168,15 +185,15 @@ LINES = {
     "text in place of a number": '[["a","metric",[["b","c"]]]]',
     "a list of lists": '[["a","config",[["b",[[1]]]]]]',
     "an array of other parts": ARRAY.replace(',"s"', ""),
-    "an array without bytes": ARRAY.replace('{"bytes":1}', '"x"'),
     "an array whose shape is a text": ARRAY.replace("[1]", '"1"'),
     "an array whose shape is no whole number": ARRAY.replace("[1]", "[0.5]"),
-    "too many bytes": ARRAY.replace("1}", "2}"),
-    "too few bytes": ARRAY.replace("1}", "0}"),
-    "negative bytes": ARRAY.replace("1}", "-1}"),
-    "bytes that are no number": ARRAY.replace("1}", "true}"),
-    "bytes of bytes": ARRAY.replace("1}", '{"bytes":1}}'),
-    "no bytes": ARRAY.replace('"bytes":1', ""),
+    "too many bytes": BYTES.replace("1}", "2}"),
+    "too few bytes": BYTES.replace("1}", "0}"),
+    "negative bytes": BYTES.replace("1}", "-1}"),
+    "bytes that are no number": BYTES.replace("1}", '"1"}'),
+    "bytes of bytes": BYTES.replace("1}", '{"bytes":1}}'),
+    "no bytes": BYTES.replace('"bytes":1', ""),
+    "bytes twice": BYTES.replace("1}", '1,"more":1}'),
     "more than 64 bits": '[["a","metric",[["b",9223372036854775808]]]]',
     "a number of many digits": f'[["a","metric",[["b",{"9" * 5000}]]]]',
     "half a character": '[["a","config",[["b","\\ud800"]]]]',
@@ -188,10 +205,13 @@ HOSTILE |= {
 }
 
 
-def test_a_line_with_a_byte_behind_it_is_read() -> None:
-    """That of which the lines above are changed."""
-    (array,) = parcels._from_bytes(f"{ARRAY}\n.".encode()).array_records["a"].values()
-    assert array == Array("f", (1,), "s", b".")
+def test_the_lines_that_are_changed_above_are_read() -> None:
+    array, text = (
+        opened(RecordDict({PARCEL: ConfigRecord({"records": f"{line}\n.".encode()})}))
+        for line in (ARRAY, BYTES)
+    )
+    assert array == RecordDict({"a": ArrayRecord({"x": Array("f", (1,), "s", b".")})})
+    assert text == RecordDict({"a": ConfigRecord({"x": b"."})})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
