@@ -48,8 +48,9 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 	  > $(LOWEST)/constraints.txt
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
 
-test-installed: $(READY)  ## the wheel and the app bundle, each in an empty environment (12 GB)
-	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py $(ARGS)
+test-installed: $(READY)  ## wheel, app bundle and docs/flower.md in empty environments (24 GB)
+	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py \
+	  tests/engines/test_foreign_app.py $(ARGS)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase
