@@ -419,8 +419,8 @@ def test_a_node_without_its_number(node_config: dict[str, Any], found: str) -> N
     federation = Federation({"method": "fedavg", "overrides": LINES}, own_data, 1)
     federation.members[0].context.node_config = node_config
     asked = "give it --node-config 'partition-id=0 num-partitions=3' with its own number"
-    with pytest.raises(ConfigError, match=f"this SuperNode was started {found}.*; {asked}"):
-        federation.members[0].get_properties(None, None, None)
+    with pytest.raises(RunFailed, match=f"this SuperNode was started {found}.*; {asked}"):
+        federation.fit(FORMS["number"](toy_task(4)))
 
 
 # ---- what is refused beforehand
@@ -435,12 +435,14 @@ def test_a_simulation_needs_the_data(launch: Callable[..., Any]) -> None:
         launch("method=fedavg", *LINES, task=replace(toy_task(4), clients=toy_task().clients[0]))
 
 
-def test_what_needs_an_input_says_so() -> None:
+def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is said about sizes that are unknown."""
     needed = r"plugin 'feddisk' needs to know what a sample is like.*example="
     with pytest.raises(ConfigError, match=needed):
         fedhet.flower.strategy("feddisk", sizes_alone())
     example = toy_task().test.x[:1]  # type: ignore[union-attr]
     fedhet.flower.strategy("feddisk", sizes_alone(example=example))
+    assert "feddisk" not in caplog.text
 
 
 def test_a_merge_that_bounds_needs_sizes() -> None:
