@@ -64,8 +64,9 @@ test-newest: $(READY)  ## the tests of Flower with its newest release, and its n
 	    || failed=yes; \
 	done; test -z "$$failed"
 
-test-installed: $(READY)  ## wheel and bundle in empty environments, also by Flower (18 GB)
-	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py $(ARGS)
+test-installed: $(READY)  ## wheel, app bundle and docs/flower.md in empty environments (24 GB)
+	$(BIN)/python -m pytest -m matrix tests/config/test_packaging.py \
+	  tests/engines/test_foreign_app.py $(ARGS)
 
 coverage: $(READY)  ## which lines the fast tests execute, and whether they are enough
 	$(BIN)/coverage erase

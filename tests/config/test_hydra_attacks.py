@@ -101,13 +101,15 @@ def not_refused(lines: Iterable[str], check: Callable[[str], object]) -> list[st
     return found
 
 
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("lines", [CALLS, WRITES], ids=["calls", "writes"])
 def test_an_override_calls_and_writes_nothing(
-    lines: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: dict[str, str], half: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bases = AllOnce(composition._hydra_config)
-    assert not not_refused(lines.values(), lambda line: compose([line], bases=bases))
+    some = [*lines.values()][half::2]
+    assert not not_refused(some, lambda line: compose([line], bases=bases))
     assert not list(tmp_path.iterdir())
 
 

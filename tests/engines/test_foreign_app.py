@@ -9,9 +9,9 @@ import runpy
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import tomllib
+import venv
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -92,7 +92,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class App:
     """The files and commands of the page in a folder, and a home and ports of Flower for them."""
 
-    def __init__(self, folder: Path, home: TemporaryFolder, clone: Path, index: Path) -> None:
+    def __init__(self, folder: Path, home: TemporaryFolder, clone: Path) -> None:
         self.folder = folder
         self.log = folder / "log.txt"
         server, *nodes, http, control = free_ports(6)
@@ -112,12 +112,25 @@ class App:
             **flower_environment(Path(home.name)),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
             "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+        }
+
+    def offline(self, index: Path) -> None:
+        """Take packages from a folder alone, and what the page has installed as it is here."""
+        self.environment |= {
             "UV_FIND_LINKS": str(index),
             "UV_NO_INDEX": "1",
             "UV_OFFLINE": "1",
-            "UV_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": str(ROOT),  # which the page has installed
+            "UV_CACHE_DIR": str(self.folder / "cache"),
+            "PYTHONPATH": str(ROOT),
         }
+
+    def installed(self) -> None:
+        """Install in an empty environment what the page says, from the package index."""
+        venv.create(self.folder / "env", with_pip=True)
+        programs = [str(self.folder / "env" / "bin"), self.environment["PATH"]]
+        self.environment["PATH"] = os.pathsep.join(programs)
+        self.environment.pop("PYTHONPATH", None)
+        assert self.start('pip install /path/to/fedhet "flwr[').wait() == 0, self.log.read_text()
 
     def _here(self, text: str) -> str:
         for old, new in self.replaced.items():
@@ -135,9 +148,8 @@ class App:
 
     def python(self, file: str) -> None:
         """Execute a file of the page."""
-        subprocess.run(
-            [sys.executable, file], cwd=self.folder, env=self.environment, check=True, timeout=120
-        )
+        command = ["python", file]
+        subprocess.run(command, cwd=self.folder, env=self.environment, check=True, timeout=120)
 
     def check(self, nodes: list[dict[str, Any]]) -> None:
         """The saved model is that of `fedhet.run`, and its file and the history can be read."""
@@ -168,22 +180,31 @@ def until_open(port: int) -> None:
 
 
 @pytest.fixture
-def app(tmp_path: Path, clone: Path, index: Path) -> Iterator[App]:
+def app(tmp_path: Path, clone: Path) -> Iterator[App]:
     home = TemporaryFolder("fedhet-flwr-")
-    yield App(tmp_path, home, clone, index)
+    yield App(tmp_path, home, clone)
     home.end_processes()
     home.cleanup()
 
 
-@pytest.mark.slow
-def test_the_page_in_simulation(app: App) -> None:
+@pytest.mark.parametrize(
+    "packages",
+    [
+        pytest.param("offline", marks=pytest.mark.slow),
+        pytest.param("installed", marks=[pytest.mark.matrix, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_the_page_in_simulation(app: App, index: Path, packages: str) -> None:
+    """Offline, and in an empty environment, which `make test-installed` tries alone."""
+    app.offline(index) if packages == "offline" else app.installed()
     app.start("flwr run . local").wait(timeout=400)
     app.check([{"partition-id": pid, "num-partitions": 4} for pid in range(4)])
 
 
 @pytest.mark.slow
 @pytest.mark.deployment
-def test_the_page_on_nodes_with_data_of_their_own(app: App) -> None:
+def test_the_page_on_nodes_with_data_of_their_own(app: App, index: Path) -> None:
+    app.offline(index)
     app.python("make.py")
     app.start("flower-superlink")
     app.start("for node in")
@@ -398,8 +419,8 @@ def test_a_node_without_its_number(node_config: dict[str, Any], found: str) -> N
     federation = Federation({"method": "fedavg", "overrides": LINES}, own_data, 1)
     federation.members[0].context.node_config = node_config
     asked = "give it --node-config 'partition-id=0 num-partitions=3' with its own number"
-    with pytest.raises(ConfigError, match=f"this SuperNode was started {found}.*; {asked}"):
-        federation.members[0].get_properties(None, None, None)
+    with pytest.raises(RunFailed, match=f"this SuperNode was started {found}.*; {asked}"):
+        federation.fit(FORMS["number"](toy_task(4)))
 
 
 # ---- what is refused beforehand
@@ -414,12 +435,14 @@ def test_a_simulation_needs_the_data(launch: Callable[..., Any]) -> None:
         launch("method=fedavg", *LINES, task=replace(toy_task(4), clients=toy_task().clients[0]))
 
 
-def test_what_needs_an_input_says_so() -> None:
+def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is said about sizes that are unknown."""
     needed = r"plugin 'feddisk' needs to know what a sample is like.*example="
     with pytest.raises(ConfigError, match=needed):
         fedhet.flower.strategy("feddisk", sizes_alone())
     example = toy_task().test.x[:1]  # type: ignore[union-attr]
     fedhet.flower.strategy("feddisk", sizes_alone(example=example))
+    assert "feddisk" not in caplog.text
 
 
 def test_a_merge_that_bounds_needs_sizes() -> None:
