@@ -40,7 +40,6 @@ from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import wire
-from fedhet.flower.metered import measured
 from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.server import FedServer
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
@@ -103,8 +102,7 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
     Raises:
         ConfigError: the node was started without partition-id or num-partitions.
     """
-    overrides: tuple[str, ...] = ()
-    own, node = None, context.node_config
+    node = context.node_config
     try:
         limits, own = Limits.of(node), OwnData.of(node)
         overrides = _overrides(context)
@@ -112,21 +110,19 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
             return _cached_site(overrides, own, store).to_client()  # type: ignore[arg-type]
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error)
-        client: wire.WireClient = Refusal(reason, {"problem": reason})
-        number = own.number(overrides) if own else None
-        return (client if number is None else measured(client, number)).to_client()
+        return Refusal(reason, {"problem": reason}).to_client()
     properties = place_of(node, f", or, with data of its own, {EXAMPLE}")
     try:
         _settings(overrides)
         job = _cached_job(overrides, limits)
         with _foreign():
             own_client = job.client(store, {**properties, "data": job.data_digest})
-        client = wire.Adapter(own_client)
+        client: wire.WireClient = wire.Adapter(own_client)
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error)
         client = Refusal(reason, {**properties, "problem": reason})
     client.paths = ()
-    return measured(client, properties["partition-id"]).to_client()
+    return client.to_client()
 
 
 def _refused(node_config: Mapping[str, Any], error: Exception) -> str:

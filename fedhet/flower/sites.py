@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from flwr.common import Code, GetPropertiesRes
 from flwr.server import ClientManager
 
-from fedhet.config import Config, cached
+from fedhet.config import Config
 from fedhet.core.check import boolean
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.groups import ReplyLimits
@@ -35,7 +34,6 @@ from fedhet.data.local.description import Agreement, SiteDescription, read_stati
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
-from fedhet.flower.metered import measured
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.private import ClientProxy
 from fedhet.flower.wire import told
@@ -87,14 +85,6 @@ class OwnData:
         shares = boolean("node config: share-counts", given.get("share-counts", False))
         form = CsvFormat.of_query(str(given.get("read", "")))
         return cls(given["site"], SiteFiles(**paths, form=form), shares, Limits.of(node_config))
-
-    def number(self, overrides: tuple[str, ...]) -> int | None:
-        """The client that the site is in a run; None where the run does not declare it."""
-        with suppress(ConfigError, ImportError):
-            settings = cached(overrides)
-            if is_local(settings.cfg):
-                return declared_elsewhere(settings)[0].number_of(self.site)
-        return None
 
 
 def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
@@ -187,7 +177,7 @@ class SiteClient(wire.WireClient):
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        adapter = measured(wire.Adapter(client), self.pid)
+        adapter = wire.Adapter(client)
         adapter.paths = self._own.files.named
         return adapter
 

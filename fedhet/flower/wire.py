@@ -20,7 +20,6 @@ import math
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -93,12 +92,10 @@ class WireClient(NumPyClient):
     """A client of Flower that serves evaluation messages as it serves the others, in `fit`.
 
     Attributes:
-        observe: is told of each message, its reply, and the seconds that it took; or None.
         paths: the paths in the node config of a machine whose folders the server may not learn;
             None where the node is simulated.
     """
 
-    observe: Callable[[Broadcast, Reply, float], None] | None = None
     paths: Collection[Path] | None = None
 
     def handle(self, msg: Broadcast) -> Reply:
@@ -108,15 +105,11 @@ class WireClient(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        began = time.perf_counter()
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
             reply = self._told(self.handle(msg))
-            result = reply_arrays(msg, reply)
-        if self.observe:
-            self.observe(msg, reply, time.perf_counter() - began)
-        return result
+            return reply_arrays(msg, reply)
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

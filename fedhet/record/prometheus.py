@@ -1,8 +1,7 @@
-"""A run's progress as text files for Prometheus, for the textfile collector of node_exporter.
+"""A run's progress as a text file for Prometheus, for the textfile collector of node_exporter.
 
-They are in the folder of the environment variable FEDHET_METRICS_DIR: fedhet-server.prom is
-replaced after each step, fedhet-node-<partition-id>.prom after each message. A run that is sent
-from another machine cannot name the folder.
+It is fedhet-server.prom in the folder of the environment variable FEDHET_METRICS_DIR, and is
+replaced after each step. A run that is sent from another machine cannot name the folder.
 """
 
 from __future__ import annotations
@@ -42,22 +41,12 @@ def update(
         failures: the clients that have failed so far, also in a step that has ended the run.
         status: one of STATES.
     """
-    if file := file_of("server"):
-        write(file, text(summary, rows, failures, status))
-
-
-def file_of(who: str) -> Path | None:
-    """The file of "server" or "node-<partition-id>"; None if there is to be none."""
-    folder = os.environ.get(VARIABLE)
-    return Path(folder) / f"fedhet-{who}.prom" if folder else None
+    if folder := os.environ.get(VARIABLE):
+        write(Path(folder) / "fedhet-server.prom", text(summary, rows, failures, status))
 
 
 def write(file: Path, content: str) -> None:
-    """Replace a file; one that cannot be written is reported, and the run goes on.
-
-    It is reported once per process: once in a run at the server, and at a node, where each message
-    may have a process of its own, once per message.
-    """
+    """Replace a file; one that cannot be written is reported once, and the run goes on."""
     if file in _failed:
         return
     try:

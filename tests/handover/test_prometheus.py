@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.common import Context, RecordDict
 
 import fedhet
-from fedhet.flower import wire
-from fedhet.flower.apps import client_for
-from fedhet.job import Job
 from fedhet.record import prometheus
-from fedhet.stores import MemoryStore
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
 
@@ -78,28 +72,3 @@ def test_a_folder_that_cannot_be_written_fails_no_run(
     run = fedhet.run([*LINES, f"hydra.run.dir={tmp_path}/run"])
     assert run.summary["status"] == "ok"
     assert caplog.text.count("FEDHET_METRICS_DIR") == 1
-
-
-def test_a_nodes_file(tmp_path: Path) -> None:
-    """It counts on from message to message, though each may have a process of its own."""
-    from fedhet import config
-
-    job = Job(config.compose([*LINES, f"hydra.run.dir={tmp_path}/run"]), engine="flwr")
-    (msg, *_) = job.strategy.plan(1)
-    overrides = " ".join(LINES)
-    node = {"partition-id": 0, "num-partitions": 3}
-    context = Context(1, 1, node, RecordDict(), {"overrides": overrides})
-    arrays, header = wire.write_broadcast(msg)
-    file = tmp_path / "prom" / "fedhet-node-0.prom"
-    for served in (1, 2):
-        client: Any = client_for(context, MemoryStore()).numpy_client
-        _, examples, _ = client.fit(arrays, header)
-        found = read(file)
-        assert found['fedhet_node_messages_total{phase="train"}'] == served
-        assert found['fedhet_node_bytes_total{direction="down"}'] == served * sum(
-            array.nbytes for array in arrays
-        )
-        assert (examples > 0) == ('fedhet_node_failures_total{reason="failed"}' not in found)
-    file.with_suffix(".json").write_text("damaged")
-    client.fit(arrays, header)
-    assert read(file)['fedhet_node_messages_total{phase="train"}'] == 1
