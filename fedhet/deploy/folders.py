@@ -19,7 +19,6 @@ from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.data.frames import CsvFormat
-from fedhet.deploy import code
 from fedhet.deploy.certificates import check_host
 from fedhet.flower.turns import QUEUE
 from fedhet.process import direct_loopback
@@ -28,6 +27,8 @@ from fedhet.record.files import write_text
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
 NODES = ("fedhet", "flower-supernode")  # the programs of a site
+ANY = "any"  # in place of the digest of an app: a site executes whatever reaches the server
+ALLOWED = f'the SHA-256 of an app, 64 digits 0-9 a-f, or "{ANY}"'
 PACKAGES = ("torch", "flwr", "fedhet")
 BIN = Path(sys.executable).parent  # where this environment has Flower's programs
 Text = str  # of a setting that its class checks, because it may be ""
@@ -138,12 +139,12 @@ class SiteFolder(Place):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.integer("number", self.number, low=0, high=self.sites - 1)
-        code.checked("code", self.code)
+        check_code("code", self.code)
         CsvFormat.of(self.read)
-        if self.node != NODES[0] and self.code != code.ANY:
+        if self.node != NODES[0] and self.code != ANY:
             raise ConfigError(
                 f'node = "{self.node}" with code = "{self.code}": Flower\'s own SuperNode cannot'
-                f' check what it executes; write node = "{NODES[0]}", or code = "{code.ANY}"'
+                f' check what it executes; write node = "{NODES[0]}", or code = "{ANY}"'
             )
         for name, path in self.paths.items():
             if not isinstance(path, str) or (path and not Path(path).is_absolute()):
@@ -195,6 +196,20 @@ class SiteFolder(Place):
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--node-config", config),
         ]
+
+
+def check_code(name: str, code: str) -> None:
+    """Check what a site says of the code that it executes.
+
+    Args:
+        name: where it says so.
+        code: the digest of an app, or "any".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if code != ANY and not re.fullmatch("[0-9a-f]{64}", code):
+        raise ConfigError(f"{name}={code!r}: must be {ALLOWED}; `deploy code` prints the digest")
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedhet.cli.errors import Parser
 from fedhet.core.errors import RunFailed
-from fedhet.deploy import code
+from fedhet.deploy.folders import ALLOWED, ANY, check_code
 from fedhet.flower import private
 from fedhet.process import end_with_parent
 
@@ -74,7 +74,7 @@ class ServingNode:
 
     def _config_of(self, fab_file: bytes, run: Any) -> Any:
         """Flower's, but of another app, which its process will refuse, nothing is read."""
-        known = self._app in (hashlib.sha256(fab_file).hexdigest(), code.ANY)
+        known = self._app in (hashlib.sha256(fab_file).hexdigest(), ANY)
         return self._config(fab_file, run) if known else {}
 
     def _sleep(self, seconds: float) -> None:
@@ -88,8 +88,7 @@ class ServingNode:
             self._pause, self._since = seconds, now
         elif now > self._since + IDLE_SECONDS and seconds > 1:
             self._end(*self._clients)
-        waited = now - self._since
-        time.sleep(min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, waited)))
+        time.sleep(min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, now - self._since)))
 
     # ---- the processes
     def _serve(self, run: int, token: str) -> None:
@@ -103,8 +102,7 @@ class ServingNode:
                     bufsize=0,
                     preexec_fn=partial(end_with_parent, os.getpid()),
                 )
-            assert client.stdin
-            client.stdin.write(f"{token}\n".encode())
+            client.stdin.write(f"{token}\n".encode())  # type: ignore[union-attr]
         except OSError as error:  # Flower gives the message up, as one whose process has ended
             log.error("[RUN %s] no process can serve the message: %s", run, error)
             return
@@ -114,9 +112,7 @@ class ServingNode:
     def _end(self, *runs: int) -> None:
         """Let the processes of runs end after their messages."""
         for run in runs:
-            stdin = self._clients.pop(run).stdin
-            assert stdin
-            stdin.close()
+            self._clients.pop(run).stdin.close()  # type: ignore[union-attr]
 
 
 def main(options: Sequence[str]) -> None:
@@ -134,10 +130,10 @@ def main(options: Sequence[str]) -> None:
         description="Run a SuperNode with short rounds; all other options are flower-supernode's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--code", required=True, help=f"executed: {code.ALLOWED}")
+    parser.add_argument("--code", required=True, help=f"executed: {ALLOWED}")
     parser.add_argument("--isolation", choices=["subprocess"], help="of Flower")
     args, others = parser.parse_known_args(options)
-    code.checked("--code", args.code)
+    check_code("--code", args.code)
     private.without_docs()
     supernode = private.command(private.SUPERNODE)
     sys.argv = [parser.prog, *others]
@@ -145,7 +141,7 @@ def main(options: Sequence[str]) -> None:
         for name in private.OF_NODES:
             private.private(name)
     except RunFailed as error:
-        if args.code != code.ANY:
+        if args.code != ANY:
             raise RunFailed(f'{error}; only with code = "any" can this site do without') from error
         log.warning("Flower's own SuperNode starts, whose rounds take longer: %s", error)
     else:

@@ -79,7 +79,7 @@ def flwr(home: Path, *arguments: str, cwd: Path | None = None) -> str:
     try:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
-            env={**os.environ, **flower_environment(home)},
+            env={**os.environ, **flower_environment(home), "COLUMNS": "999"},  # unwrapped
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -106,7 +107,11 @@ def _opened(content: RecordDict) -> RecordDict:
     if DATA in content:
         (joined,) = content.array_records[DATA].values()
         large = BytesIO(joined.data)
-    tree = json.loads(line, object_hook=lambda one: _read(inline, *one.values()), parse_int=_whole)
+    tree = json.loads(
+        line,
+        object_hook=lambda one: _read(inline, *one.values()),
+        parse_int=lambda text: int(np.int64(text)),  # which refuses more than 64 bits
+    )
     json.dumps(tree, default=len, ensure_ascii=False).encode()  # no text has half of a character
     records = RecordDict()
     for name, kind, items in tree:
@@ -125,13 +130,6 @@ def _read(stream: BytesIO, size: int) -> bytes:
     if len(found := stream.read(size)) != size:
         raise ValueError(f"{len(found)} bytes are left in place of {size}")
     return found
-
-
-def _whole(text: str) -> int:
-    """A number of 64 bits, as Flower's records have them."""
-    if not -(2**63) <= (number := int(text)) < 2**63:
-        raise ValueError(f"{text[:30]} has more than 64 bits")
-    return number
 
 
 def open_parcel(message: Message, context: Context, call: Callable[..., Message]) -> Message:

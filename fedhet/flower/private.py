@@ -16,9 +16,8 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
-ClientProxy = (
-    Any  # a node as Flower's server sees it; its documented packages do not have the class
-)
+# A node as Flower's server sees it: its documented packages do not have the class.
+ClientProxy = Any
 
 # Each is the name of a command or a module, and what follows it is found name by name: after a
 # function among the global variables of its module, which that module's functions use. Then come
@@ -75,9 +74,9 @@ def _part(owner: Any, name: str) -> Any:
 
 
 def command(name: str) -> Any:
-    """The function of one of Flower's commands."""
-    (entry, *_) = entry_points(group="console_scripts", name=name)
-    return entry.load()
+    """The function of one of Flower's commands, or None."""
+    entries = entry_points(group="console_scripts", name=name)
+    return next((entry.load() for entry in entries), None)
 
 
 def without_docs() -> None:

@@ -279,7 +279,7 @@ def test_a_site_executes_the_app_of_the_operator_and_no_other(
     other = capsys.readouterr().out.splitlines()[-1]
     before = (own / "sites/b/site.toml").read_text()
     assert other != written and f'code = "{other}"\n' in (site / "site.toml").read_text()
-    assert deploy("code", tmp_path) == 2 and deploy("code", "--app", own) == 2
+    assert deploy("code", tmp_path) == 2
     monkeypatch.setattr(superlink, "digest", lambda app: other)  # takes a second
     for folder in ("server", "sites/b"):
         (own / folder / "versions.json").write_text('{"fedhet": "0.0.1"}')
@@ -290,6 +290,13 @@ def test_a_site_executes_the_app_of_the_operator_and_no_other(
     assert (own / "sites/b/site.toml").read_text() == before.replace(written, other)
     assert deploy("init", "--add", "d", "--out", own) == 0
     assert folders.read(own / "sites/d").command[6] == other
+
+
+def test_a_folder_that_is_no_app_has_no_digest(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert deploy("code", "--app", own) == 2
+    assert re.search("no app of Flower; --app .*pyproject.toml", capsys.readouterr().err)
 
 
 def test_the_code_of_a_site_of_an_earlier_version_is_asked_for_and_written(
