@@ -366,7 +366,13 @@ def test_clients_whose_node_has_not_joined_are_not_drawn(launch: Callable[..., A
 
 def test_weights_and_history_reach_the_caller(launch: Callable[..., Any], tmp_path: Path) -> None:
     """Once, when the last round is over: a state dict in plain torch, and the lines of a run."""
-    task = replace(toy_task(4), model=lambda: ToyModel(norm=True))
+
+    def partly_frozen() -> ToyModel:
+        model = ToyModel(norm=True)
+        model.body[0].requires_grad_(False)  # does not travel, and belongs to the state dict
+        return model
+
+    task = replace(toy_task(4), model=partly_frozen)
     ends: list[tuple[Any, Any]] = []
 
     def save(weights: Any, history: Any) -> None:
