@@ -50,7 +50,8 @@ test-lowest:  ## the fast tests with the oldest dependencies allowed, in .venv-l
 	PIP_CONSTRAINT=$(CURDIR)/$(LOWEST)/constraints.txt $(MAKE) test VENV=$(LOWEST)
 
 test-newest: $(READY)  ## the tests of Flower with its newest release, and its newest pre-release
-	@# Each environment has Flower alone, and finds all else in $(VENV).
+	@# Each environment has Flower alone, and finds all else in $(VENV). Flower looks for its version
+	@# under the name flwr, which the nightly has not.
 	@for flower in flwr "flwr-nightly --pre"; do \
 	  env=$(NEWEST)/$${flower%% *}; \
 	  $(BIN)/python -m venv $$env && packages=$$(echo $$env/lib/python*/site-packages) \
@@ -58,6 +59,9 @@ test-newest: $(READY)  ## the tests of Flower with its newest release, and its n
 	    > $$packages/others.pth \
 	  && $$env/bin/python -m pip install --quiet --ignore-installed --no-deps $$flower \
 	  && $$env/bin/python -m pip install --quiet $$flower || exit; \
+	  for info in $$packages/flwr_nightly-*.dist-info; do \
+	    test ! -e $$info || cp -r $$info $$(echo $$info | sed s/flwr_nightly/flwr/); \
+	  done; \
 	  $$env/bin/python -m pip list --path $$packages | grep ^flwr; \
 	  PYTHONPATH=$(CURDIR) $$env/bin/python $(PYTEST) -m "deployment or not matrix" \
 	    tests/engines tests/deploy tests/contracts tests/config/test_bundle.py $(ARGS) \

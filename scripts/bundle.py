@@ -9,28 +9,34 @@ is installed yet. uv also locks optional dependencies, which a run under Flower 
 
 from __future__ import annotations
 
-import io
+import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import tomli_w
-from flwr.cli.build import build_fab_from_disk
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def write(folder: Path) -> None:
     """Write the app's files into the folder, which `flwr build` and `flwr app publish` take."""
-    zipfile.ZipFile(io.BytesIO(build_fab_from_disk(ROOT))).extractall(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        flwr = Path(sys.executable).parent / "flwr"
+        subprocess.run([flwr, "build", "--app", ROOT], cwd=temporary, check=True)
+        (archive,) = Path(temporary).glob("*.fab")
+        zipfile.ZipFile(archive).extractall(folder)
     path = folder / "pyproject.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     project = content["project"]
     del project["optional-dependencies"]
     # Only engine=ray and hydra/launcher=ray import Ray. Flower simulates with one of its own, which
     # must not be hidden by another one.
-    project["dependencies"] = [line for line in project["dependencies"] if line[:4] != "ray>"]
+    every = project["dependencies"]
+    project["dependencies"] = [line for line in every if Requirement(line).name != "ray"]
     content["tool"] = {name: content["tool"][name] for name in ("setuptools", "flwr")}
     path.write_text(tomli_w.dumps(content), encoding="utf-8")
 

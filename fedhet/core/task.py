@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedhet.core import objects, targets
 from fedhet.core.check import MOST_SAMPLES, counted, integer, one_of
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError, clean
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class HeldClients(Sequence[ClientData]):
         """
         sizes = tuple(told.get(part) for part in PARTS)
         if not all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in sizes):
+            said = clean(repr(dict(zip(PARTS, sizes, strict=True))), 100)
             raise ValueError(
-                f"its client has {dict(zip(PARTS, sizes, strict=True))} samples; whole numbers from"
-                f" 0 to {MOST_SAMPLES} are expected"
+                f"its client has {said} samples; expected whole numbers from 0 to {MOST_SAMPLES}"
             )
         if pid in self.known and sizes[0] != self.sizes[pid]:
             raise ValueError(
@@ -326,6 +326,11 @@ class Task:
         if isinstance(given, Integral):  # each has data, as far as is known
             number = integer("Task.clients", given, low=1)
             return HeldClients([(1, 0, 0)] * number, stated=False)
+        if isinstance(given, str) or not hasattr(given, "__getitem__"):
+            raise ConfigError(
+                f"Task: clients={given!r}; expected a list of ClientData, one ClientData, a list of"
+                " training sizes, or the number of clients"
+            )
         if not isinstance(given, list | tuple) or not any(isinstance(n, Integral) for n in given):
             return None
         return HeldClients([(integer("Task.clients", n, low=0), 0, 0) for n in given])
@@ -343,6 +348,11 @@ class Task:
                 raise ConfigError(
                     f"{clients} SuperNodes for {len(own)} clients; the clients of"
                     " fedhet.flower.client_app have a node each"
+                )
+            if isinstance(own, HeldClients) and pid not in own.here:
+                raise ConfigError(
+                    "Task: clients is a number, or a list of sizes; a node's task has the data of"
+                    " its own client, clients=ClientData(...)"
                 )
             own = own[pid]
         _read(own, pid)

@@ -86,8 +86,9 @@ def _parts(task: Task, simulated: bool) -> Iterator[tuple[str, Samples]]:
     """
     if isinstance(task.clients, ClientData):
         raise ConfigError(
-            "Task: clients is the data of one node's client, for fedhet.flower.client_app; a"
-            " federation has a list of clients"
+            "Task: clients is the data of one node's client, for fedhet.flower.client_app; expected"
+            " a list of ClientData, or for fedhet.flower.strategy the training sizes or the number"
+            " of clients"
         )
     pids = [pid for pid, size in enumerate(task.sizes) if size][:1]
     if isinstance(task.clients, list | tuple):

@@ -22,6 +22,8 @@ from fedhet.record.schema import read_object
 
 SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
+# What is large and in no app.
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "outputs", "multirun", "build")
 _IDS: dict[Any, Any] = {str: str}  # the form of nodes.json
 _STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} (?:run \d+|another run))", re.MULTILINE)
 
@@ -47,19 +49,22 @@ def digest(app: Path) -> str:
     and are not compressed.
 
     Raises:
-        ConfigError: the folder is no app.
+        ConfigError: the folder is no app, or cannot be packed.
     """
+    if not (app / "pyproject.toml").is_file():
+        raise ConfigError(
+            f"{app} is no app of Flower: it has no pyproject.toml; --app names another folder"
+        )
     with tempfile.TemporaryDirectory() as temporary:
         home, folder = Path(temporary), app.resolve()
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
-            # `flwr run` takes folders of any name, `flwr build` only those of such a name.
-            folder = home / "app"
-            shutil.copytree(app, folder, symlinks=True, ignore=lambda *_: {".git", ".venv"})
         try:
+            if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
+                # `flwr run` takes folders of any name, `flwr build` only those of such a name.
+                copied = shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED)
+                folder = Path(copied)
             flwr(home, "build", "--app", str(folder), cwd=home)
-        except RunFailed as error:
-            text = f"{app} is no app of Flower; --app names another folder: {error}"
-            raise ConfigError(text) from error
+        except (RunFailed, OSError) as error:
+            raise ConfigError(f"{app} cannot be packed as an app of Flower: {error}") from error
         (archive,) = home.glob("*.fab")
         return hashlib.sha256(archive.read_bytes()).hexdigest()
 

@@ -19,8 +19,7 @@ from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import HeldClients
 from fedhet.core.trees import Tree
 from fedhet.flower import wire
-from fedhet.flower.nodes import Nodes
-from fedhet.flower.private import ClientProxy
+from fedhet.flower.nodes import ClientProxy, Nodes
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]

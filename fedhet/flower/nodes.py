@@ -6,6 +6,7 @@ Client p lives on the node with partition-id p mod num-partitions.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
@@ -21,7 +22,6 @@ from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.task import HeldClients
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
-from fedhet.flower.private import ClientProxy
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
@@ -31,6 +31,7 @@ AGAIN_SECONDS = 30.0  # after which one that has not answered is asked again; th
 
 
 PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
+ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
 
 
 def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, int]:
@@ -44,7 +45,8 @@ def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, i
         ConfigError: it was not started with these numbers.
     """
     given = [str(node_config.get(name)) for name in PLACE]
-    if not all(one.isdecimal() for one in given) or not int(given[0]) < int(given[1]):
+    whole = all(re.fullmatch("[0-9]{1,9}", one) for one in given)
+    if not whole or not int(given[0]) < int(given[1]):
         missing = [f"without {name!r}" for name in PLACE if name not in node_config]
         pairs = " and ".join(f"{name}={node_config.get(name)!r}" for name in PLACE)
         raise ConfigError(

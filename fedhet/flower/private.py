@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from contextlib import suppress
 from functools import partialmethod
 from importlib.metadata import entry_points
 from typing import Any
@@ -16,12 +17,10 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
-# A node as Flower's server sees it: its documented packages do not have the class.
-ClientProxy = Any
-
 # Each is the name of a command or a module, and what follows it is found name by name: after a
 # function among the global variables of its module, which that module's functions use. Then come
-# the parameters that are passed, to Flower's function or to what replaces it.
+# the parameters that are passed, to Flower's function or to what replaces it; of a module, what is
+# used of it.
 SUPERNODE = "flower-supernode"
 START = f"{SUPERNODE}:start_client_internal"
 _CLIENT = "flwr-clientapp:run_clientapp"
@@ -37,7 +36,8 @@ NAMES = {
     f"{_CLIENT}.install_from_fab": "fab_file",
     f"{_CLIENT}.flwr_exit": "code",
     f"{_CLIENT}.flwr_exit.trigger_exit_handlers": "run_before_force_exit",
-    RECORDS: "",
+    RECORDS: "fitins_to_recorddict evaluateins_to_recorddict recorddict_to_fitres"
+    " recorddict_to_evaluateres",
 }
 OF_NODES = [name for name in NAMES if name.startswith((START, _CLIENT))]
 
@@ -49,17 +49,20 @@ def private(name: str) -> Any:
         RunFailed: it has none, does not use it, or it takes other parameters.
     """
     start, _, rest = name.partition(":")
-    found: Any = command(start) if "-" in start else importlib.import_module(start)
+    found: Any = None
+    with suppress(ModuleNotFoundError):
+        found = command(start) if "-" in start else importlib.import_module(start)
     for part in rest.split("."):
         found = _part(found, part)
-    taken = list(inspect.signature(found).parameters) if callable(found) else []
-    if found is None or not set(NAMES[name].split()) <= set(taken):
-        has = "none" if found is None else f"one that takes {' '.join(taken) or 'nothing'}"
-        raise RunFailed(
-            f"fedhet needs Flower's {name} that takes {NAMES[name] or 'nothing'}, and flwr"
-            f" {flwr.__version__} has {has}"
-        )
+    needed = NAMES[name].split()
+    has = inspect.signature(found).parameters if callable(found) else dir(found)
+    if found is None or not {*needed} <= {*has}:
+        raise _missing(f"{name} with {' '.join(needed)}" if needed else name)
     return found
+
+
+def _missing(name: str) -> RunFailed:
+    return RunFailed(f"fedhet needs Flower's {name}, which flwr {flwr.__version__} does not have")
 
 
 def _part(owner: Any, name: str) -> Any:
@@ -74,9 +77,14 @@ def _part(owner: Any, name: str) -> Any:
 
 
 def command(name: str) -> Any:
-    """The function of one of Flower's commands, or None."""
-    entries = entry_points(group="console_scripts", name=name)
-    return next((entry.load() for entry in entries), None)
+    """The function of one of Flower's commands.
+
+    Raises:
+        RunFailed: Flower has no such command.
+    """
+    for entry in entry_points(group="console_scripts", name=name):
+        return entry.load()
+    raise _missing(f"command {name}")
 
 
 def without_docs() -> None:
@@ -84,6 +92,7 @@ def without_docs() -> None:
 
     Flower makes the one of a SuperNode while it is imported.
     """
-    from fastapi import FastAPI
+    with suppress(ModuleNotFoundError):  # then Flower has other servers
+        from fastapi import FastAPI
 
-    FastAPI.__init__ = partialmethod(FastAPI.__init__, openapi_url=None)  # type: ignore[assignment]
+        FastAPI.__init__ = partialmethod(FastAPI.__init__, openapi_url=None)  # type: ignore[assignment]

@@ -34,8 +34,7 @@ from fedhet.data.local.description import Agreement, SiteDescription, read_stati
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
-from fedhet.flower.nodes import Nodes
-from fedhet.flower.private import ClientProxy
+from fedhet.flower.nodes import ClientProxy, Nodes
 from fedhet.flower.wire import told
 from fedhet.job import Job
 

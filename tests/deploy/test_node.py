@@ -242,7 +242,7 @@ def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
 ) -> None:
     start = private.private(private.START)
     monkeypatch.setitem(private.NAMES, name, "colour")
-    with pytest.raises(RunFailed, match=rf"needs Flower's {name} that takes colour, and flwr \d"):
+    with pytest.raises(RunFailed, match=rf"needs Flower's {name} with colour, which flwr \d"):
         node.main([f"--code={'a' * 64}", "--insecure"])
     assert not began
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)

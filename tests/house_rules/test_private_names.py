@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
@@ -86,9 +87,23 @@ def test_a_name_with_other_parameters_is_none(name: str, monkeypatch: pytest.Mon
     monkeypatch.setitem(private.NAMES, name, "colour")
     with pytest.raises(
         RunFailed,
-        match=rf"^fedhet needs Flower's {name} that takes colour, and flwr \d",
+        match=rf"^fedhet needs Flower's {name} with colour, which flwr \d.* does not have$",
     ):
         private.private(name)
+
+
+def test_a_module_or_command_that_is_gone_is_a_missing_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.compat.common", None)  # as if there were none
+    with pytest.raises(RunFailed, match=r"needs Flower's flwr.compat.common:record"):
+        private.private(private.RECORDS)
+    monkeypatch.setattr(private, "entry_points", lambda **_: [])
+    for name in private.OF_NODES:
+        with pytest.raises(RunFailed, match=r"needs Flower's command fl.*, which flwr"):
+            private.private(name)
+    with pytest.raises(RunFailed, match="command flower-superlink"):
+        private.command("flower-superlink")
 
 
 def test_a_name_is_there_if_its_module_has_and_uses_it() -> None:
