@@ -52,7 +52,7 @@ def test_the_data_of_another_site_are_not_here(tmp_path: Path) -> None:
     cfg = composed(*write_tables(tmp_path)).cfg
     here = LocalData.simulated(cfg, "local")
     assert here.agreed is not None
-    at_a = LocalData.at_site(cfg, 0, here.clients._parts[0], here.agreed.statistics)
+    at_a = LocalData.at_site(cfg, 0, here.clients.here[0], here.agreed.statistics)
     assert len(at_a.clients[0].train) == at_a.clients.sizes[0] > 0
     with pytest.raises(DataError, match="client 1"):
         at_a.clients[1]

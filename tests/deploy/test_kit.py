@@ -296,7 +296,7 @@ def test_a_folder_that_is_no_app_has_no_digest(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert deploy("code", "--app", own) == 2
-    assert re.search("no app of Flower; --app .*pyproject.toml", capsys.readouterr().err)
+    assert re.search("no app of Flower: it has no pyproject.toml; --app ", capsys.readouterr().err)
 
 
 def test_the_code_of_a_site_of_an_earlier_version_is_asked_for_and_written(
