@@ -49,6 +49,7 @@ class ServingNode:
         self._command: list[str] = []
         self._one_message = False
         self._state: Any = None
+        self._known: set[int] = set()  # runs of the app that the site executes
         self._pause = 0.0  # the last one of Flower
         self._since = time.monotonic()  # when that began
         self._clients: dict[int, subprocess.Popen[bytes]] = {}  # run -> its process; last used last
@@ -74,8 +75,10 @@ class ServingNode:
 
     def _config_of(self, fab_file: bytes, run: Any) -> Any:
         """Flower's, but of another app, which its process will refuse, nothing is read."""
-        known = self._app in (hashlib.sha256(fab_file).hexdigest(), ANY)
-        return self._config(fab_file, run) if known else {}
+        if self._app not in (hashlib.sha256(fab_file).hexdigest(), ANY):
+            return {}
+        self._known.add(run.run_id)
+        return self._config(fab_file, run)
 
     def _sleep(self, seconds: float) -> None:
         """Have the message served that has arrived, and pause; Flower does so whenever it waits."""
@@ -96,8 +99,11 @@ class ServingNode:
         client = self._clients.pop(run, None)
         try:
             if client is None or client.poll() is not None:
+                # Without a home, a process has no app that was unpacked earlier.
+                home = {} if run in self._known else {"FLWR_HOME": os.devnull}
                 client = subprocess.Popen(
                     self._command,
+                    env={**os.environ, **home},
                     stdin=subprocess.PIPE,
                     bufsize=0,
                     preexec_fn=partial(end_with_parent, os.getpid()),

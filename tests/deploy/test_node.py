@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import io
 import logging
+import os
 import re
 import signal
 import sys
@@ -30,6 +31,8 @@ import os, sys
 for line in sys.stdin:
     with open(sys.argv[-1] + "/served", "a") as file:
         file.write(f"{os.getpid()} {line}")
+    with open(sys.argv[-1] + "/homes", "a") as file:
+        file.write(os.environ["FLWR_HOME"] + "\\n")
     if line == "die\\n":
         sys.exit(1)
 """
@@ -58,7 +61,7 @@ class Serving:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "served"
         (folder / "stub.py").write_text(STUB)
-        self.node = node.ServingNode(a_start(), "any")
+        self.node = node.ServingNode(a_start(lambda fab_file, run: {}), "any")
         self.node._command = [sys.executable, str(folder / "stub.py"), str(folder)]
 
     def serve(self, run: int, token: str) -> int:
@@ -82,10 +85,25 @@ class Serving:
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving]:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     began = Serving(tmp_path)
     yield began
     began.node._end(*began.processes)
+
+
+def test_the_process_of_another_app_has_none_that_was_unpacked_earlier(
+    serving: Serving, tmp_path: Path
+) -> None:
+    """Should Flower one day unpack an app only where it is not there yet."""
+    known = hashlib.sha256(b"app").hexdigest()
+    serving.node._app = known
+    for run, app in ((7, b"app"), (8, b"another")):
+        serving.node._config_of(app, SimpleNamespace(run_id=run))
+        serving.serve(run, "a")
+    homes = tmp_path / "homes"
+    wait_for(lambda: homes.exists() and len(homes.read_text().splitlines()) == 2)
+    assert homes.read_text().splitlines() == [str(tmp_path), os.devnull]
 
 
 def test_the_messages_of_a_run_have_one_process(serving: Serving) -> None:
@@ -328,7 +346,8 @@ def test_an_app_of_another_digest_reaches_nothing(
     digest, found = (hashlib.sha256(one).hexdigest() for one in (APP, app))
     start = a_start(config)
     node.ServingNode(start, digest)
-    settings = start.__globals__["get_fused_config_from_fab"](app, None)
+    run = SimpleNamespace(run_id=12)
+    settings = start.__globals__["get_fused_config_from_fab"](app, run)
     assert (read, settings) == (([app], {"a": 1}) if app == APP else ([], {}))
     said, *done = served(Clientapp(app), digest, monkeypatch)
     if app == APP:
