@@ -113,7 +113,7 @@ def test_the_kit_starts_a_deployment_that_trains(
 
         # and no other code: the operator submits a copy with a change
         app = tmp_path / "app"
-        shutil.copytree(ROOT, app, ignore=lambda *_: {".git", "tests", "docs"})
+        shutil.copytree(ROOT, app, ignore=lambda *_: {".git", ".venv", "tests", "docs"})
         (app / "client_app.py").write_text(f"{(app / 'client_app.py').read_text()}\n")
         settings.write_text(settings.read_text().replace("dir=run", "dir=other"))
         superlink.flwr(out / "operator", "run", str(app), "fedhet", *config)
