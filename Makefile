@@ -54,7 +54,7 @@ test-newest: $(READY)  ## the tests of Flower with its newest release, and its n
 	@# under the name flwr, which the nightly has not.
 	@for flower in flwr "flwr-nightly --pre"; do \
 	  env=$(NEWEST)/$${flower%% *}; \
-	  $(BIN)/python -m venv $$env && packages=$$(echo $$env/lib/python*/site-packages) \
+	  $(BIN)/python -m venv --upgrade-deps $$env && packages=$$(echo $$env/lib/python*/site-packages) \
 	  && $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	    > $$packages/others.pth \
 	  && $$env/bin/python -m pip install --quiet --ignore-installed --no-deps $$flower \
