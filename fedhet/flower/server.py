@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 
 from flwr.app import Message, MessageType
@@ -271,6 +272,7 @@ def _near(grid: Grid | None) -> bool:
     return _run_of(grid, "primary_task_type") == "flwr-simulation"
 
 
+@lru_cache(maxsize=4)  # a Grid asks a database each time
 def _run_of(grid: Grid | None, name: str) -> str:
     """What Flower's Grid says of the run, or "" if it does not."""
     return str(getattr(getattr(grid, "run", None), name, ""))

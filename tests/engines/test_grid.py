@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fake_grid import OnGrid
@@ -289,7 +290,7 @@ def test_a_node_that_never_answers_is_named(
 
 def test_simulations_look_more_often_than_deployments() -> None:
     near, far = (
-        SimpleNamespace(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
+        Mock(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
         for kind in ("simulation", "serverapp")
     )
     assert flower_server._pause(near, 10, 0) == 0.02
