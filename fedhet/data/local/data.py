@@ -20,13 +20,13 @@ from fedhet.config.targets import find_target, instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import least_count
 from fedhet.core.merging import Mean
-from fedhet.core.task import ClientData, HeldClients, Samples, Task
+from fedhet.core.task import PARTS, ClientData, HeldClients, Samples, Task
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described
 from fedhet.data.files import SITE_HINT, find_path
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
-from fedhet.data.local.reading import PARTS, SiteFiles, client_data, located, read
+from fedhet.data.local.reading import SiteFiles, client_data, located, read
 from fedhet.data.moments import Own
 
 log = logging.getLogger("fedhet.data")

@@ -12,11 +12,10 @@ import numpy as np
 
 from fedhet.core.counts import counts_few, withheld
 from fedhet.core.errors import DataError, Rejected
-from fedhet.core.task import Samples
+from fedhet.core.task import PARTS, Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
 from fedhet.data.local.declaration import STATISTICS, Declaration
-from fedhet.data.local.reading import PARTS
 from fedhet.data.moments import Moments, Own, joined, moments
 from fedhet.record.schema import has_form
 

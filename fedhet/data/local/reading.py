@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.core.task import Samples
+from fedhet.core.task import PARTS, Samples
 from fedhet.data.arrays import LEFT_OUT, encoded
 from fedhet.data.federation import split
 from fedhet.data.frames import SUFFIXES, CsvFormat
@@ -30,7 +30,6 @@ from fedhet.data.tables import Columns, array_samples, described, load_arrays
 from fedhet.data.tokens import Texts, find_tokenizer
 
 log = logging.getLogger("fedhet.data")
-PARTS = ("train", "val", "test")
 
 
 class PrivateDataError(DataError):
