@@ -100,14 +100,20 @@ def test_what_is_there_is_not_run_again(
     assert pretend.run() == 0
     assert not pretend.launched and pretend.written() == before
     assert "experiment mine: 4 of 4 runs are there\n" in capsys.readouterr().out
-    assert pretend.run("seed=0,1,2") == 0
-    assert pretend.launched == ["FedAvg seed=2", "FedSGD seed=2"]
-    after = pretend.written()
-    assert {name: after[name] for name in before} == before
     lost = next(iter(before))
     (pretend.folder / "cells" / lost / "cell.json").unlink()
     assert pretend.run() == 0
     assert pretend.launched == every[:1]
+
+
+def test_more_seeds_leave_what_is_there(write: Write, pretend: Pretend) -> None:
+    write(TWO)
+    assert pretend.run() == 0
+    before = pretend.written()
+    assert pretend.run("seed=0,1,2") == 0
+    assert pretend.launched == ["FedAvg seed=2", "FedSGD seed=2"]
+    after = pretend.written()
+    assert {name: after[name] for name in before} == before
 
 
 def test_trials_choose_by_the_mean_over_their_seeds(write: Write, pretend: Pretend) -> None:

@@ -32,9 +32,9 @@ def work(seconds):
 
 @pytest.fixture(scope="module")
 def shared():
-    work(1)
+    work({seconds})
 
-def test_dear(): work(1)
+def test_dear(): work({seconds})
 
 @pytest.mark.slow
 def test_dear_and_marked(): work(1)
@@ -44,9 +44,13 @@ def test_cheap(shared): pass
 
 
 @pytest.mark.slow
-def test_a_dear_test_and_a_dear_fixture_fail_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds, fails", [(0.8, False), (1.3, True)])
+def test_a_dear_test_and_a_dear_fixture_are_named(
+    tmp_path: Path, seconds: float, fails: bool
+) -> None:
+    """The limit is .5 s here; the run fails from 1 s on."""
     file = tmp_path / "test_planted.py"
-    file.write_text(PLANTED)
+    file.write_text(PLANTED.format(seconds=seconds))
     (tmp_path / "conftest.py").write_text(LIMITS)
     command = [sys.executable, "-m", "pytest", "-p", "costs", "--costs=fail", str(file)]
     ended = subprocess.run(
@@ -57,7 +61,7 @@ def test_a_dear_test_and_a_dear_fixture_fail_by_name(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert ended.returncode == pytest.ExitCode.TESTS_FAILED, ended.stdout + ended.stderr
+    assert ended.returncode == fails, ended.stdout + ended.stderr
     named = [line for line in ended.stdout.splitlines() if ", at most " in line]
     assert len(named) == 2
     assert "test_dear takes" in named[0] and "fixtures shared by" in named[1]
