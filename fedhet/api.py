@@ -103,13 +103,14 @@ def load(
         one_of("weights", weights, GLOBAL)
         return _load_global(folder, weights, model).eval()
     from fedhet.config.targets import find_target
+    from fedhet.core.bound import half_of
     from fedhet.handover import delivery
     from fedhet.record import personal
 
     one_of("weights", weights, OWN)
     summary = read_json(folder, "summary.json")
     model = model or _built(folder)
-    client_cls = find_target(read_config(folder).method).client_cls
+    client_cls = half_of(find_target(read_config(folder).method))
     if "delivered" in summary:
         return delivery.load(folder, summary, weights, client, client_cls, model).eval()
     return personal.load(folder, summary, weights, client, client_cls, model).eval()

@@ -19,12 +19,14 @@ from fedhet.config import Config
 from fedhet.config.settings import RunSettings
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
+from fedhet.core.bound import Bound, BoundClient
 from fedhet.core.client import FedClient
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.evaluation import Selection
 from fedhet.core.groups import Course
 from fedhet.core.interruptions import exits_as_errors
+from fedhet.core.kernel import Method
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.loop import Loop
 from fedhet.core.noise import allowed_here
@@ -130,6 +132,8 @@ def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> 
         merge=merge,
         **{each.name: getattr(run, each.name) for each in fields(Course)},
     )
+    if issubclass(find_target(cfg.method), Method):
+        return Bound(setting, instantiate(cfg.method))
     return cast("FedStrategy", instantiate(cfg.method, setting=setting))
 
 
@@ -216,9 +220,11 @@ class Job:
         return deepcopy(self._plugin_templates)
 
     @cached_property
-    def _client_cls(self) -> type[FedClient]:
-        cls: type[FedClient] = find_target(self.config.cfg.method).client_cls
-        return cls
+    def _make_client(self) -> Callable[..., FedClient]:
+        cls = find_target(self.config.cfg.method)
+        if issubclass(cls, Method):
+            return partial(BoundClient, instantiate(self.config.cfg.method))
+        return cast("Callable[..., FedClient]", cls.client_cls)
 
     @cached_property
     def strategy(self) -> FedStrategy:
@@ -229,7 +235,7 @@ class Job:
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's run."""
-        client = self._client_cls(self.workspace, self.plugins(), store, properties)
+        client = self._make_client(self.workspace, self.plugins(), store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client

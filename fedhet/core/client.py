@@ -9,15 +9,19 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from flwr.client import NumPyClient
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.core import messages
 from fedhet.core.errors import LostState, traceback_wanted
+from fedhet.core.hosted import AnyPlugin, hosted
 from fedhet.core.interruptions import time_limit
+from fedhet.core.kernel import Term
 from fedhet.core.messages import (
     EVALUATE,
     LOST,
@@ -30,16 +34,15 @@ from fedhet.core.messages import (
 )
 from fedhet.core.metrics import assess
 from fedhet.core.parts import own_tensors
-from fedhet.core.plugin import Plugin, overrides
-from fedhet.core.state import ClientState, Store
+from fedhet.core.site import Fitted
+from fedhet.core.state import UNSHARED, ClientState, Store
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
-from fedhet.core.training import LocalTraining
-from fedhet.core.trees import AnyTree
+from fedhet.core.training import LocalTraining, only, trained
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 
 log = logging.getLogger("fedhet")
-UNSHARED = "client.kept"  # state: tensors that are trained here and never shared
 TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -98,12 +101,12 @@ class FedClient(LocalTraining, NumPyClient):
     def __init__(
         self,
         workspace: Workspace,
-        plugins: Sequence[Plugin],
+        plugins: Sequence[AnyPlugin],
         store: Store | Callable[[str], Store],
         properties: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(workspace)
-        self.plugins = list(plugins)
+        self.plugins = [hosted(plugin) for plugin in plugins]
         self.store = store
         self.properties = properties or {}
         for plugin in self.plugins:
@@ -162,6 +165,9 @@ class FedClient(LocalTraining, NumPyClient):
                 "server and client differ in their plug-ins or in the plug-ins' settings:"
                 f" {msg.plugins} on the server, {own} here"
             )
+        self._complete: AnyTree | None = None
+        self._held: AnyTree | None = None
+        self._fitted: Fitted | None = None
         weights = {name: t.to(device) for name, t in msg.weights.items()}
         extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
         super().receive(replace(msg, weights=weights, extras=extras))
@@ -174,15 +180,18 @@ class FedClient(LocalTraining, NumPyClient):
         msg = self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
-        base = Plugin if name else FedClient
-        if not serves(owner if name else self, phase, base):
+        work = None
+        if not name:
+            work = self.served(phase)
+        elif owner is not None:
+            work = owner.served(phase)
+        if work is None:
             raise ValueError(
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
                 f" {[plugin.name for plugin in self.plugins]}"
             )
-        work = getattr(owner if name else self, phase)
         self.activate(self.plugins if msg.trains else [p for p in self.plugins if p is owner])
-        changing = [plugin for plugin in self.active if overrides(plugin, Plugin, "data")]
+        changing = [plugin for plugin in self.active if plugin.changes_data]
         if changing:
             raw = self.workspace.floating(self.workspace.task.clients[self.pid].train)
             for plugin in changing:
@@ -191,10 +200,15 @@ class FedClient(LocalTraining, NumPyClient):
         else:
             self.data = self.workspace.train_data(self.pid)
         self._check_batch("client.batch_size", self.local.batch_size, self.data)
-        for plugin, own in zip(self.active, self._prepared, strict=True):
-            own |= plugin.prepare(msg) or {}
+        for i, plugin in enumerate(self.active):
+            self._prepared[i] |= plugin.prepare(msg) or {}
+            self._terms[i] = plugin.terms(msg)
         self._preparing = now() - began
-        return work  # type: ignore[no-any-return]
+        return work
+
+    def served(self, phase: str) -> Callable[[Broadcast], Update] | None:
+        """What serves the method's phase of this name; None for nothing."""
+        return getattr(self, phase) if serves(self, phase, FedClient) else None
 
     def _check_batch(self, setting: str, size: int, data: Samples) -> None:
         """Refuse batches of so many of the samples if this node does not make them.
@@ -241,6 +255,95 @@ class FedClient(LocalTraining, NumPyClient):
         if len(msg.weights) == len(self.workspace.initial):
             return msg.weights
         return {**self.workspace.initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
+
+    # ---- for a Site
+    def holding(self, params: AnyTree) -> nn.Module:
+        """The workspace's model with these values."""
+        if params is not self._held:
+            self._held = None
+            self.workspace.load(params)
+            self._held = params
+        return self.workspace.model
+
+    def train_from(
+        self,
+        start: AnyTree,
+        terms: Sequence[Term],
+        *,
+        data: Samples,
+        loss: Term | None,
+        epochs: int | None,
+        patience: int | None,
+        lr: float | None,
+        names: Sequence[str] | None,
+        beside: dict[str, nn.Parameter],
+        momentum: Tree | None,
+        stream: str,
+        alone: bool,
+    ) -> Fitted:
+        """As `Site.fit`."""
+        workspace, msg = self.workspace, self.msg
+        model = self.holding(start)
+        self._held = None
+        own_stream = (
+            workspace.seeded(stream, msg.phase, msg.step, msg.pid) if stream else nullcontext()
+        )
+        local = self.local
+        if lr is not None:
+            self.local = replace(local, lr=lr)
+        if momentum is not None:
+            momentum = {name: t.clone() for name, t in momentum.items()}
+        with own_stream, nullcontext() if names is None else only(model, names):
+            steps = self.train_model(
+                model,
+                data,
+                beside=beside,
+                epochs=epochs,
+                patience=patience,
+                hooks=not alone,
+                terms=terms,
+                loss=loss,
+                momentum=momentum,
+            )
+        self.local = local
+        params = self._held = workspace.read(list(workspace.initial))
+        records = {} if alone else {name: self.recorded(name) for name in self._records}
+        fitted = Fitted(params, steps, records, start, beside, momentum or {})
+        if not alone:
+            self._fitted = fitted
+        return fitted
+
+    def gradient_at(
+        self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool
+    ) -> tuple[Tree, AnyTree]:
+        """As `Site.gradient`."""
+        model = self.holding(params)
+        self._held = None
+        grads = self.full_gradient(model, self.data, index, chunk)
+        if changed:
+            with torch.no_grad():
+                self.apply_gradient_hooks(grads, trained(model))
+        after = self._held = self.workspace.read(list(self.workspace.initial))
+        self._fitted = Fitted(after, 0, {}, params)
+        return grads, after
+
+    @property
+    def fitted(self) -> Fitted:
+        """What the training has made whose result is sent."""
+        if self._fitted is None:  # by a method of the old form
+            params = self.workspace.read(list(self.workspace.initial))
+            records = {name: self.recorded(name) for name in self._records}
+            self._fitted = Fitted(params, self.steps, records, self.start(self.msg))
+            self._held = params
+        return self._fitted
+
+    def complete(self, msg: Broadcast) -> AnyTree:
+        """The weights of a message; those of the model with what this client keeps."""
+        if msg.slot != "model":
+            return msg.weights
+        if self._complete is None:
+            self._complete = self.received_weights(msg)
+        return self._complete
 
     def reply(self, extras: Extras | None = None) -> Update:
         """The update with the model as it is now; what is never shared goes into the state."""

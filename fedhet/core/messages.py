@@ -95,6 +95,13 @@ class Message:
             raise ValueError(f"extra {name!r} {UNBOUNDED}")
         return value
 
+    def whole(self, name: str) -> Tensor:
+        """The extra `name` as a tensor of whole numbers."""
+        value = self._extra(name)
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+            raise ValueError(f"extra {name!r} is {kind(value)}; whole numbers are expected")
+        return value
+
     def counts(self, name: str, total: int, classes: int, least: int = 0) -> Tensor:
         """The extra `name` as `classes` whole numbers whose sum is `total`.
 

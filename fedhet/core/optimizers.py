@@ -170,6 +170,24 @@ class Adding:
         add_multiple(self.total, grads, self.factor)
 
 
+class Masked:
+    """An optimiser with steps that are scaled entry by entry, weight decay included.
+
+    w <- w_before + factor (w - w_before), exact where a factor is 0 or 1.
+    """
+
+    def __init__(self, inner: Optimizer, params: list[Tensor], factors: list[Tensor]) -> None:
+        self._inner = inner
+        self._params = params
+        self._factors = factors
+
+    def step(self, grads: list[Tensor]) -> None:
+        before = [p.detach().clone() for p in self._params]
+        self._inner.step(grads)
+        masked = torch._foreach_lerp(before, self._params, self._factors)
+        torch._foreach_copy_(self._params, masked)
+
+
 def make(settings: LocalSettings, params: Sequence[Tensor]) -> Optimizer:
     """Build the optimiser that conf/client selects, "sgd" or "adam"."""
     return SGD(params, settings) if settings.optimizer == "sgd" else Adam(params, settings)

@@ -23,11 +23,12 @@ from fedhet.core.phases import Phase
 from fedhet.core.trees import AnyTree, Prepared, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
     from fedhet.core.client import FedClient
+    from fedhet.core.kernel import Term
     from fedhet.core.optimizers import Optimizer
     from fedhet.core.strategy import FedStrategy
     from fedhet.core.task import Samples
@@ -194,6 +195,23 @@ class Plugin(Checked):
         return new
 
     # ---- client
+    @property
+    def changes_data(self) -> bool:
+        """Whether it has other samples than the client's own."""
+        return overrides(self, Plugin, "data")
+
+    def served(self, phase: str) -> Callable[[Broadcast], Update] | None:
+        """What serves its phase of this name; None for nothing."""
+        if phase.startswith("_") or hasattr(Plugin, phase):
+            return None
+        return (
+            getattr(self, phase) if inspect.isfunction(getattr(type(self), phase, None)) else None
+        )
+
+    def terms(self, msg: Broadcast) -> list[Term]:
+        """None; the hooks below are what it has."""
+        return []
+
     def prepare(self, msg: Broadcast) -> Prepared | None:
         """Called when the message has arrived, before the work of the phase.
 

@@ -16,6 +16,8 @@ import torch
 from fedhet.core.errors import LostState
 from fedhet.core.trees import Tree, nbytes
 
+UNSHARED = "client.kept"  # what a client keeps: tensors that are trained here and never shared
+
 
 def state_sizes(nbytes_of: dict[int, int]) -> dict[str, int]:
     """What clients remember between rounds: how many do, the bytes of all, the largest."""
@@ -97,6 +99,12 @@ class ClientState:
             if name.startswith(prefix)
         }
         return tree or None
+
+    def keys(self, owner: str) -> list[str]:
+        """Return the names of what is stored as "<owner>.<name>"."""
+        of_owner = [name for name in self._load() if name.startswith(f"{owner}.")]
+        names = (name.partition("/")[0].removeprefix(f"{owner}.") for name in of_owner)
+        return list(dict.fromkeys(names))
 
     def put(self, key: str, tree: Tree) -> None:
         """Replace the tree stored as "<method or plug-in>.<name>"."""

@@ -20,6 +20,7 @@ from fedhet.core import compatibility, trees
 from fedhet.core.admission import Outliers, Quorum, checked, forget_lost, registered
 from fedhet.core.client import FedClient, evaluated_views
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.hosted import hosted
 from fedhet.core.merging import averaging_buffers, normalised
 from fedhet.core.messages import Broadcast, Extras, Piece, Recorded, Reply, Update
 from fedhet.core.phases import Phase, Step, TimetableEntry, locate, sample_cohort
@@ -113,7 +114,7 @@ class FedStrategy(Strategy):
         self.workspace = setting.workspace
         self.sizes = self.workspace.task.sizes
         self.rounds = setting.rounds
-        self.plugins = list(setting.plugins)
+        self.plugins = [hosted(plugin) for plugin in setting.plugins]
         self.local = setting.local
         self.evaluation_extras: Extras = {}
         self.recorded: Recorded = {}
@@ -125,6 +126,7 @@ class FedStrategy(Strategy):
         self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
         self.run_id = secrets.token_hex(16)
         self.current: Step
+        self.template: Broadcast  # the message of the step, without a client
         self.active: list[Plugin] = []
         self.weights: dict[str, Tree] = {"model": dict(self.workspace.initial)}
         try:
@@ -192,6 +194,10 @@ class FedStrategy(Strategy):
         """The client's aggregation weight before plug-ins: n_k. Only ratios matter."""
         return float(update.num_examples)
 
+    def begin(self, msg: Broadcast) -> Extras:
+        """Begin a step of the method's own, and return the extras of its messages."""
+        return self.cohort_extras(self.current.entry.phase, msg.step, self.current.cohort)
+
     def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
         """Extras for every client of the cohort."""
         return {}
@@ -249,15 +255,18 @@ class FedStrategy(Strategy):
             local=self.setting.local_in(phase, current.step),
             slot=phase.slot,
             weights=current.sent,
-            extras=dict(self.cohort_extras(phase, current.step, current.cohort)) if own else {},
+            extras={},
             trains=phase.trains,
             plugins=self.digests,
             deadline=self.setting.replies.deadline,
             run_id=self.run_id,
         )
+        if own:
+            msg.extras |= self.begin(msg)
         for plugin in self.active:
             plugin.outgoing(msg, current.cohort)
         self.local = msg.local
+        self.template = msg
         plan = []
         for pid in current.cohort:
             private = self.client_extras(phase, pid) if own else {}
@@ -321,6 +330,9 @@ class FedStrategy(Strategy):
                 log.warning("%s", failure)
             if new:
                 self._replace(new, buffers)
+            else:
+                for plugin in reversed(self.active):
+                    plugin.merged({}, current.old)
             ended |= phase.until is not None and phase.until()
         forget_lost(self, current.failures)
         if ended:

@@ -6,7 +6,7 @@ The loop itself is in descent.py. FedGen's server trains its generator by a smal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet.core import optimizers, streams
+from fedhet.core import optimizers, streams, trees
 from fedhet.core.descent import Descent, Values, descend
+from fedhet.core.kernel import Term
 from fedhet.core.messages import Broadcast, LocalSettings, Scalar
 from fedhet.core.phases import EarlyStopping
 from fedhet.core.plugin import STEP_HOOKS, Plugin, Terms, check_hooks, overrides
@@ -27,6 +28,7 @@ from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 
+Indexed = tuple[Callable[..., Any], int]  # a function, and the place of what it reads in `own`
 Columns = tuple[Tensor, ...]  # x, y and positions of samples, and perhaps their weights
 
 
@@ -41,6 +43,7 @@ class Batch:
         features: (B, d) what the head receives, or None where the model does not have both
             features(x) and head(f).
         logits: the model's output.
+        workspace: the task's criterion, `teacher`, and `autocast`.
     """
 
     x: Tensor
@@ -48,6 +51,7 @@ class Batch:
     index: Tensor
     features: Tensor | None
     logits: Tensor
+    workspace: Workspace
 
     @property
     def z(self) -> Tensor:
@@ -104,6 +108,8 @@ class LocalTraining:
             for hook in STEP_HOOKS
         }
         self._records: dict[str, list[Tensor]] = defaultdict(list)
+        # Of each plug-in, the terms that it has declared for this message.
+        self._terms: list[list[Term]] = [[] for _ in plugins]
 
     # ---- what a method overrides
     def prepare(self, msg: Broadcast) -> Prepared | None:
@@ -143,6 +149,9 @@ class LocalTraining:
         epochs: int | None = None,
         patience: int | None = None,
         hooks: bool = True,
+        terms: Sequence[Term] = (),
+        loss: Term | None = None,
+        momentum: Tree | None = None,
     ) -> int:
         """Train the model in place, and return the number of optimiser steps.
 
@@ -156,10 +165,22 @@ class LocalTraining:
                 may be a number of steps.
             patience: stop after so many epochs without a lower mean loss; None for never.
             hooks: whether the plug-ins' hooks run; False for training that the server never sees.
+            terms: the method's own.
+            loss: takes the place of the method's losses; None for these.
+            momentum: of SGD, changed in place; None for zeros.
         """
         workspace = self.workspace
         size = self.local.batch_size
-        descent = self.descent(model, data, own, beside=beside, hooks=hooks)
+        descent = self.descent(
+            model,
+            data,
+            own,
+            beside=beside,
+            hooks=hooks,
+            terms=terms,
+            loss=loss,
+            momentum=momentum,
+        )
         n = self.train_mode(model, len(data), size)
         all_orders = self.orders(len(data))
         before = self.steps
@@ -187,27 +208,75 @@ class LocalTraining:
         *,
         beside: dict[str, nn.Parameter] | None = None,
         hooks: bool = True,
+        terms: Sequence[Term] = (),
+        loss: Term | None = None,
+        momentum: Tree | None = None,
     ) -> Descent:
         """The gradient steps of `train_model`.
 
         The batch loss is mean_b(w_b (losses_b + plug-ins' losses_b)) + penalties.
 
         Args:
-            model, data, own, beside, hooks: as in `train_model`.
+            model, data, own, beside, hooks, terms, loss, momentum: as in `train_model`.
         """
         workspace = self.workspace
         of_model = trained(model)
         params = {**of_model, **(beside or {})}
         own = dict(own or {})
         every = [own, *self._prepared]
-        active = self._hooks if hooks else {hook: [] for hook in STEP_HOOKS}
-        weights = self.sample_weights(data) if hooks else None
         drawing, penalties, changing = (
-            [(getattr(self, hook), 0)] * overrides(self, LocalTraining, hook) + active[hook]
+            [(getattr(self, hook), 0)] * overrides(self, LocalTraining, hook)
             for hook in ("draws", "penalty", "gradient")
         )
+        adding: list[Indexed] = []
+        scaling: list[Indexed] = []
+        wrapping: list[Indexed] = []
+        weighing: list[Tensor] = []
+        base: Indexed = self.losses, 0
+        if loss is not None:
+            base = loss.f, len(every)
+            every.append(loss.own)
 
-        def terms(
+        def add(some: Sequence[Term]) -> None:
+            for term in some:
+                if term.kind == "weight":  # with a row for each sample, so no part of `own`
+                    weighing.append(term.f(params, None, term.own))
+                    continue
+                i = len(every)
+                every.append(term.own)
+                if term.draws is not None:
+                    drawing.append((term.draws, i))
+                if term.kind in ("loss", "penalty"):
+                    (adding if term.kind == "loss" else penalties).append((term.f, i))
+                elif term.kind == "gradient":
+                    changing.append((partial(_add, term), i))
+                elif term.kind == "scale":
+                    scaling.append((partial(_scale, term), i))
+                else:
+                    wrapping.append((partial(_masked, term), i))
+
+        add(terms)
+        for i, (plugin, declared) in enumerate(
+            zip(self.active if hooks else [], self._terms if hooks else [], strict=True), 1
+        ):
+            own_hooks = {
+                hook: [pair for pair in pairs if pair[1] == i]
+                for hook, pairs in self._hooks.items()
+            }
+            adding += own_hooks["losses"]
+            penalties += own_hooks["penalty"]
+            drawing += own_hooks["draws"]
+            changing += own_hooks["gradient"]
+            scaling += own_hooks["scale"]
+            wrapping += own_hooks["optimizer"]
+            own_weights = plugin.sample_weights(data)
+            weighing += [] if own_weights is None else [own_weights]
+            add(declared)
+        weights: Tensor | None = None
+        for one in weighing:
+            weights = one if weights is None else weights * one
+
+        def of_batch(
             module: nn.Module | None, params: Tree, every: list[Prepared], columns: Columns
         ) -> Values:
             x, y, index, *weight = columns
@@ -217,9 +286,9 @@ class LocalTraining:
             with workspace.autocast():
                 z = None if features is None else features(x)
                 logits = module(x) if z is None else module.head(z)  # type: ignore[misc,operator,union-attr]
-                batch = Batch(x, y, index, z, logits)
-                losses = _values(self.losses(params, batch, every[0]), records)
-            for hook, i in active["losses"]:
+                batch = Batch(x, y, index, z, logits, workspace)
+                losses = _values(base[0](params, batch, every[base[1]]), records)
+            for hook, i in adding:
                 losses = losses + _values(hook(params, batch, every[i]), records)
             for w in weight:
                 losses = losses * w
@@ -232,7 +301,7 @@ class LocalTraining:
             of_model_only = dict(zip(of_model, grads.values(), strict=False))
             for hook, i in changing:
                 hook(of_model_only, params, every[i])
-            for hook, i in active["scale"]:
+            for hook, i in scaling:
                 hook(of_model_only, every[i])
 
         def draw(n: int) -> list[Prepared]:
@@ -241,9 +310,16 @@ class LocalTraining:
                 drawn[i] |= hook(n)
             return drawn
 
-        optimizer = self.optimizer(params, own)  # type: ignore[arg-type]
-        for wrap, i in active["optimizer"]:
+        if momentum is None:
+            optimizer = self.optimizer(params, own)  # type: ignore[arg-type]
+        else:
+            buffers = list(momentum.values())
+            optimizer = optimizers.SGD(list(params.values()), self.local, buffers)
+        for wrap, i in wrapping:
             optimizer = wrap(optimizer, params, every[i])
+        declared_terms = [*terms, *([loss] if loss else [])]
+        if hooks:
+            declared_terms += [term for some in self._terms for term in some]
         generator = self.generator("augment")
         augment = (
             None
@@ -254,34 +330,42 @@ class LocalTraining:
         return Descent(
             params,
             (data.stored, data.y, index, *(() if weights is None else (weights,))),
-            terms,
+            of_batch,
             optimizer,
             self.local.batch_size,
             module=model,
             own=every,
-            change=change if changing or active["scale"] else None,
+            change=change if changing or scaling else None,
             exact=bool(drawing or penalties),
             clip=self.local.clip,
             beside=len(params) - len(of_model),
             draw=draw if drawing else None,
             ready=data.ready,
             augment=augment,
-            quick=self._compiled(list(params.values()), hooks=hooks),
-            common=self._common(data, hooks=hooks) if workspace.performer else None,
+            quick=self._compiled(
+                list(params.values()), usual_loss=loss is None and not (adding or penalties)
+            ),
+            common=self._common(data, declared_terms, hooks=hooks) if workspace.performer else None,
             recorded=self._records,
         )
 
-    def _common(self, data: Samples, *, hooks: bool) -> Hashable:
+    def _common(self, data: Samples, terms: Sequence[Term], *, hooks: bool) -> Hashable:
         """What the hooks read beside their arguments, as far as it is no tensor."""
         extras = {k: v for k, v in self.msg.extras.items() if isinstance(v, Scalar)}
         plugins = tuple((type(plugin), plugin.digest()) for plugin in self.active if hooks)
         local = replace(self.local, lr=0.0)
         task = self.workspace.task
         transform = task.transform if data.ready else None
-        read = repr((self.msg.phase, extras, local, task.scoring, transform))
+        functions = [(term.kind, _named(term.f), _named(term.draws), term.factor) for term in terms]
+        read = repr((self.msg.phase, extras, local, task.scoring, transform, functions))
         of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
         # A bound method is equal to itself alone, whether or not its object can be compared.
-        return type(self), plugins, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
+        return self.identity, plugins, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
+
+    @property
+    def identity(self) -> Hashable:
+        """What clients have in common whose hooks do the same."""
+        return type(self).__qualname__, type(self).__module__
 
     def orders(self, n: int) -> Iterator[Tensor]:
         """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
@@ -295,7 +379,7 @@ class LocalTraining:
         return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, self.pid)
 
     def _compiled(
-        self, params: list[nn.Parameter], *, hooks: bool
+        self, params: list[nn.Parameter], *, usual_loss: bool
     ) -> Callable[[Columns], tuple[Tensor, list[Tensor]]] | None:
         """The step by torch.compile, for the parameters that are usually trained.
 
@@ -303,10 +387,10 @@ class LocalTraining:
         """
         if not self.workspace.speed.compile:
             return None
-        own = any(overrides(self, LocalTraining, hook) for hook in ("losses", "penalty"))
+        own = overrides(self, LocalTraining, "losses") or not usual_loss
         usual = self.workspace.parameters  # fine-tuning may train others
         as_usual = len(params) == len(usual) and all(map(is_, params, usual))
-        if own or not as_usual or (hooks and (self._hooks["losses"] or self._hooks["penalty"])):
+        if own or not as_usual:
             return None
         compiled = self.workspace.compiled
 
@@ -329,8 +413,15 @@ class LocalTraining:
         every = [{}, *self._prepared]
         for hook, i in self._hooks["gradient"]:
             hook(grads, params, every[i])
+        declared = [term for some in self._terms for term in some]
+        for term in declared:
+            if term.kind == "gradient":
+                _add(term, grads, params, term.own)
         for hook, i in self._hooks["scale"]:
             hook(grads, every[i])
+        for term in declared:
+            if term.kind == "scale":
+                _scale(term, grads, term.own)
 
     def full_gradient(self, model: nn.Module, data: Samples, index: Tensor, chunk: int) -> Tree:
         """The gradient of `objective` over the samples at `index`; the model is not changed.
@@ -362,14 +453,31 @@ class LocalTraining:
                 norm.eval()
         return used
 
-    def sample_weights(self, data: Samples) -> Tensor | None:
-        """(n,) the product of the plug-ins' weights, or None where no plug-in has any."""
-        total: Tensor | None = None
-        for plugin in self.active:
-            weights = plugin.sample_weights(data)
-            if weights is not None:
-                total = weights if total is None else total * weights
-        return total
+
+def _add(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
+    """Add what a term of the kind "gradient" gives."""
+    added = term.f(params, None, own)
+    if added:
+        torch._foreach_add_(*trees.columns(added, grads, added), alpha=term.factor)
+
+
+def _scale(term: Term, grads: Tree, own: Prepared) -> None:
+    """Multiply by what a term of the kind "scale" gives."""
+    factors = term.f({}, None, own)
+    torch._foreach_mul_(*trees.columns(factors, grads, factors))
+
+
+def _masked(
+    term: Term, inner: optimizers.Optimizer, params: AnyTree, own: Prepared
+) -> optimizers.Optimizer:
+    """An optimiser with steps that a term of the kind "step" scales."""
+    factors = term.f(params, None, own)
+    return optimizers.Masked(inner, *trees.columns(factors, params, factors))
+
+
+def _named(f: Callable[..., Any] | None) -> tuple[str, str]:
+    """The function, for a comparison: two methods of one name differ by their options only."""
+    return getattr(f, "__module__", ""), getattr(f, "__qualname__", "")
 
 
 def _values(terms: Terms, records: Tree) -> Tensor:

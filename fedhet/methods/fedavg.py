@@ -10,8 +10,9 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
     client keeps:  nothing
     server keeps:  x
 
-The sums run over the participants of the round. They are the defaults of FedClient and FedStrategy,
-so that the classes below add nothing; examples/fedavg.py is the whole algorithm in plain torch.
+The sums run over the participants of the round. They are the defaults of Method and Client
+(fedhet/core/kernel.py), so that the class below adds nothing; examples/fedavg.py is the whole
+algorithm in plain torch.
 FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
 (fedhet/core/server_opt.py).
 
@@ -22,39 +23,13 @@ default of every method (replies.max_jump=null: none is)."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from fedhet.core.client import FedClient
-from fedhet.core.plugin import Plugin
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.kernel import Method
 
 
-class FedAvgClient(FedClient):
-    """Trains by local SGD from the received weights."""
-
-
-class FedAvg(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Method):
     """Averages the clients' weights, each weighted by its number of training samples."""
 
     name = "fedavg"
-    client_cls = FedAvgClient
-
-    @classmethod
-    def preset(cls, name: str, plugin: type[Plugin], **fixed: Any) -> type[FedAvg]:
-        """FedAvg with a plug-in, as a method of its own.
-
-            FedNorm = FedAvg.preset("FedNorm", FedNormPlugin)
-
-        Args:
-            name: the name to which it is assigned; in lower case it is the method's.
-            plugin: the plug-in, in whose module that is.
-            fixed: options of the plug-in that the method does not leave open.
-        """
-        members = {
-            "name": name.lower(),
-            "requires": plugin,
-            "fixed": fixed,
-            "__module__": plugin.__module__,
-            "__doc__": f"FedAvg with the plug-in {plugin.name!r}.",
-        }
-        return type(name, (cls,), members)

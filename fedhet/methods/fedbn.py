@@ -34,12 +34,13 @@ from collections.abc import Callable, Iterator
 from torch import nn
 
 from fedhet.core import check, trees
-from fedhet.core.client import UNSHARED, FedClient
+from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.merging import Average
 from fedhet.core.messages import Broadcast, Extras, Update
 from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
+from fedhet.core.state import UNSHARED
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import norms
 from fedhet.core.trees import Tree

@@ -260,4 +260,9 @@ def _count_or_share(name: str, value: float) -> float:
         ) from error
 
 
-FedLEx = FedAvg.preset("FedLEx", FedLExPlugin)
+@dataclass(frozen=True, kw_only=True)
+class FedLEx(FedAvg):
+    """FedAvg with the plug-in `fedlex`."""
+
+    name = "fedlex"
+    requires = FedLExPlugin

@@ -39,27 +39,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedhet.core import check
 from fedhet.core.check import setting
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.metrics import outputs
-from fedhet.core.plugin import Plugin, Terms
+from fedhet.core.kernel import Expected, Message, Plugin, Result, State, Step, Term, Update
+from fedhet.core.messages import Recorded
+from fedhet.core.setting import Setting
+from fedhet.core.site import Fitted, Site
 from fedhet.core.training import Batch, usable
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
 log = logging.getLogger("fedhet")
 
-Z = "fednorm.z"
-ROWS = "fednorm.rows"  # recorded: one entry for each sample of each epoch
 LAST_EPOCH = "last_epoch"
 WHEN = ("after_training", "before_training", LAST_EPOCH)
 _TINY = torch.finfo(torch.float64).tiny
@@ -135,117 +133,99 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
     return Contribution(s, log_factors.exp(), (log_factors + nu.log()).softmax(0))
 
 
-@dataclass(kw_only=True, eq=False)
+def latents(params: AnyTree, batch: Batch, own: Tree) -> tuple[Tensor, Tree]:
+    """Adds nothing to the losses, and records z of each sample, as the model in training saw it."""
+    records = {"z": batch.z.detach().flatten(1), "rows": batch.index}
+    return batch.logits.new_zeros(len(batch.y)), records
+
+
+@dataclass(frozen=True, kw_only=True)
 class FedNormPlugin(Plugin):
     """Replaces the host's weights nu by w, for everything that the host averages."""
 
     name = "fednorm"
-    needs_all = True
-    memory = ("_width", "_pair_reported")
-    releases = {"train": 1}
 
     temperature: float = setting(0.5, open_low=0)
     z_when: str = setting("after_training", allowed=WHEN)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.z_when == LAST_EPOCH:  # a hook is found by the class, and costs time in every step
-            self.__class__ = _LastEpoch
-
     # ---- client
-    def prepare(self, msg: Broadcast) -> None:
-        if self.z_when == "before_training":
-            self.client.workspace.load(self.client.start(msg))
-            self._z = self._mean_latents()
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [Term("loss", latents)] if self.z_when == LAST_EPOCH else []
 
-    def finish(self, update: Update) -> None:
-        if self.z_when == "after_training":
-            self._z = self._mean_latents()
-        update.extras[Z] = self._z
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
+        if site.n < site.workspace.min_count:
+            z = None
+        elif self.z_when == LAST_EPOCH:
+            z = self._of_last_epoch(msg, site, fitted)
+        else:
+            after = self.z_when == "after_training"
+            z = self._mean(site, fitted.params if after else fitted.start)
+        return Result(extras={"z": z}), state
 
-    @torch.no_grad()
-    def _mean_latents(self) -> Tensor:
-        """z (d,) in float32, over all real training samples, without augmentation.
-
-        It is empty, (0,), where these are fewer than `workspace.min_count`.
-        """
-        workspace = self.client.workspace
-        workspace.model.eval()
-        data = workspace.train_data(self.client.pid)
-        if len(data) < workspace.min_count:
-            return torch.empty(0, device=workspace.device)
-        total = torch.zeros((), dtype=torch.float64, device=workspace.device)
-        for z in outputs(workspace.model, data.x, workspace.performer, "features"):
+    def _mean(self, site: Site, params: AnyTree) -> Tensor:
+        """z (d,) in float32, over all real training samples, without augmentation."""
+        total = torch.zeros((), dtype=torch.float64, device=site.workspace.device)
+        for z in site.outputs(params, site.own.x, "features"):
             total = total + z.flatten(1).sum(0, dtype=torch.float64)
-        return (total / len(data)).float()
+        return (total / len(site.own)).float()
+
+    def _of_last_epoch(self, msg: Message, site: Site, fitted: Fitted) -> Tensor | None:
+        """The mean over the last epoch; None where no step was taken."""
+        if not fitted.steps:
+            return None
+        rows = len(fitted.records["rows"])
+        z = fitted.records["z"].reshape(rows, -1)
+        used = usable(site.workspace.model, len(site.data), msg.local.batch_size)
+        *_, last = msg.local.epoch_sizes(used)
+        return z[-min(last, used) :].double().mean(0).float()
 
     # ---- server
-    def setup(self) -> None:
-        require_features(self.server.workspace.model, "fednorm")
-        head = self.server.workspace.model.head
+    def init(self, setting: Setting) -> State:
+        require_features(setting.workspace.model, "fednorm")
+        return {}
+
+    def expects(self, step: Step) -> dict[str, Expected]:
         # Where the head does not say how wide its input is, the first client's z decides.
-        self._width: int | None = getattr(head, "in_features", None)
-        self._pair_reported = False
+        width = getattr(step.workspace.model.head, "in_features", -1)
+        return {"z": Expected(shape=(width,), statistic=True)}
 
-    def check(self, update: Update) -> None:
-        z = update.tensor(Z, ndim=1)
-        if not len(z):  # withheld
-            return
-        self._width = self._width or len(z)
-        if len(z) != self._width:
-            entries = check.counted(len(z), "entry", "entries")
-            raise ValueError(f"extra {Z!r} has {entries}; expected: {self._width}")
-
-    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        received = list(updates)
-        latents = {update.pid: update.tensor(Z).cpu() for update in received}
-        compared = [update for update in received if len(latents[update.pid])]
-        if len(compared) == 2 and not self._pair_reported:
+    def weights(
+        self, step: Step, state: State, updates: Sequence[Update]
+    ) -> tuple[list[float], Recorded]:
+        new = {update.pid: update.weight for update in updates}
+        compared = [update for update in updates if update["z"] is not None]
+        if len(compared) == 2 and step.number == 1:
             log.warning(
                 "fednorm: with two participants its weights are the host's,"
                 " so it does nothing in such rounds"
             )
-            self._pair_reported = True
-        idle = {"idle": 1} if len(compared) <= 2 else {}
+        recorded: Recorded = {"idle": 1} if len(compared) <= 2 else {}
+        if len(compared) < len(updates):
+            recorded["withheld"] = len(updates) - len(compared)
         if not compared:
-            self.recorded = {"withheld": len(received), **idle}
-            return received
-        z = torch.stack([latents[update.pid] for update in compared])
+            return list(new.values()), recorded
+        z = torch.stack([update["z"].cpu() for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
-        if len(compared) < len(received):
+        if len(compared) < len(updates):
             weights = weights * nu.sum()  # of the others' weights nothing moves
-        for update, weight in zip(compared, weights.tolist(), strict=True):
-            update.weight = weight
-        self.recorded = {
+        pids = [update.pid for update in compared]
+        new |= zip(pids, weights.tolist(), strict=True)
+        recorded |= {
             "similarity": similarity,
             "factors": factors,
             "weights": weights,
-            "pids": torch.tensor([update.pid for update in compared]),
+            "pids": torch.tensor(pids),
             "weight_max": float(weights.max()),
-            **idle,
         }
-        if len(compared) < len(received):
-            self.recorded["withheld"] = len(received) - len(compared)
-        return received
+        return list(new.values()), recorded
 
 
-class _LastEpoch(FedNormPlugin):
-    """z_when=last_epoch: the latents are recorded as the model sees each batch."""
+@dataclass(frozen=True, kw_only=True)
+class FedNorm(FedAvg):
+    """FedAvg with the plug-in `fednorm`."""
 
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
-        records = {Z: batch.z.detach().flatten(1), ROWS: batch.index}
-        return batch.logits.new_zeros(len(batch.y)), records
-
-    def finish(self, update: Update) -> None:
-        client = self.client
-        self._z = torch.empty(0, device=client.workspace.device)
-        if client.steps and client.num_examples >= client.workspace.min_count:
-            z = client.recorded(Z).reshape(len(client.recorded(ROWS)), -1)
-            used = usable(client.workspace.model, len(client.data), client.local.batch_size)
-            *_, last = client.local.epoch_sizes(used)
-            self._z = z[-min(last, used) :].double().mean(0).float()
-        super().finish(update)
-
-
-FedNorm = FedAvg.preset("FedNorm", FedNormPlugin)
+    name = "fednorm"
+    requires = FedNormPlugin

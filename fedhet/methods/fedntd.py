@@ -108,4 +108,9 @@ class FedNTDPlugin(Plugin):
         return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 
 
-FedNTD = FedAvg.preset("FedNTD", FedNTDPlugin)
+@dataclass(frozen=True, kw_only=True)
+class FedNTD(FedAvg):
+    """FedAvg with the plug-in `fedntd`."""
+
+    name = "fedntd"
+    requires = FedNTDPlugin

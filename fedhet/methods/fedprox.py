@@ -34,46 +34,50 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.messages import Broadcast
-from fedhet.core.plugin import Plugin
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.kernel import Message, Plugin, State, Term
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
+
+
+def away(params: AnyTree, batch: None, x: AnyTree) -> Tree:
+    """w - x, which times mu is the gradient of the proximal term (eq. 2).
+
+    Args:
+        params: the current parameters w.
+        batch: not used.
+        x: the parameters towards which the term pulls, some or all of these names.
+    """
+    w, anchors = trees.columns(x, params, x)
+    return dict(zip(x, torch._foreach_sub(w, anchors), strict=True))
 
 
 def add_proximal(
     grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float
 ) -> None:
-    """Add the gradient of the proximal term in place: g <- g + mu (w - x) (eq. 2).
-
-    Args:
-        grads: g, one tensor per parameter.
-        params: the current parameters w, of the same shapes.
-        anchors: the parameters x towards which the term pulls, of the same shapes.
-        mu: the strength of the term.
-    """
+    """Add the gradient of the proximal term in place: g <- g + mu (w - x) (eq. 2)."""
     torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedProxPlugin(Plugin):
     """Adds the gradient of the proximal term to every local gradient."""
 
     name = "fedprox"
-    needs_model = True
-    needs_steps = True  # at the received model the term has no gradient
-    changes_gradients = False  # `gradient` adds the gradient of a term of the loss
+    needs = frozenset({"model", "local steps"})  # at the received model it has no gradient
 
     mu: float = setting(0.01, low=0)
 
-    def prepare(self, msg: Broadcast) -> Tree:
-        return {
-            name: msg.weights[name] for name in self.client.workspace.trained if name in msg.weights
-        }
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if self.mu:
-            pulled, w, x = trees.columns(own, grads, params, own)
-            add_proximal(pulled, w, x, self.mu)
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if not self.mu:
+            return []
+        x = trees.pick(msg.weights, site.workspace.mergeable)
+        return [Term("gradient", away, x, self.mu)]
 
 
-FedProx = FedAvg.preset("FedProx", FedProxPlugin)
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg with the plug-in `fedprox`."""
+
+    name = "fedprox"
+    requires = FedProxPlugin

@@ -119,4 +119,9 @@ class MoonPlugin(Plugin):
                 update.metrics[TERM] = float(terms.mean())
 
 
-Moon = FedAvg.preset("Moon", MoonPlugin)
+@dataclass(frozen=True, kw_only=True)
+class Moon(FedAvg):
+    """FedAvg with the plug-in `moon`."""
+
+    name = "moon"
+    requires = MoonPlugin

@@ -9,7 +9,7 @@ algorithm 1. Client i takes K steps from y = x.
     server: x <- x + lr_g sum_i w_i (y_i - x) / sum_i w_i                      (line 17)
             c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients       (line 17)
 
-    down:          x, `scaffold.c`; option I: `scaffold.gradient`
+    down:          x, `scaffold.c`
     up:            y, `scaffold.c_plus`; option I: `scaffold.c_i`; option II: `scaffold.steps` (K)
     client keeps:  c_i, which is 0 before its first participation
     server keeps:  x, the sum of lambda_j c_j, and lambda
@@ -42,170 +42,38 @@ Defaults: lr_g = 1, as in the paper's experiments, and option II.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import check, trees
-from fedhet.core.admission import check_steps
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Prepared, Tree
-
-CONTROL = "scaffold.c"  # extra down: c
-GRADIENT = "scaffold.gradient"  # extra down: true under option I
-PLUS = "scaffold.c_plus"  # extra up: c_i+
-STEPS = "scaffold.steps"  # extra up under option II: K
-OWN = "scaffold.c_i"  # extra up under option I, and the client's state: c_i
-WEIGHTS = ("aggregation", "uniform")  # of the mean of the control variates
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 
 
-class ScaffoldClient(FedClient):
-    """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
-
-    def train(self, msg: Broadcast) -> Update:
-        c, c_i = controls(self, msg)
-        if GRADIENT in msg.extras:
-            c_plus = trees.pick(local_gradient(self, msg), c)
-            update = super().train(msg)
-            update.extras[OWN] = c_i
-        else:
-            update = super().train(msg)
-            dy = trees.Difference(trees.pick(update.weights, c), msg.weights)
-            c_plus = trees.cast(trees.add(c_i, option_ii(c, dy, self.steps * self.local.lr)), c)
-            update.extras[STEPS] = self.steps
-        update.extras[PLUS] = c_plus
-        self.state.put(OWN, c_plus)
-        return update
-
-    def prepare(self, msg: Broadcast) -> Tree:
-        c, c_i = controls(self, msg)
-        return {name: c[name] - c_i[name] for name in c}
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if own:
-            torch._foreach_add_(*trees.columns(own, grads, own))
+def correction(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """c - c_i, which line 10 adds to the gradient."""
+    return own
 
 
-class Scaffold(FedStrategy):
-    """Averages the changes of the model, and the control variates of all clients beside them."""
-
-    name = "scaffold"
-    client_cls = ScaffoldClient
-    memory = ("_controls",)
-    enters = "control variates"
-    otherwise = {"plain_steps": "method.control=gradient"}
-    refuses_noise = "the noise of all earlier control variates would add up without end"
-
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        lr_g: float = 1.0,
-        control: str = "steps",
-        control_weights: str = "aggregation",
-    ) -> None:
-        self.lr_g = check.number("method.lr_g", lr_g, open_low=0)
-        self.control = check.one_of("method.control", control, ("steps", "gradient"))
-        self.control_weights = check.one_of("method.control_weights", control_weights, WEIGHTS)
-        self.plain_steps = self.counts_steps = control == "steps"
-        super().__init__(setting)
-
-    def setup(self) -> None:
-        like = trees.pick(self.workspace.initial, self.workspace.mergeable)
-        self._controls = ControlVariates(like, len(self.sizes), self.control, self.control_weights)
-
-    def base_weight(self, update: Update) -> float:
-        return 1.0
-
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return self._controls.begin_step()
-
-    def check(self, update: Update) -> None:
-        self._controls.check(update, self)
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        dx = trees.Sum()
-        for update in updates:
-            dx.add(update.change, update.weight)
-            self._controls.add_participant(update, self.local.lr)
-        self._controls.update_sum()  # line 17: c <- c + 1/N sum_i (c_i+ - c_i), where lambda = 1
-        return trees.add(old, dx.mean(reuse=True), self.lr_g)  # line 17: x <- x + lr_g dx
-
-
-class ControlVariates:
-    """The server's account of the clients' control variates.
-
-    The server does not hold the c_j. It keeps sum_j lambda_j c_j over all clients, and puts each
-    participant's c_i+ in the place of its c_i.
-
-    Args:
-        like: the tensors that a control variate consists of, for their shapes and dtypes.
-        clients: the number N of all clients.
-        control: the option `method.control`.
-        weights: the option `method.control_weights`.
-    """
-
-    memory = ("_total", "_lambda")
-
-    def __init__(self, like: Tree, clients: int, control: str, weights: str) -> None:
-        self._like = like
-        self._clients = clients
-        self._control = control
-        self._weights = weights
-        self._total = trees.zeros(like)  # sum_j lambda_j c_j
-        self._lambda: dict[int, float] = {}  # j -> lambda_j; 1 for the clients that are not in it
-
-    def begin_step(self) -> Extras:
-        """Begin a step, and return what its participants receive."""
-        lambdas = self._clients + sum(factor - 1.0 for factor in self._lambda.values())
-        # c = sum_j lambda_j c_j / sum_j lambda_j
-        self._c = trees.cast(trees.map(lambda total: total / lambdas, self._total), self._like)
-        self._added = trees.Sum()  # sum_i w_i c_i+, over the participants so far
-        self._removed = trees.Sum()  # sum_i lambda_i c_i, with lambda_i from before this step
-        self._participants: dict[int, float] = {}  # client i -> w_i in this step
-        if self._control == "gradient":
-            return {CONTROL: self._c, GRADIENT: True}
-        return {CONTROL: self._c}
-
-    def check(self, update: Update, method: FedStrategy) -> None:
-        """Raise ValueError where the update does not have what `add_participant` needs."""
-        update.tree(PLUS, self._like)
-        if self._control == "gradient":
-            update.tree(OWN, self._like)
-        else:
-            check_steps(method, update, STEPS, low=1)
-
-    def add_participant(self, update: Update, lr: float) -> None:
-        """Record that the client's c_i+ replaces its c_i; `update_sum` puts it into effect."""
-        weight = update.weight if self._weights == "aggregation" else 1.0
-        self._participants[update.pid] = weight
-        self._added.add(update.tree(PLUS), weight)
-        if self._control == "gradient":
-            c_i = update.tree(OWN)
-        else:  # c_i = c_i+ - (c_i+ - c_i)
-            moved = option_ii(self._c, update.change, update.integer(STEPS) * lr)
-            c_i = trees.add(update.tree(PLUS), moved, -1.0)
-        self._removed.add(c_i, self._lambda.get(update.pid, 1.0))
-
-    def update_sum(self) -> None:
-        """End a step: total <- total + sum_i (R w_i c_i+ - lambda_i c_i), lambda_i <- R w_i.
-
-        R is the number of participants, and w is scaled to sum to 1.
-        """
-        weights = self._participants
-        scale = len(weights) / sum(weights.values())  # R / sum_i w_i
-        added = self._added.tree
-        removed = self._removed.tree
-        for name, total in self._total.items():
-            self._total[name] = total + scale * added[name] - removed[name]
-        self._lambda |= {pid: scale * weight for pid, weight in weights.items()}
-
-
-def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
+def option_ii(c: AnyTree, dy: AnyTree, steps_lr: float) -> Tree:
     """The change c_i+ - c_i = -c - dy / (K lr) of line 12, option II, in float64.
 
     Args:
@@ -216,17 +84,97 @@ def option_ii(c: Tree, dy: AnyTree, steps_lr: float) -> Tree:
     return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
-def controls(client: FedClient, msg: Broadcast) -> tuple[Tree, Tree]:
-    """c and c_i, as they are before the training."""
-    c = msg.tree(CONTROL)
-    return c, client.state.get(OWN) or trees.map(torch.zeros_like, c)
+class ScaffoldClient(Client):
+    """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
+
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        c = msg["c"]
+        c_i = state.get("c_i") or trees.map(torch.zeros_like, c)
+        x, drift = msg.weights, {name: c[name] - c_i[name] for name in c}
+        by_steps = self.options.control == "steps"
+        if not by_steps:
+            index = torch.arange(len(site.data), device=site.workspace.device)
+            c_plus = trees.pick(site.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
+        y = site.fit(x, [Term("gradient", correction, drift)])
+        if by_steps:
+            dy = trees.Difference(trees.pick(y.params, c), x)
+            moved = option_ii(c, dy, y.steps * msg.local.lr)
+            c_plus = trees.cast(trees.add(c_i, moved), c)
+        extras = {"c_plus": c_plus, **({"steps": y.steps} if by_steps else {"c_i": c_i})}
+        return Result(y.params, extras), {"c_i": c_plus}
 
 
-def local_gradient(client: FedClient, msg: Broadcast) -> Tree:
-    """The gradient of the local loss over all training samples, at the received weights.
+@dataclass(frozen=True, kw_only=True)
+class Scaffold(Method):
+    """Averages the changes of the model, and the control variates of all clients beside them.
 
-    It uses the workspace's model, which the training that follows loads anew.
+    The server does not hold the c_j. Its state is "total", sum_j lambda_j c_j over all clients, and
+    "lambda": client -> lambda_j, which is 1 for the clients that are not in it.
     """
-    model = client.workspace.load(client.start(msg))
-    index = torch.arange(len(client.data), device=client.workspace.device)
-    return client.full_gradient(model, client.data, index, FORWARD_BATCH)
+
+    name = "scaffold"
+    client = ScaffoldClient
+    breaks = {
+        "means": "control variates",
+        "weights alone": "control variates",
+        "noise": "the noise of all earlier control variates would add up without end",
+    }
+
+    lr_g: float = setting(1.0, open_low=0)
+    control: str = setting("steps", allowed=("steps", "gradient"))
+    control_weights: str = setting("aggregation", allowed=("aggregation", "uniform"))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"plain steps", "known steps"} if self.control == "steps" else ())
+
+    def init(self, setting: Setting) -> State:
+        workspace = setting.workspace
+        return {
+            "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),
+            "lambda": {},
+        }
+
+    def broadcast(self, step: Step, state: State) -> Extras:
+        clients = len(step.workspace.task.sizes)
+        lambdas = clients + sum(factor - 1.0 for factor in state["lambda"].values())
+        # c = sum_j lambda_j c_j / sum_j lambda_j
+        c = trees.map(lambda total: total / lambdas, state["total"])
+        return {"c": trees.cast(c, step.workspace.initial)}
+
+    def expects(self, step: Step) -> dict[str, Expected]:
+        workspace = step.workspace
+        of_model = Expected(like=trees.pick(workspace.initial, workspace.mergeable))
+        if self.control == "gradient":
+            return {"c_plus": of_model, "c_i": of_model}
+        steps = Expected(low=1, whole=True, exactly=step.steps)
+        return {"c_plus": of_model, "steps": steps}
+
+    def weight(self, step: Step, update: Update) -> float:
+        return 1.0
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        dx, added, removed = trees.Sum(), trees.Sum(), trees.Sum()
+        w: dict[int, float] = {}
+        for u in updates:
+            dx.add(u.change, u.weight)
+            w[u.pid] = u.weight if self.control_weights == "aggregation" else 1.0
+            added.add(u["c_plus"], w[u.pid])
+            removed.add(self._replaced(u), state["lambda"].get(u.pid, 1.0))
+        scale = len(w) / sum(w.values())  # R / sum_i w_i
+        plus, minus = added.tree, removed.tree  # sum_i w_i c_i+, and sum_i lambda_i c_i
+        # line 17: c <- c + 1/N sum_i (c_i+ - c_i), where lambda = 1
+        total = {
+            name: total + scale * plus[name] - minus[name] for name, total in state["total"].items()
+        }
+        lambdas = state["lambda"] | {pid: scale * weight for pid, weight in w.items()}
+        new = trees.add(old, dx.mean(reuse=True), self.lr_g)  # line 17: x <- x + lr_g dx
+        return Merged(new, {"total": total, "lambda": lambdas})
+
+    def _replaced(self, u: Update) -> AnyTree:
+        """c_i, in the place of which the client has put c_i+."""
+        if self.control == "gradient":
+            return u["c_i"]  # type: ignore[no-any-return]
+        moved = option_ii(u.sent["c"], u.change, u["steps"] * u.sent.local.lr)
+        return trees.add(u["c_plus"], moved, -1.0)

@@ -25,12 +25,14 @@ from typing import Any
 import torch
 
 from fedhet.core import trees
+from fedhet.core.bound import build, client_of
 from fedhet.core.client import FedClient
 from fedhet.core.groups import OFF, Evaluation, Noise
+from fedhet.core.hosted import AnyPlugin
+from fedhet.core.kernel import Method
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.phases import locate
-from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import Task
@@ -42,7 +44,7 @@ from fedhet.stores import MemoryStore
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
 
-def _required(cls: type[FedStrategy]) -> list[Plugin]:
+def _required(cls: Any) -> list[AnyPlugin]:
     return [cls.requires(**cls.fixed)] if cls.requires else []
 
 
@@ -81,9 +83,9 @@ class Federation:
     def __init__(
         self,
         task: Task,
-        cls: type[FedStrategy],
+        cls: type[FedStrategy] | type[Method],
         *,
-        plugins: Callable[[], Sequence[Plugin]] | None = None,
+        plugins: Callable[[], Sequence[AnyPlugin]] | None = None,
         seed: int = 0,
         buffers: str = "average",
         noise: Noise = OFF,
@@ -113,12 +115,12 @@ class Federation:
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.workspace, settings, plugins=plugins(), **setting)
-        self.strategy = cls(built_with, **options or {})
+        self.strategy = build(cls, built_with, options or {})
         self.account = Account(noise)
         self._loop = Loop(self.strategy, [self.account] if noise else [])
         self.store: Any = MemoryStore()
-        self.client: Callable[[], FedClient] = lambda: cls.client_cls(
-            self.workspace, plugins(), self.store
+        self.client: Callable[[], FedClient] = lambda: client_of(
+            cls, options or {}, self.workspace, plugins(), self.store
         )
         self.round = 0
 

@@ -58,6 +58,9 @@ the equations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk.client import DensityClient
 from fedhet.methods.feddisk.server import DensityServer
@@ -69,5 +72,18 @@ class FedDiskPlugin(DensityClient, DensityServer):
     name = "feddisk"
 
 
-FedDisk = FedAvg.preset("FedDisk", FedDiskPlugin)
-FedDiskAb = FedAvg.preset("FedDiskAb", FedDiskPlugin, ratio="raw")  # the paper's ablation
+@dataclass(frozen=True, kw_only=True)
+class FedDisk(FedAvg):
+    """FedAvg with the plug-in `feddisk`."""
+
+    name = "feddisk"
+    requires = FedDiskPlugin
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDiskAb(FedAvg):
+    """FedDisk with ratio=raw, the paper's ablation."""
+
+    name = "feddiskab"
+    requires = FedDiskPlugin
+    fixed: ClassVar = {"ratio": "raw"}

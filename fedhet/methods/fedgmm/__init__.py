@@ -53,6 +53,8 @@ form in which mixtures travel, and fedhet/maths/fedgmm.py the equations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm.client import MixtureClient
 from fedhet.methods.fedgmm.server import MixtureServer
@@ -64,4 +66,9 @@ class FedGMMPlugin(MixtureClient, MixtureServer):
     name = "fedgmm"
 
 
-FedGMM = FedAvg.preset("FedGMM", FedGMMPlugin)
+@dataclass(frozen=True, kw_only=True)
+class FedGMM(FedAvg):
+    """FedAvg with the plug-in `fedgmm`."""
+
+    name = "fedgmm"
+    requires = FedGMMPlugin
