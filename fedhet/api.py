@@ -103,17 +103,16 @@ def load(
         one_of("weights", weights, GLOBAL)
         return _load_global(folder, weights, model).eval()
     from fedhet.config.targets import find_target
-    from fedhet.core.bound import half_of
     from fedhet.handover import delivery
     from fedhet.record import personal
 
     one_of("weights", weights, OWN)
     summary = read_json(folder, "summary.json")
     model = model or _built(folder)
-    client_cls = half_of(find_target(read_config(folder).method))
+    half = find_target(read_config(folder).method).client
     if "delivered" in summary:
-        return delivery.load(folder, summary, weights, client, client_cls, model).eval()
-    return personal.load(folder, summary, weights, client, client_cls, model).eval()
+        return delivery.load(folder, summary, weights, client, half, model).eval()
+    return personal.load(folder, summary, weights, client, half, model).eval()
 
 
 def _load_global(folder: Path, weights: str, model: Module | None) -> Module:

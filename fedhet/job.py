@@ -6,11 +6,10 @@ import importlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -19,18 +18,16 @@ from fedhet.config import Config
 from fedhet.config.settings import RunSettings
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
-from fedhet.core.bound import Bound, BoundClient
 from fedhet.core.client import FedClient
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.evaluation import Selection
 from fedhet.core.groups import Course
 from fedhet.core.interruptions import exits_as_errors
-from fedhet.core.kernel import Method
+from fedhet.core.kernel import Method, Plugin
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.loop import Loop
 from fedhet.core.noise import allowed_here
-from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
 from fedhet.core.state import Store
 from fedhet.core.strategy import FedStrategy
@@ -132,9 +129,7 @@ def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> 
         merge=merge,
         **{each.name: getattr(run, each.name) for each in fields(Course)},
     )
-    if issubclass(find_target(cfg.method), Method):
-        return Bound(setting, instantiate(cfg.method))
-    return cast("FedStrategy", instantiate(cfg.method, setting=setting))
+    return FedStrategy(setting, instantiate(cfg.method))
 
 
 @dataclass
@@ -211,31 +206,25 @@ class Job:
         return suited(self.workspace.model, run.local.batch_size, run.fraction * len(sizes))
 
     @cached_property
-    def _plugin_templates(self) -> list[Plugin]:
-        # Instantiating from the configuration takes longer than a small client's whole message.
+    def plugins(self) -> list[Plugin]:
+        """The plug-ins, which never change."""
         return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
 
-    def plugins(self) -> list[Plugin]:
-        """Return new plug-ins: one object each on the server, and one per message at a client."""
-        return deepcopy(self._plugin_templates)
-
     @cached_property
-    def _make_client(self) -> Callable[..., FedClient]:
-        cls = find_target(self.config.cfg.method)
-        if issubclass(cls, Method):
-            return partial(BoundClient, instantiate(self.config.cfg.method))
-        return cast("Callable[..., FedClient]", cls.client_cls)
+    def _method(self) -> Method:
+        return instantiate(self.config.cfg.method)  # type: ignore[no-any-return]
 
     @cached_property
     def strategy(self) -> FedStrategy:
         """The run's strategy."""
-        return strategy_of(self.config, self.workspace, self.plugins())
+        return strategy_of(self.config, self.workspace, self.plugins)
 
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's run."""
-        client = self._make_client(self.workspace, self.plugins(), store, properties)
+        pieces = self._method, self.plugins
+        client = FedClient(self.workspace, *pieces, store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client

@@ -35,8 +35,9 @@ import safetensors.torch
 from fedhet.core import trees
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
-from fedhet.core.memory import MemoryPacker, Node, put_back
+from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.phases import TimetableEntry
+from fedhet.core.run import Run
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
 from fedhet.record.schema import FORMAT, plain_file
@@ -52,6 +53,7 @@ KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
 BEST = "best_val.safetensors"
 ROUNDS = "rounds.jsonl"
+RUN = "run"  # the name of the run among what callbacks remember
 STATES = "states"
 Needs = dict[int, list[int]]  # client -> the versions of its state
 
@@ -318,7 +320,7 @@ class Checkpoints(Callback):
         self._found = found
         self._written = found is not None
         self._last = time.monotonic()
-        self._parts: dict[str, object] = {}
+        self._callbacks: dict[str, object] = {}  # that remember something
         self._strategy: FedStrategy
         self._store: Store | None = None
 
@@ -330,8 +332,8 @@ class Checkpoints(Callback):
         """
         self._strategy = loop.method
         self._store = loop.courier.store
-        others = {callback.name: callback for callback in loop.callbacks if callback.memory}
-        self._parts = {**loop.method.parts, **others}
+        remembering = [callback for callback in loop.callbacks if callback.memory]
+        self._callbacks = {callback.name: callback for callback in remembering}
         found, self._found = self._found, None
         if found is None:
             return
@@ -343,11 +345,14 @@ class Checkpoints(Callback):
         loop.round = found.round
 
     def _put_back(self, found: Checkpoint) -> None:
-        strategy = self._strategy
-        before = {name: dict(tree) for name, tree in strategy.weights.items()}
+        strategy, device = self._strategy, self._strategy.workspace.device
+        before = strategy.weights
         nodes, tensors = found.values()
-        for name, part in self._parts.items():
-            put_back(part, nodes.get(name, {}), tensors, strategy.workspace.device, name)
+        if RUN not in nodes:
+            raise ValueError("an earlier version of fedhet has written it; start a new run")
+        strategy.run = Run.of_values(unpacked(nodes[RUN], tensors, device))
+        for name, callback in self._callbacks.items():
+            put_back(callback, nodes.get(name, {}), tensors, device, name)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():
@@ -360,7 +365,8 @@ class Checkpoints(Callback):
         expected = self._recorder.rows[-1]["weights_sha256"]
         if trees.sha256(strategy.weights) != expected:
             raise ValueError("its weights are not those of the last line of rounds.jsonl")
-        strategy.timetable = continued(strategy.timetable, found)
+        lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
+        strategy.run = replace(strategy.run, lengths=lengths)
         if self._store is None:
             return
         for pid, versions in found.needs.items():
@@ -387,7 +393,8 @@ class Checkpoints(Callback):
         current = self._strategy.current
         packer = MemoryPacker()
         try:
-            nodes = {name: packer.memory(part, name) for name, part in self._parts.items()}
+            nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
+            nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
             self._folder.write(
                 current.round,
                 self._about(),

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedhet.core import messages, trees
-from fedhet.core.check import counted
-from fedhet.core.compatibility import unknown_steps
 from fedhet.core.errors import RunFailed
-from fedhet.core.memory import MemoryPacker, put_back
+from fedhet.core.kernel import State
 from fedhet.core.merging import Mean, median_of, norms_of
-from fedhet.core.messages import STATE_BYTES, Broadcast, Failure, Reply, Update
-from fedhet.core.phases import Step, locate
-from fedhet.core.training import usable
+from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.owners import check_extras, read_update
+from fedhet.core.phases import Record, locate
+from fedhet.core.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
 
 if TYPE_CHECKING:
@@ -47,23 +47,24 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
         RunFailed: a client failed and `on_failure` is "stop".
     """
     step = strategy.current
-    phase = step.entry.phase
+    phase, pieces = step.entry.phase, strategy.owners(step.entry)
     for reply in replies:
         if isinstance(reply, Update):
             sizes = messages.payload(phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
-                if phase.check:
-                    phase.check(reply)
-                for plugin in strategy.plugins if phase.trains else ():
-                    plugin.check(reply)
-                reply.weight = strategy.base_weight(reply)
+                for piece in pieces:
+                    check_extras(piece, step.seen[strategy.key(piece)], reply, step.shapes)
+                of_method = strategy.method in pieces
+                seen = step.seen[strategy.key(pieces[0])]
+                own = read_update(pieces[0], seen, reply)
+                reply.weight = strategy.method.weight(seen, own) if of_method else float(own.n)
                 # Extras that are read without a check would end the run where they are bad, and
                 # others only occupy the server.
                 if unread := sorted(set(reply.extras) - reply.read):
                     raise ValueError(
                         f"unexpected extras {trees.shown(unread)}; what a method expects, its"
-                        " `check` reads"
+                        " `expects` names"
                     )
             except ValueError as error:
                 reply = step.failure(reply.pid, str(error), "refused")
@@ -75,7 +76,7 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
             yield reply
 
 
-def _complete(step: Step, update: Update, declared: int, variances: Sequence[str]) -> None:
+def _complete(step: Record, update: Update, declared: int, variances: Sequence[str]) -> None:
     """Check what every update has against what was sent, and form its `change` and `buffers`."""
     n, metrics = update.num_examples, update.metrics
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
@@ -110,112 +111,67 @@ def _complete(step: Step, update: Update, declared: int, variances: Sequence[str
 
 
 # ---- failures and clients' states
-def forget_lost(strategy: FedStrategy, failures: Iterable[Failure]) -> None:
-    """Let each client whose state is lost start afresh, like one that takes part the first time."""
+def lost(setting: Setting, failures: Iterable[Failure], versions: ByClient) -> list[int]:
+    """The clients whose state is lost, and that start afresh as if they had never taken part."""
+    pids = []
     for failure in failures:
-        if strategy.setting.starts_afresh(failure.reason) and failure.pid in strategy.versions:
-            version = strategy.versions.pop(failure.pid)
-            for by_client in (strategy.state_bytes, *strategy.pinned.values()):
-                by_client.pop(failure.pid, None)
+        if setting.starts_afresh(failure.reason) and failure.pid in versions:
+            pids.append(failure.pid)
             log.warning(
-                "client %d starts afresh: its state of round %d is lost", failure.pid, version
+                "client %d starts afresh: its state of round %d is lost",
+                failure.pid,
+                versions[failure.pid],
             )
-
-
-def registered(
-    strategy: FedStrategy, updates: Iterable[Update], accept: Callable[[Update], None]
-) -> Iterator[Update]:
-    """Note metrics, bytes and states of admitted updates, and pass the updates on."""
-    for update in updates:
-        accept(update)
-        size = int(update.metrics.pop(STATE_BYTES, 0))
-        if update.keeps:
-            strategy.versions[update.pid] = strategy.current.round
-            strategy.state_bytes[update.pid] = size
-        strategy.current.accepted += 1
-        strategy.current.measure(update.metrics)
-        yield update
+    return pids
 
 
 # ---- how many replies a step needs
-class Quorum:
-    """Lets a step change something only if enough updates were accepted.
+def quorum(
+    setting: Setting, step: Record, states: dict[str, State], admitted: Iterator[Update]
+) -> Iterator[Update] | None:
+    """The updates of the step, or None if they are too few to change something.
 
     Args:
         setting: `replies.least`, `replies.bad_steps` and `merge` count here.
-
-    Attributes:
-        in_row: the number of steps in a row with too few updates.
-    """
-
-    memory: ClassVar[tuple[str, ...]] = ("in_row",)
-
-    def __init__(self, setting: Setting) -> None:
-        self._limits = setting.replies
-        self._merge = setting.merge
-        self.in_row = 0
-
-    def __call__(self, step: Step, admitted: Iterator[Update]) -> Iterator[Update] | None:
-        """The updates of the step, or None if they are too few.
-
-        Raises:
-            RunFailed: too many steps in a row had too few updates, or the phase is not one of
-                training and cannot be continued without them.
-        """
-        phase = step.entry.phase
-        compared = self._merge.needs(step.sent, step.old) if phase.compared else 1
-        least = max(self._limits.least, compared)
-        needed = list(islice(admitted, least))
-        # What the merge has refused was compared with the others all the same.
-        outliers = sum(failure.reason == "outlier" for failure in step.failures)
-        if len(needed) >= self._limits.least and len(needed) + outliers >= compared:
-            self.in_row = 0
-            return chain(needed, admitted)
-        self.in_row += 1
-        causes = "; ".join(map(str, step.failures)) or f"{len(step.cohort)} clients take part"
-        reason = "replies.least" if self._limits.least >= compared else f"merge={self._merge.name}"
-        if self.in_row > self._limits.bad_steps or not phase.trains:
-            few = f"{len(needed)} of at least {least} replies accepted ({reason}): "
-            raise RunFailed(f"{few if least > 1 else ''}{causes}")
-        log.warning(
-            "round %d changes nothing: %d replies accepted, %d needed (%s): %s",
-            step.round,
-            len(needed),
-            least,
-            reason,
-            causes,
-        )
-        return None
-
-
-# ---- the number of local steps that a reply claims
-def check_steps(method: FedStrategy, update: Update, name: str, *, low: int = 0) -> None:
-    """Check the number of local steps in the extra `name`.
-
-    A merge that divides by it, or multiplies with it, would let one client that lies outvote all
-    others. Where a plug-in changes it (`Plugin.changes_steps`), any from `low` on is accepted.
+        step: the step.
+        states: "quorum" gets the number of steps in a row with too few updates.
+        admitted: the updates that were accepted.
 
     Raises:
-        ValueError: it is not the number that follows from the client's samples.
+        RunFailed: too many steps in a row had too few updates, or the phase is not one of training
+            and cannot be continued without them.
     """
-    steps = update.integer(name, low=low)
-    if unknown_steps(method):
-        return
-    n = method.sizes[update.pid]
-    local = method.local
-    used = usable(method.workspace.model, n, local.batch_size)
-    expected = sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
-    if steps != expected:
-        raise ValueError(
-            f"extra {name!r} is {steps}; {counted(expected, 'local step')} would follow from the"
-            f" client's {counted(n, 'sample')}"
-        )
+    phase, limits, merge = step.entry.phase, setting.replies, setting.merge
+    compared = merge.needs(step.sent, step.old) if phase.compared else 1
+    least = max(limits.least, compared)
+    needed = list(islice(admitted, least))
+    # What the merge has refused was compared with the others all the same.
+    outliers = sum(failure.reason == "outlier" for failure in step.failures)
+    if len(needed) >= limits.least and len(needed) + outliers >= compared:
+        states["quorum"] = {"in_row": 0}
+        return chain(needed, admitted)
+    in_row = states.get("quorum", {}).get("in_row", 0) + 1
+    states["quorum"] = {"in_row": in_row}
+    causes = "; ".join(map(str, step.failures)) or f"{len(step.cohort)} clients take part"
+    reason = "replies.least" if limits.least >= compared else f"merge={merge.name}"
+    if in_row > limits.bad_steps or not phase.trains:
+        few = f"{len(needed)} of at least {least} replies accepted ({reason}): "
+        raise RunFailed(f"{few if least > 1 else ''}{causes}")
+    log.warning(
+        "round %d changes nothing: %d replies accepted, %d needed (%s): %s",
+        step.round,
+        len(needed),
+        least,
+        reason,
+        causes,
+    )
+    return None
 
 
 # ---- what a single reply may change
+OUTLIERS = "outliers"  # the owner of a state
 ALIKE = 10.0  # times the median of the others: within it, all replies of a step diverge alike
 FIRST = 30.0  # times the median of the step itself, where the phase has no last step
-KEPT = ("outliers",)  # what a step that is undone has measured remains
 
 
 class TakenAgain(Exception):
@@ -232,27 +188,29 @@ class Outliers:
     Attributes:
         limit: the largest norm of a change, or of an extra, as a multiple of the median of the
             phase's last step; None for no limit.
-        medians: phase -> kind -> the median norm of that kind in the phase's last step; 0 where
-            fewer than three replies had one.
-        undone: the last round that was undone; -1 for none.
-        repeats: whether the step in progress can be taken again, which a `Backup` decides.
+        may_repeat: whether a step can be taken again.
     """
-
-    memory: ClassVar[tuple[str, ...]] = ("medians", "undone")
 
     def __init__(self, setting: Setting) -> None:
         self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
-        self.medians: dict[str, dict[str, float]] = {}
-        self.undone = -1
-        self.repeats = False
-        self._norms: dict[int, dict[str, float]] = {}  # of the step in progress, by client
+        self.may_repeat = self.limit is not None and setting.on_failure == "skip"
 
-    def bound(self, phase: str) -> dict[str, float]:
+    @staticmethod
+    def medians(states: dict[str, State]) -> dict[str, dict[str, float]]:
+        """Phase -> kind -> the median norm of that kind in the phase's last step.
+
+        It is 0 where fewer than three replies had one.
+        """
+        return states.get(OUTLIERS, {}).get("medians", {})  # type: ignore[no-any-return]
+
+    def bound(self, states: dict[str, State], phase: str) -> dict[str, float]:
         """What the phase's last step says is usual, by kind; empty where it says nothing."""
-        medians = self.medians.get(phase, {})
+        medians = self.medians(states).get(phase, {})
         return medians if any(medians.values()) else {}
 
-    def refuse(self, step: Step, updates: Iterable[Update]) -> Iterator[Update]:
+    def refuse(
+        self, step: Record, states: dict[str, State], updates: Iterable[Update]
+    ) -> Iterator[Update]:
         """The updates within the bound; each of the others is a failure of its client.
 
         Where most are beyond it, the method itself diverges, and all of them go on.
@@ -264,38 +222,43 @@ class Outliers:
         if self.limit is None:
             yield from updates
             return
-        self._step = step
-        self._norms = {}
-        last = self.bound(step.entry.name)
+        norms, phase = step.norms, step.entry.name
+        last = self.bound(states, phase)
         refused: list[tuple[Update, str]] = []
         for update in updates:
-            self._norms[update.pid] = norms_of(update, step.sent, _norm)
-            if cause := self._beyond(update.pid, self.limit, last, "the last"):
+            norms[update.pid] = norms_of(update, step.sent, _norm)
+            if cause := self._beyond(norms[update.pid], self.limit, last, "the last"):
                 refused.append((update, cause))
             else:
                 yield update
-        if len(refused) > max(len(self._norms) - len(refused), 1):
+        if len(refused) > max(len(norms) - len(refused), 1):
             yield from (update for update, _ in refused)
         else:
             for update, cause in refused:
-                del self._norms[update.pid]  # it does not count in the medians
+                del norms[update.pid]  # it does not count in the medians
                 step.record(step.failure(update.pid, cause, "outlier"))
-        kinds = sorted({kind for norms in self._norms.values() for kind in norms})
-        medians = {k: median_of(n[k] for n in self._norms.values() if k in n) for k in kinds}
-        if self.repeats and not last:
+        kinds = sorted({kind for own in norms.values() for kind in own})
+        medians = {k: median_of(n[k] for n in norms.values() if k in n) for k in kinds}
+        if self.may_repeat and not last:
             factor = min(FIRST, self.limit)
-            beyond = {pid: self._beyond(pid, factor, medians, "this") for pid in self._norms}
+            beyond = {pid: self._beyond(norms[pid], factor, medians, "this") for pid in norms}
             failures = [step.failure(pid, why, "outlier") for pid, why in beyond.items() if why]
             for failed in failures:
                 step.record(failed)
             if failures:
                 log.warning("round %d is taken again without its outliers", step.round)
                 raise TakenAgain
-        self.medians.setdefault(step.entry.name, {}).update(medians)
+        every = self.medians(states)
+        states[OUTLIERS] = {
+            **states.get(OUTLIERS, {}),
+            "medians": {**every, phase: {**every.get(phase, {}), **medians}},
+        }
 
-    def _beyond(self, pid: int, factor: float, usual: dict[str, float], which: str) -> str:
+    def _beyond(
+        self, norms: dict[str, float], factor: float, usual: dict[str, float], which: str
+    ) -> str:
         """Which bound a reply is beyond, for an error; "" for none."""
-        for kind, norm in self._norms[pid].items():
+        for kind, norm in norms.items():
             if usual.get(kind) and norm > factor * usual[kind]:
                 return (
                     f"the norm of its {kind} is {norm:.3g}, more than {factor:g} times the median"
@@ -303,12 +266,13 @@ class Outliers:
                 )
         return ""
 
-    def found(self) -> list[Failure]:
+    @staticmethod
+    def found(step: Record) -> list[Failure]:
         """The failure of the outlier in a step after which the loss is not finite.
 
         There is none where all replies are alike.
         """
-        changes = {pid: max(norms.values(), default=0.0) for pid, norms in self._norms.items()}
+        changes = {pid: max(norms.values(), default=0.0) for pid, norms in step.norms.items()}
         pid = max(changes, key=changes.__getitem__, default=-1)
         others = [norm for other, norm in changes.items() if other != pid]
         if not others or not changes[pid] > ALIKE * median(others):
@@ -317,11 +281,11 @@ class Outliers:
             f"the loss is not finite after this step, in which its norm is {changes[pid]:.3g}, and"
             f" the median of the others {median(others):.3g}"
         )
-        return [self._step.failure(pid, cause, "outlier")]
+        return [step.failure(pid, cause, "outlier")]
 
 
 class Backup:
-    """What the server had before a step, to which it returns if the step had an outlier.
+    """The run before a step, to which the server returns if the step had an outlier.
 
     A step is undone once in a row: a method that diverges by itself is a result.
 
@@ -334,27 +298,10 @@ class Backup:
     """
 
     def __init__(self, strategy: FedStrategy, server_round: int) -> None:
-        setting, outliers = strategy.setting, strategy.outliers
-        self._strategy = strategy
-        index, step = locate(strategy.timetable, server_round) or (-1, 0)
-        entry = strategy.timetable[index]
-        self.possible = outliers.limit is not None and entry.phase.evaluate
-        outliers.repeats = outliers.limit is not None and (
-            self.possible or not outliers.bound(entry.name)
-        )
-        packer = MemoryPacker()
-        self._before: dict[str, dict[str, Any]] = {}
-        if outliers.repeats and setting.on_failure == "skip":
-            try:
-                for name, part in strategy.parts.items():
-                    self._before[name] = packer.memory(part, name)
-                for name in KEPT:
-                    del self._before["method"][name]
-            except TypeError as error:
-                self.possible = outliers.repeats = False
-                if step == 1:
-                    log.warning("no step can be undone, should a reply be an outlier: %s", error)
-        self._tensors = {name: t.clone() for name, t in packer.tensors.items()}
+        self._strategy, self._before = strategy, strategy.run
+        index, _ = locate(strategy.timetable, server_round) or (-1, 0)
+        limited = strategy.outliers.limit is not None
+        self.possible = limited and strategy.phases[index].phase.evaluate
 
     def plan_again(self) -> list[Broadcast]:
         """Put back what was before the step, and return its messages once more.
@@ -362,9 +309,7 @@ class Backup:
         Its failures, its bytes and its seconds remain.
         """
         strategy, spent = self._strategy, self._strategy.current
-        tensors = {name: t.clone() for name, t in self._tensors.items()}  # it may happen again
-        for name, part in strategy.parts.items():
-            put_back(part, self._before[name], tensors, strategy.workspace.device, name)
+        strategy.run = self._before
         plan = strategy.plan(spent.round)
         current = strategy.current
         current.failures, current.bytes, current.seconds = (
@@ -377,6 +322,8 @@ class Backup:
     def undo(self, note: Callable[[Failure], None]) -> bool:
         """Put back what was before a step after which the loss is not finite, if it had an outlier.
 
+        What the step has measured of the replies' norms remains.
+
         Args:
             note: is given the failure of that reply's client.
 
@@ -384,8 +331,9 @@ class Backup:
             RunFailed: there is one, and `on_failure` is "stop".
         """
         strategy = self._strategy
-        again = strategy.outliers.undone == strategy.current.round - 1
-        failures = strategy.outliers.found() if self.possible and not again else []
+        measured = strategy.run.states.get(OUTLIERS, {})
+        again = measured.get("undone", -1) == strategy.current.round - 1
+        failures = Outliers.found(strategy.current) if self.possible and not again else []
         for failed in failures:
             note(failed)
             if strategy.setting.ends_run(failed):
@@ -394,8 +342,8 @@ class Backup:
         if not failures:
             return False
         self.plan_again()  # as its messages have been sent
-        strategy.forget_recorded()
-        strategy.outliers.undone = strategy.current.round
+        outliers = {**measured, "undone": strategy.current.round}
+        strategy.run = replace(self._before, states={**self._before.states, OUTLIERS: outliers})
         return True
 
 

@@ -1,180 +1,140 @@
-"""What fits together: methods, plug-ins, merges and settings state facts, and a table decides.
+"""What fits together: methods, plug-ins, merges and settings.
 
-A fact is an attribute that says something of the thing itself: that a method's clients take no
-local step, or that a plug-in changes aggregation weights. A rule says which facts exclude each
-other, and why, so that nothing has to know another thing's name.
+Each piece says by words (`fedhet.core.kernel.WORDS`) what it needs and what it makes untrue. Two
+pieces do not fit if one of them needs what the other breaks, so that nothing has to know another
+thing's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
+from fedhet.core.kernel import Method, Plugin
 from fedhet.core.merging import Mean
 from fedhet.core.phases import cohort_size
 from fedhet.core.targets import Classes
 
 if TYPE_CHECKING:
+    from fedhet.core.setting import Setting
     from fedhet.core.strategy import FedStrategy
+    from fedhet.core.workspace import Workspace
 
-
-class Rule(NamedTuple):
-    """A fact of a method, and what it excludes.
-
-    Attributes:
-        fact: the name of the method's attribute.
-        value: the value with which it excludes something.
-        excludes: (plug-in or merge, method) -> whether it is excluded; `because` may name what this
-            returns as {found}.
-        because: the reason, in the words of the refusal; it may also name facts of {method}.
-    """
-
-    fact: str
-    value: bool
-    excludes: Callable[[Any, FedStrategy], object]
-    because: str
-
-
-PLUGINS = (
-    Rule(
-        "takes_steps",
-        False,
-        lambda plugin, _: plugin.needs_steps,
-        "it acts on local steps only, and this method's clients take none",
-    ),
-    Rule(
-        "receives_model",
-        False,
-        lambda plugin, _: plugin.needs_model,
-        "it refers to the received model, and this method's clients receive none",
-    ),
-    Rule(
-        "sends_weights",
-        False,
-        lambda plugin, _: plugin.compares,
-        "it compares the models that clients send, and this method's clients send none",
-    ),
-    Rule(
-        "weighted",
-        False,
-        lambda plugin, _: plugin.changes_weights,
-        "it changes aggregation weights, which this method ignores",
-    ),
-    Rule(
-        "plain_steps",
-        True,
-        lambda plugin, _: plugin.changes_gradients,
-        "it changes the local steps, from which this method recovers gradients",
-    ),
-    Rule(
-        "sgd_steps",
-        True,
-        lambda plugin, _: plugin.changes_optimizer,
-        "it changes the local optimiser, and this method knows the length of SGD's steps only",
-    ),
-)
-MERGES = (
-    Rule("sends_weights", False, lambda merge, _: merge.compares, "its clients send no weights"),
-    Rule(
-        "only_means",
-        False,
-        lambda merge, _: merge.replaces_mean,
-        "{method.enters} enter its merge, and it would not bound them",
-    ),
-    Rule(
-        "only_weights",
-        False,
-        lambda merge, _: merge.rescales,
-        "{method.enters} enter its merge, and it would not bound them",
-    ),
-    Rule(
-        "weighted",
-        True,
-        lambda merge, method: not merge.weighted and _first(method, "changes_weights"),
-        "plugin {found!r} changes the aggregation weights, which it ignores",
-    ),
-    Rule(
-        "counts_steps",
-        True,
-        lambda merge, method: merge.name != Mean.name and unknown_steps(method),
-        "plugin {found!r} changes the number of local steps, so that nobody can check the one that"
-        " a client claims, by which it would outvote the others; client.steps=<number> sets it",
-    ),
-)
-NOISE = (
-    Rule(
-        "counts_steps",
-        True,
-        lambda _, method: _first(method, "changes_steps"),
-        "the number of steps would reveal how many samples {found!r} has added",
-    ),
-)
-# The settings of local training that a fact requires, and why.
-CLIENT: tuple[tuple[str, bool, Mapping[str, Any], str], ...] = (
-    (
-        "plain_steps",
-        True,
+# Why a method refuses a plug-in, by the word on which they differ.
+PLUGIN = {
+    "local steps": "it acts on local steps only, and this method's clients take none",
+    "model": "it refers to the received model, and this method's clients receive none",
+    "weights": "it compares the models that clients send, and this method's clients send none",
+    "used weights": "it changes aggregation weights, which this method ignores",
+    "sample weights": "it adds drawn samples to n_k, by which this method does not weigh clients",
+    "plain steps": "it changes the local steps, from which this method recovers gradients",
+    "sgd steps": "it changes the local optimiser, and this method knows the length of SGD's steps"
+    " only",
+    "alone": "it acts on a client's own data and model, and this method has none",
+}
+# The same of a merge; {why} is the method's reason.
+MERGE = {
+    "weights": "its clients send no weights",
+    "means": "{why} enter its merge, and it would not bound them",
+    "weights alone": "{why} enter its merge, and it would not bound them",
+    "differences": "{why}",
+}
+# The settings of local training that a word stands for, and why.
+CLIENT: dict[str, tuple[Mapping[str, Any], str]] = {
+    "plain steps": (
         {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None},
         "recovers gradients from the local steps, which must be those of plain SGD",
     ),
-    ("sgd_steps", True, {"optimizer": "sgd"}, "knows the length of SGD's local steps only"),
-    (
-        "takes_steps",
-        False,
-        {"optimizer": "sgd", "momentum": 0, "steps": None},
-        "takes no local step but one of SGD on the server, where server_opt acts",
-    ),
+    "sgd steps": ({"optimizer": "sgd"}, "knows the length of SGD's local steps only"),
+}
+WITHOUT_STEPS = (
+    {"optimizer": "sgd", "momentum": 0, "steps": None},
+    "takes no local step but one of SGD on the server, where server_opt acts",
 )
 
 
-def check(method: FedStrategy) -> None:
+def broken(method: Method, workspace: Workspace) -> dict[str, str]:
+    """What the method makes untrue of a run with this model -> why."""
+    without = {} if workspace.mergeable else {"model": "", "weights": ""}
+    return {**without, **method.breaks}
+
+
+def of_plugin(plugin: Plugin) -> tuple[frozenset[str], set[str]]:
+    """What a plug-in needs and breaks, with what follows from its functions."""
+    weighs = plugin.overrides("weights") or plugin.overrides("weight")
+    needs = plugin.needs | ({"used weights"} if weighs else set())
+    return needs, {*plugin.breaks, *({"known steps"} if plugin.overrides("data") else ())}
+
+
+def check(method: Method, setting: Setting) -> None:
     """Refuse a method with plug-ins, a merge or settings that do not fit it.
 
     Raises:
         ConfigError: it says what refuses what, and why.
     """
-    for refusal in _refusals(method):
+    for refusal in _refusals(method, setting):
         raise ConfigError(refusal)
 
 
-def _refusals(method: FedStrategy) -> Iterator[str]:
+def _refusals(method: Method, setting: Setting) -> Iterator[str]:
     """All reasons, the most basic ones first."""
-    merge = method.setting.merge
-    names = [plugin.name for plugin in method.plugins]
+    merge, plugins = setting.merge, setting.plugins
+    names = [plugin.name for plugin in plugins]
     for name in (name for i, name in enumerate(names) if name in names[:i]):
         yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
-    yield from _preset_refusals(method)
-    yield from _client_refusals(method)
-    yield from _noise_refusals(method)
-    for plugin in method.plugins:
-        if reason := method.refuses.get(plugin.name) or _reason(PLUGINS, plugin, method):
-            yield f"method={method.name} refuses plugin {plugin.name!r}: {reason}"
-    if reason := method.refuses.get(merge.name) or _reason(MERGES, merge, method):
-        yield f"method={method.name} refuses merge={merge.name}: {reason}"
-    yield from _setting_refusals(method)
-    for plugin in method.plugins:
-        for other, reason in plugin.refuses.items():
-            if other in (method.name, merge.name, *names):
-                yield f"plugin {plugin.name!r} refuses {other!r}: {reason}"
+    yield from _preset_refusals(method, plugins)
+    yield from _client_refusals(method, setting)
+    yield from _noise_refusals(method, setting)
+    breaks = broken(method, setting.workspace)
+    for plugin in plugins:
+        needs, makes_untrue = of_plugin(plugin)
+        for word in PLUGIN:
+            if (word in needs and word in breaks) or (word in method.needs & makes_untrue):
+                yield (
+                    f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}"
+                    f"{_way_out(method, word)}"
+                )
+    for word in MERGE:
+        if word in merge.needs_words and word in breaks:
+            why = MERGE[word].format(why=breaks[word])
+            yield f"method={method.name} refuses merge={merge.name}: {why}{_way_out(method, word)}"
+        elif word in method.needs and word in merge.breaks:
+            yield f"method={method.name} refuses merge={merge.name}: {merge.breaks[word]}"
+    if "used weights" in merge.breaks and "used weights" not in breaks:
+        changing = [plugin for plugin in plugins if "used weights" in of_plugin(plugin)[0]]
+        for plugin in changing[:1]:
+            yield (
+                f"method={method.name} refuses merge={merge.name}: plugin {plugin.name!r} changes"
+                " the aggregation weights, which it ignores"
+            )
+    name = unknown_steps(setting) if "known steps" in method.needs else ""
+    if name and merge.name != Mean.name:
+        yield (
+            f"method={method.name} refuses merge={merge.name}: plugin {name!r} changes the number of"
+            " local steps, so that nobody can check the one that a client claims, by which it would"
+            " outvote the others; client.steps=<number> sets it"
+        )
+    yield from _setting_refusals(method, setting)
 
 
-def _reason(rules: tuple[Rule, ...], piece: object, method: FedStrategy) -> str:
-    """Why the method refuses the piece, and the option with which it does not; "" if it fits."""
-    for fact, value, excludes, because in rules:
-        if bool(getattr(method, fact)) is value and (found := excludes(piece, method)):
-            other = method.otherwise.get(fact)
-            return because.format(found=found, method=method) + (f"; use {other}" if other else "")
+def _way_out(method: Method, word: str) -> str:
+    """The option with which the method does not need, or break, this, for a message."""
+    for one in fields(method) if word in {*method.needs, *method.breaks} else ():  # type: ignore[arg-type]
+        for value in one.metadata.get("limits", {}).get("allowed", ()):
+            other = replace(method, **{one.name: value})  # type: ignore[type-var]
+            if word not in {*other.needs, *other.breaks}:
+                return f"; use method.{one.name}={value}"
     return ""
 
 
-def _preset_refusals(method: FedStrategy) -> Iterator[str]:
+def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]:
     """Why the plug-in without which the method would be FedAvg is not as the method has it."""
     if method.requires is None:
         return
     name = method.requires.name
-    own = next((plugin for plugin in method.plugins if plugin.name == name), None)
+    own = next((plugin for plugin in plugins if plugin.name == name), None)
     if own is None:
         yield (
             f"method={method.name} without its plug-in {name!r} would be FedAvg: add the plug-in to"
@@ -189,43 +149,58 @@ def _preset_refusals(method: FedStrategy) -> Iterator[str]:
             )
 
 
-def _client_refusals(method: FedStrategy) -> Iterator[str]:
-    for fact, value, settings, because in CLIENT:
-        for key, required in settings.items() if bool(getattr(method, fact)) is value else ():
-            if (given := getattr(method.setting.local, key)) != required:
+def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
+    required = [(word, *CLIENT[word]) for word in CLIENT if word in method.needs]
+    if "local steps" in method.breaks:
+        required.append(("local steps", *WITHOUT_STEPS))
+    for word, settings, because in required:
+        for key, value in settings.items():
+            if (given := getattr(setting.local, key)) != value:
                 yield (
                     f"client.{key}={given}: method={method.name} {because}; use"
-                    f" client.{key}={'null' if required is None else required}"
-                    + (f" or {method.otherwise[fact]}" if fact in method.otherwise else "")
+                    f" client.{key}={'null' if value is None else value}"
+                    + _way_out(method, word).replace("; use ", " or ")
                 )
 
 
-def _noise_refusals(method: FedStrategy) -> Iterator[str]:
+def _noise_refusals(method: Method, setting: Setting) -> Iterator[str]:
     """Why a method or a plug-in sends what noise cannot cover."""
-    noise = method.workspace.noise
-    named = [(f"method={method.name}", method.refuses_noise or _reason(NOISE, noise, method))]
-    named += [(f"plugin {plugin.name}", plugin.refuses_noise) for plugin in method.plugins]
+    noise = setting.workspace.noise
+    named = [(f"method={method.name}", method.breaks.get("noise", ""))]
+    if "known steps" in method.needs:
+        adds = [p.name for p in setting.plugins if "known steps" in of_plugin(p)[1]]
+        named += [
+            (
+                f"method={method.name}",
+                f"the number of steps would reveal how many samples {name!r} has added",
+            )
+            for name in adds[:1]
+        ]
+    named += [
+        (f"plugin {plugin.name}", plugin.breaks.get("noise", "")) for plugin in setting.plugins
+    ]
     for name, reason in named if noise else ():
         if reason:
             yield f"privacy.noise={noise.multiplier:g} with {name}: {reason}"
 
 
-def _setting_refusals(method: FedStrategy) -> Iterator[str]:
+def _setting_refusals(method: Method, setting: Setting) -> Iterator[str]:
     """Why settings of the server need a model, or a score, that there is not."""
-    if method.setting.server_opt is not None and not method.receives_model:
+    workspace = setting.workspace
+    if setting.server_opt is not None and not workspace.mergeable:
         yield (
             f"method={method.name} has no global model that a server optimiser could update; use"
             " server_opt=none"
         )
-    evaluation = method.workspace.evaluation
+    evaluation, evaluates = workspace.evaluation, method.evaluates(workspace)
     epochs = evaluation.finetune_epochs
-    if epochs and "global" not in method.evaluates:
+    if epochs and "global" not in evaluates:
         yield (
             f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
         )
-    if not evaluation.personal and "global" not in method.evaluates:
+    if not evaluation.personal and "global" not in evaluates:
         yield f"eval.personal=false: method={method.name} has personal models only; use true"
-    target = method.workspace.task.scoring
+    target = workspace.task.scoring
     if evaluation.scores == "all" and target.name != Classes.name:
         yield f"eval.scores=all: of a task with target={target.name} there are no others; use basic"
     if evaluation.thresholds and not target.score():
@@ -235,45 +210,29 @@ def _setting_refusals(method: FedStrategy) -> Iterator[str]:
         )
 
 
-def _first(method: FedStrategy, fact: str) -> str:
-    """The name of the first plug-in of which this holds; "" if there is none."""
-    return next((plugin.name for plugin in method.plugins if getattr(plugin, fact)), "")
-
-
-def unknown_steps(method: FedStrategy) -> str:
+def unknown_steps(setting: Setting) -> str:
     """The plug-in because of which the server cannot know a client's number of local steps.
 
     It is "" where that follows from the client's samples, or from client.steps.
     """
-    return "" if method.setting.local.steps is not None else _first(method, "changes_steps")
+    if setting.local.steps is not None:
+        return ""
+    adds = (p.name for p in setting.plugins if "known steps" in of_plugin(p)[1])
+    return next(adds, "")
 
 
-def check_phases(method: FedStrategy) -> None:
-    """Refuse a phase of the method with the name of something else that clients have.
-
-    Raises:
-        ConfigError: the client would serve the phase "fit" with Flower's method, for example.
-    """
-    for phase in (entry.phase for entry in method.timetable if not entry.owner):
-        if phase.name != "train" and hasattr(FedClient, phase.name):
-            raise ConfigError(
-                f"method={method.name}: its phase {phase.name!r} needs another name, because"
-                f" FedClient.{phase.name} is something else"
-            )
-
-
-def check_cohorts(method: FedStrategy) -> None:
+def check_cohorts(strategy: FedStrategy) -> None:
     """Refuse a merge that needs or keeps more updates than a step can have.
 
     Raises:
         ConfigError: it says how many clients take part.
     """
-    rule = method.setting.merge
-    eligible = sum(n > 0 for n in method.sizes)
-    for phase in (entry.phase for entry in method.timetable if entry.phase.compared):
-        cohort = cohort_size(phase.cohort, method.setting.share(phase), eligible)
+    rule = strategy.setting.merge
+    eligible = sum(n > 0 for n in strategy.sizes)
+    for phase in (entry.phase for entry in strategy.timetable if entry.phase.compared):
+        cohort = cohort_size(phase.cohort, strategy.setting.share(phase), eligible)
         keep = getattr(rule, "keep", None) or 1
-        least = rule.needs(method.sent(phase.slot), method.mergeable(phase.slot))
+        least = rule.needs(strategy.sent(phase.slot), strategy.mergeable(phase.slot))
         has = f"a step of the phase {phase.name!r} has {cohort} clients"
         if least > cohort:
             raise ConfigError(f"merge={rule.name} needs {least} updates in a step, and {has}")

@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core import trees
-from fedhet.core.admission import forget_lost
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import EXACT, counted
 from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
 from fedhet.core.metrics import FORWARD_BATCH, assess
-from fedhet.core.phases import EarlyStopping
+from fedhet.core.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
 from fedhet.core.task import Samples
 
@@ -86,7 +85,7 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
         "round": strategy.current.round,
         "weights": strategy.sent("model"),
         "extras": dict(strategy.evaluation_extras),
-        "versions": dict(strategy.versions),
+        "versions": strategy.versions,
     }
 
 
@@ -162,7 +161,7 @@ def received(
         raise RunFailed("; ".join(map(str, failures)))
     for failure in failures:
         log.warning("%s", failure)
-    forget_lost(strategy, failures)
+    strategy.forget(failures)
     return updates
 
 

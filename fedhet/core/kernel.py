@@ -30,10 +30,11 @@ from fedhet.core.workspace import Scope, Workspace
 
 if TYPE_CHECKING:
     from fedhet.core.setting import Setting
-    from fedhet.core.site import Fitted, Site
+    from fedhet.core.site import Site
     from fedhet.core.task import Samples
+    from fedhet.core.training import Fitted
 
-State = dict[str, Any]  # trees, tensors, numbers, and lists and dicts of them, by name
+State = Mapping[str, Any]  # trees, tensors, numbers, and lists and dicts of them, by name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -336,6 +337,11 @@ class Phase:
     uploads: bool = True
     until: Callable[[State], bool] | None = None
 
+    @property
+    def compared(self) -> bool:
+        """Whether the run's `merge` compares the replies: they change a slot."""
+        return bool(self.slot and (self.uploads or self.trains))
+
 
 # ---- what fits together
 WORDS = {
@@ -348,6 +354,9 @@ WORDS = {
     "used weights": "the merge uses the weights of the updates",
     "means": "all that the merge takes of replies are means",
     "weights alone": "all that the merge takes of replies are their weights",
+    "sample weights": "clients are weighed by their numbers of samples",
+    "differences": "clients' differences reach the merge as they are",
+    "alone": "clients train on their own data alone",
     "noise": "noised replies are of use",
 }
 
@@ -371,7 +380,7 @@ class Piece(Checked):
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__()
         if base:
-            cls._hooks = _functions(cls)
+            cls._hooks = {"expects": Piece.expects, **_functions(cls)}
         else:
             check_class(cls)
 
@@ -391,6 +400,10 @@ class Piece(Checked):
     @property
     def breaks(self) -> Mapping[str, str]:
         """The words that it makes untrue -> why."""
+        return {}
+
+    def expects(self, step: Step) -> Mapping[str, Expected]:
+        """The extras that a reply must have for it; a reply may have no others."""
         return {}
 
     @property
@@ -543,10 +556,6 @@ class Method(Piece, base=True):
         """What clients receive beside the weights in order to evaluate."""
         return {}
 
-    def expects(self, step: Step) -> Mapping[str, Expected]:
-        """The extras that a reply must have; it may have no others."""
-        return {}
-
     def weight(self, step: Step, update: Update) -> float:
         """The aggregation weight before plug-ins. Only ratios matter."""
         return float(update.n)
@@ -596,10 +605,6 @@ class Plugin(Piece, base=True):
 
     def broadcast(self, step: Step, state: State) -> Extras:
         """What every client receives for it."""
-        return {}
-
-    def expects(self, step: Step) -> Mapping[str, Expected]:
-        """The extras of a reply that are its own."""
         return {}
 
     def weight(self, step: Step, state: State, update: Update) -> float:

@@ -343,7 +343,7 @@ def recorded_numbers(strategy: FedStrategy) -> dict[str, Any]:
     """What method and plug-ins have recorded, without tensors, as rounds.jsonl has it."""
     return {
         f"{piece}.{name}": value
-        for piece, recorded in strategy.all_recorded().items()
+        for piece, recorded in strategy.current.recorded.items()
         for name, value in recorded.items()
         if not isinstance(value, Tensor)
     }

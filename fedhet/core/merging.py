@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, Protocol
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Recorded, Update
-from fedhet.core.phases import Step
+from fedhet.core.messages import Update
+from fedhet.core.phases import Record
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
@@ -40,7 +40,7 @@ class Average(Protocol):
         """The average in float64; with `reuse`, the object must not be used afterwards."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Mean(Checked):
     """The mean of the updates under their weights: every hook leaves the updates as they are.
 
@@ -49,20 +49,14 @@ class Mean(Checked):
 
     Attributes:
         name: its name in the configuration.
-        weighted: whether the weights of the updates have an effect.
-        replaces_mean: whether it takes another average in place of the mean.
-        rescales: whether it changes the weights in replies.
-        compares: whether it compares the weights in replies.
-        recorded: what the step in progress should record.
+        needs_words: what must hold for it (`fedhet.core.kernel.WORDS`).
+        breaks: what it makes untrue -> why.
     """
 
     name: ClassVar[str] = "mean"
-    weighted: ClassVar[bool] = True
-    replaces_mean: ClassVar[bool] = False
-    rescales: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
+    needs_words: ClassVar[frozenset[str]] = frozenset()
+    breaks: ClassVar[dict[str, str]] = {}
     GROUP = "merge"
-    recorded: Recorded = field(init=False, default_factory=dict)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         """How many updates a step needs that merges them, with those that it refuses.
@@ -73,11 +67,11 @@ class Mean(Checked):
         """
         return 1
 
-    def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+    def admit(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates that are accepted; it records each of the others as a failure."""
         return updates
 
-    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates that take effect. The others are no failures."""
         return updates
 
@@ -170,8 +164,8 @@ def trimmed_mean(values: Tensor, share: float) -> Tensor:
 class Coordinates(Mean):
     """Replaces the mean by a function of each entry's values."""
 
-    weighted: ClassVar[bool] = False
-    replaces_mean: ClassVar[bool] = True
+    needs_words = frozenset({"means"})
+    breaks = {"used weights": "it ignores the weights of the updates"}
 
     def combine(self, values: Tensor) -> Tensor:
         """(K, n) values of K clients -> (n,) their average."""
@@ -191,7 +185,7 @@ class Median(Coordinates):
         return LEAST
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrimmedMean(Coordinates):
     """The coordinate-wise mean without the extreme values.
 
@@ -257,7 +251,7 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
     return others.sort(dim=1).values[:, : k - attackers - 2].sum(dim=1)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Krum(Mean):
     """Selects whole updates by the distances between them, and takes the mean of those.
 
@@ -276,7 +270,10 @@ class Krum(Mean):
     """
 
     name = "krum"
-    compares: ClassVar[bool] = True
+    needs_words = frozenset({"weights"})
+    breaks = {
+        "differences": "it selects the clients that are alike, and FedSA needs those that differ"
+    }
 
     attackers: int = setting(2, low=0)
     keep: int | None = setting(None, low=1)
@@ -284,7 +281,7 @@ class Krum(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return 2 * self.attackers + 3
 
-    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -293,7 +290,7 @@ class Krum(Mean):
         left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
         kept = {pid for _, pid in best[: max(1, len(received) - left_out_of_all)]}
         left_out = [update.pid for update in received if update.pid not in kept]
-        self.recorded = {"left_out": torch.tensor(left_out), "kept": len(kept)}
+        step.note(self.name, {"left_out": torch.tensor(left_out), "kept": len(kept)})
         return iter([update for update in received if update.pid in kept])
 
 
@@ -315,7 +312,7 @@ def distances(updates: list[Update]) -> Tensor:
 
 
 # ---- bounds on the norms of updates
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NormFilter(Mean):
     """Refuses updates whose norm exceeds a multiple of the step's median, and averages the others.
 
@@ -335,7 +332,7 @@ class NormFilter(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
-    def admit(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+    def admit(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
         """The updates within the bounds.
 
         Raises:
@@ -368,7 +365,7 @@ class NormFilter(Mean):
             step.record(failed)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NormClip(Mean):
     """Shortens updates whose norm exceeds a bound to the bound, and averages all of them.
 
@@ -383,8 +380,10 @@ class NormClip(Mean):
     """
 
     name = "norm_clip"
-    rescales: ClassVar[bool] = True
-    compares: ClassVar[bool] = True
+    needs_words = frozenset({"weights", "weights alone"})
+    breaks = {
+        "differences": "it shortens differences of the weights, by which FedSA finds clusters"
+    }
 
     factor: float = setting(1.0, open_low=0)
     norm: float | None = setting(None, open_low=0)
@@ -394,7 +393,7 @@ class NormClip(Mean):
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return LEAST if self.norm is None or buffers else 1
 
-    def select(self, step: Step, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -402,13 +401,14 @@ class NormClip(Mean):
         clipped = self._clip("weights", step, received, changes, self.norm)
         buffers = [_buffer_change(update, step.sent) for update in received]
         clipped |= self._clip("buffers", step, received, buffers, None)
-        self.recorded = {"clipped": len(clipped), "clipped_pids": torch.tensor(sorted(clipped))}
+        pids = torch.tensor(sorted(clipped))
+        step.note(self.name, {"clipped": len(clipped), "clipped_pids": pids})
         return iter(received)
 
     def _clip(
         self,
         kind: str,
-        step: Step,
+        step: Record,
         updates: list[Update],
         changes: list[AnyTree],
         bound: float | None,
@@ -441,7 +441,7 @@ def median_of(norms: Iterable[float]) -> float:
     return median(compared) if len(compared) >= LEAST else 0.0
 
 
-def _shorten(update: Update, change: AnyTree, step: Step, factor: float) -> None:
+def _shorten(update: Update, change: AnyTree, step: Record, factor: float) -> None:
     """Scale these changes of an update, in all of its forms."""
     new = trees.add(trees.pick(step.sent, change), change, factor)
     update.weights = {**update.weights, **trees.cast(new, step.sent)}

@@ -188,6 +188,16 @@ class Masked:
         torch._foreach_copy_(self._params, masked)
 
 
-def make(settings: LocalSettings, params: Sequence[Tensor]) -> Optimizer:
-    """Build the optimiser that conf/client selects, "sgd" or "adam"."""
-    return SGD(params, settings) if settings.optimizer == "sgd" else Adam(params, settings)
+def make(
+    settings: LocalSettings, params: Sequence[Tensor], momentum: Sequence[Tensor] = ()
+) -> Optimizer:
+    """Build the optimiser that conf/client selects, "sgd" or "adam".
+
+    Args:
+        settings: the settings.
+        params: what is trained.
+        momentum: the buffers with which SGD begins, changed in place; none for zeros.
+    """
+    if settings.optimizer == "adam":
+        return Adam(params, settings)
+    return SGD(params, settings, list(momentum) or None)

@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from math import inf
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from fedhet.core import streams
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Failure, Update
+from fedhet.core.kernel import Phase, Step
+from fedhet.core.messages import Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
-
-Merge = Callable[[Iterator[Update], Tree], Tree]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One kind of step. The object that declares a phase serves it, on the server and on clients.
-
-    Attributes:
-        name: the client's method that serves it. Messages carry "<plug-in>.<name>", or the plain
-            name where the method itself is the owner.
-        rounds: the largest number of steps.
-        merge: (updates, old values of the slot's trained tensors) -> the new values, or {} to keep
-            the old ones. Without a slot, `old` is empty.
-        check: raises ValueError where an update's extras are bad; the update then counts as that
-            client's failure.
-        slot: whose weights travel; "" for none.
-        cohort: who takes part: None for the run's `fraction`, 1.0 for everyone, 20 for a count.
-        trains: whether it trains the model, so that the hooks of all plug-ins run.
-        evaluate: whether the model is evaluated after its steps.
-        until: called after each merge; the phase ends early when it returns true.
-        after: called on the server when the phase has ended.
-        uploads: whether replies carry the slot's weights; False where they only travel down.
-    """
-
-    name: str
-    rounds: int
-    merge: Merge
-    _: KW_ONLY
-    check: Callable[[Update], None] | None = None
-    slot: str = "model"
-    cohort: int | float | None = None
-    trains: bool = False
-    evaluate: bool = False
-    until: Callable[[], bool] | None = None
-    after: Callable[[], None] | None = None
-    uploads: bool = True
-
-    @property
-    def compared(self) -> bool:
-        """Whether the run's `merge` compares the replies: they change a slot."""
-        return bool(self.slot and (self.uploads or self.trains))
 
 
 @dataclass(frozen=True)
@@ -78,7 +35,7 @@ class TimetableEntry:
 
 
 @dataclass
-class Step:
+class Record:
     """The step in progress, and what has been counted in it so far.
 
     Attributes:
@@ -89,6 +46,8 @@ class Step:
         cohort: the clients that take part, in the order of their messages.
         sent: the slot's weights as they travel; empty without a slot.
         old: the part of `sent` that merges may change: trained and shared.
+        local: how clients train in it.
+        seen: owner -> the step as its functions see it.
         device: where the aggregation takes place.
         ends_run: whether the run does not go on without a client that failed.
         failures: the clients that did not deliver.
@@ -96,6 +55,9 @@ class Step:
         bytes: "up" and "down" -> bytes by kind.
         metrics: the means over the clients that reported each.
         seconds: the sums over the clients.
+        recorded: piece -> what it has recorded: numbers go to rounds.jsonl, tensors to arrays/.
+        shapes: extra -> that of the first reply, where the extra may be of any size.
+        norms: client -> the norms of what its reply changes, by kind.
     """
 
     index: int
@@ -105,6 +67,8 @@ class Step:
     cohort: list[int]
     sent: Tree
     old: Tree
+    local: LocalSettings
+    seen: dict[str, Step]
     device: torch.device
     ends_run: Callable[[Failure], bool]
     failures: list[Failure] = field(default_factory=list)
@@ -112,11 +76,19 @@ class Step:
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    recorded: dict[str, Recorded] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    norms: dict[int, dict[str, float]] = field(default_factory=dict)
     _senders: dict[str, int] = field(default_factory=dict)  # metric -> clients that sent it
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
         """A failure of the client in this step."""
         return Failure(pid, self.entry.name, self.step, cause, reason)
+
+    def note(self, piece: str, recorded: Recorded) -> None:
+        """Add what a piece records of the step."""
+        if recorded:
+            self.recorded[piece] = {**self.recorded.get(piece, {}), **recorded}
 
     def record(self, failed: Failure) -> None:
         """Note the failure, which may end the run (`on_failure`, `on_lost_state`).
@@ -142,29 +114,6 @@ class Step:
         """Add the bytes of one message, by kind, to those that went `way` ("up" or "down")."""
         for kind, n in sizes.items():
             self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
-
-
-@dataclass
-class EarlyStopping:
-    """Tells when a loss has stopped falling.
-
-    Call it with the loss after each round or epoch. It returns true once `patience` calls in a row
-    have not been below the best loss by more than `tolerance`.
-    """
-
-    patience: int
-    tolerance: float = 0.0
-    memory: ClassVar[tuple[str, ...]] = ("best", "stale")
-    best: float = inf
-    stale: int = 0
-
-    def __call__(self, loss: float) -> bool:
-        if loss < self.best - self.tolerance:
-            self.best = loss
-            self.stale = 0
-        else:
-            self.stale += 1
-        return self.stale >= self.patience
 
 
 def locate(timetable: Sequence[TimetableEntry], server_round: int) -> tuple[int, int] | None:

@@ -9,33 +9,33 @@ without bias correction.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import check
-from fedhet.core.trees import Tree
+from fedhet.core.check import Checked, setting
+from fedhet.core.kernel import State
+from fedhet.core.trees import AnyTree, Tree
 
 
-class ServerOptimizer:
-    """Receives shared trainable tensors in float64 only; buffers never pass through it.
+@dataclass(frozen=True, kw_only=True)
+class ServerOptimizer(Checked):
+    """Receives shared trainable tensors in float64 only; buffers never pass through it."""
 
-    Attributes:
-        memory: the names of the attributes that outlast a step, for checkpoints.
-    """
+    GROUP = "server_opt"
 
-    memory: ClassVar[tuple[str, ...]] = ()
-
-    def step(self, old: Tree, new: Tree) -> Tree:
-        """Return the slot's new value.
+    def step(self, state: State, old: AnyTree, new: AnyTree) -> tuple[Tree, State]:
+        """Return the slot's new value, and the new state.
 
         Args:
+            state: what the last step has returned; {} at first.
             old: the slot's value before the round.
             new: the value that the method's aggregation proposes.
         """
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedAvgM(ServerOptimizer):
     """Server momentum (Hsu et al. 2019).
 
@@ -51,25 +51,22 @@ class FedAvgM(ServerOptimizer):
         nesterov: whether to use Nesterov momentum.
     """
 
-    memory = ("v",)
+    lr: float = setting(1.0, open_low=0)
+    beta: float = setting(0.9, low=0, open_high=1)
+    nesterov: bool = False
 
-    def __init__(self, *, lr: float = 1.0, beta: float = 0.9, nesterov: bool = False) -> None:
-        self.lr = check.number("server_opt.lr", lr, open_low=0)
-        self.beta = check.number("server_opt.beta", beta, low=0, open_high=1)
-        self.nesterov = check.boolean("server_opt.nesterov", nesterov)
-        self.v: Tree = {}
-
-    def step(self, old: Tree, new: Tree) -> Tree:
-        out: Tree = {}
+    def step(self, state: State, old: AnyTree, new: AnyTree) -> tuple[Tree, State]:
+        out, after = {}, dict(state.get("v", {}))
         for name in new:
             x = old[name].double()
             delta = new[name] - x
-            v = self.beta * self.v.get(name, torch.zeros_like(x)) - delta
+            v = self.beta * after.get(name, torch.zeros_like(x)) - delta
             out[name] = x - self.lr * (self.beta * v - delta if self.nesterov else v)
-            self.v[name] = v
-        return out
+            after[name] = v
+        return out, {"v": after}
 
 
+@dataclass(frozen=True, kw_only=True)
 class FedOpt(ServerOptimizer):
     """FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021). The first moment m starts at 0.
 
@@ -82,45 +79,31 @@ class FedOpt(ServerOptimizer):
     Args:
         kind: "adam", "yogi" or "adagrad".
         lr: the server's learning rate, > 0.
-        beta1: the decay of m, in [0, 1). The default is 0.9, and 0 for "adagrad", as in the
-            paper's experiments.
+        beta1: the decay of m, in [0, 1). None is 0.9, and 0 for "adagrad", as in the paper's
+            experiments.
         beta2: the decay of the second moment v, in [0, 1).
         tau: the degree of adaptivity, > 0.
-        v0: the initial v, >= 0. The default is tau^2; the paper requires at least tau^2.
+        v0: the initial v, >= 0. None is tau^2; the paper requires at least tau^2.
     """
 
-    memory = ("m", "v")
+    kind: str = setting(allowed=("adam", "yogi", "adagrad"))
+    lr: float = setting(0.1, open_low=0)
+    beta1: float | None = setting(None, low=0, open_high=1)
+    beta2: float = setting(0.99, low=0, open_high=1)
+    tau: float = setting(1e-3, open_low=0)
+    v0: float | None = setting(None, low=0)
 
-    def __init__(
-        self,
-        *,
-        kind: str,
-        lr: float = 0.1,
-        beta1: float | None = None,
-        beta2: float = 0.99,
-        tau: float = 1e-3,
-        v0: float | None = None,
-    ) -> None:
-        self.kind = check.one_of("server_opt.kind", kind, ("adam", "yogi", "adagrad"))
-        self.lr = check.number("server_opt.lr", lr, open_low=0)
-        if beta1 is None:
-            beta1 = 0.0 if kind == "adagrad" else 0.9
-        self.beta1 = check.number("server_opt.beta1", beta1, low=0, open_high=1)
-        self.beta2 = check.number("server_opt.beta2", beta2, low=0, open_high=1)
-        self.tau = check.number("server_opt.tau", tau, open_low=0)
-        self.v0 = self.tau**2 if v0 is None else check.number("server_opt.v0", v0, low=0)
-        self.m: Tree = {}
-        self.v: Tree = {}
-
-    def step(self, old: Tree, new: Tree) -> Tree:
-        out: Tree = {}
+    def step(self, state: State, old: AnyTree, new: AnyTree) -> tuple[Tree, State]:
+        beta1 = self.beta1 if self.beta1 is not None else 0.0 if self.kind == "adagrad" else 0.9
+        v0 = self.tau**2 if self.v0 is None else self.v0
+        out, ms, vs = {}, dict(state.get("m", {})), dict(state.get("v", {}))
         for name in new:
             x = old[name].double()
-            m = self.m.get(name, torch.zeros_like(x))
-            v = self.v.get(name, torch.full_like(x, self.v0))
+            m = ms.get(name, torch.zeros_like(x))
+            v = vs.get(name, torch.full_like(x, v0))
             delta = new[name] - x
             square = delta * delta
-            m = self.beta1 * m + (1 - self.beta1) * delta
+            m = beta1 * m + (1 - beta1) * delta
             if self.kind == "adam":
                 v = self.beta2 * v + (1 - self.beta2) * square
             elif self.kind == "yogi":
@@ -128,5 +111,5 @@ class FedOpt(ServerOptimizer):
             else:
                 v = v + square
             out[name] = x + self.lr * m / (v.sqrt() + self.tau)
-            self.m[name], self.v[name] = m, v
-        return out
+            ms[name], vs[name] = m, v
+        return out, {"m": ms, "v": vs}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fedhet.core.groups import Course, Evaluation, LocalSettings
-from fedhet.core.hosted import AnyPlugin
+from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.merging import Mean
 from fedhet.core.messages import LOST, Failure
-from fedhet.core.phases import Phase
 from fedhet.core.server_opt import ServerOptimizer
 from fedhet.core.workspace import Workspace
 
@@ -29,7 +28,7 @@ class Setting(Course):
 
     workspace: Workspace
     local: LocalSettings
-    plugins: Sequence[AnyPlugin] = ()
+    plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
     merge: Mean = field(default_factory=Mean)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +11,12 @@ from torch import Tensor, nn
 from fedhet.core.kernel import Message, Term
 from fedhet.core.metrics import outputs
 from fedhet.core.task import Samples
+from fedhet.core.training import Fitted as Fitted
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from fedhet.core.client import FedClient
     from fedhet.core.workspace import Workspace
-
-
-class Fitted(NamedTuple):
-    """What has become of the parameters by training.
-
-    Attributes:
-        params: all tensors of the model after it.
-        steps: how many steps were taken.
-        records: what the terms have recorded, by name, in the order of the batches.
-        start: the tensors with which it began.
-        beside: the parameters that were trained beside the model's.
-        momentum: that of SGD, if some was given.
-    """
-
-    params: AnyTree
-    steps: int
-    records: Mapping[str, Tensor]
-    start: AnyTree
-    beside: AnyTree = {}
-    momentum: Tree = {}
 
 
 class Site:
@@ -65,7 +46,7 @@ class Site:
     @property
     def data(self) -> Samples:
         """The samples to train on, ready for the model, as the plug-ins have changed them."""
-        return self._client.data
+        return self._client.trainer.data
 
     @property
     def own(self) -> Samples:
@@ -74,7 +55,7 @@ class Site:
 
     def model(self, params: AnyTree) -> nn.Module:
         """The model with these values; another call, and any training, gives it others."""
-        return self._client.holding(params)
+        return self._client.trainer.holding(params)
 
     @torch.no_grad()
     def outputs(self, params: AnyTree, x: Tensor, part: str = "forward") -> Iterator[Tensor]:
@@ -121,16 +102,16 @@ class Site:
             stream: the name of the random stream of dropout; "" for that of the message.
             alone: without the plug-ins' terms, for training whose result is not sent.
         """
-        return self._client.train_from(
+        return self._client.trainer.fit(
             start,
             terms,
-            data=self.data if data is None else data,
+            data=data,
             loss=loss,
             epochs=epochs,
             patience=patience,
             lr=lr,
             names=names,
-            beside=dict(beside or {}),
+            beside=beside,
             momentum=momentum,
             stream=stream,
             alone=alone,
@@ -147,12 +128,12 @@ class Site:
             chunk: how many go through the model at a time.
             changed: whether plug-ins change it as they change the gradient of a step.
         """
-        return self._client.gradient_at(params, index, chunk, changed=changed)
+        return self._client.trainer.gradient(params, index, chunk, changed=changed)
 
     def order(self) -> Tensor:
         """The order of the samples in the first epoch of the message."""
-        return next(self._client.orders(len(self.data)))
+        return next(self._client.trainer.orders(len(self.data)))
 
     def stream(self, purpose: str) -> torch.Generator:
         """The random stream of this message and purpose, on the CPU."""
-        return self._client.generator(purpose)
+        return self._client.trainer.generator(purpose)

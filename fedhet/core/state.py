@@ -8,8 +8,8 @@ the loss of a state is detected.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -124,3 +124,36 @@ class ClientState:
             keep = {self.version, *self._pinned}
             self.store.save(self.pid, version, self._load(), keep)
         return self._changed
+
+
+class StateView(Mapping[str, Any]):
+    """What a client keeps for one owner, as far as it is read.
+
+    Args:
+        state: the client's state.
+        owner: the method or plug-in.
+    """
+
+    def __init__(self, state: ClientState, owner: str) -> None:
+        self._state = state
+        self._owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        tree = self._state.get(f"{self._owner}.{name}")
+        if tree is None:
+            raise KeyError(name)
+        return tree[""] if list(tree) == [""] else tree
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.keys(self._owner))
+
+    def __len__(self) -> int:
+        return len(self._state.keys(self._owner))
+
+    def keep(self, after: Mapping[str, Any]) -> None:
+        """Put what a function returns as the new state in the place of this one."""
+        if after is self:
+            return
+        for name, value in after.items():
+            tree = {"": value} if isinstance(value, torch.Tensor) else value
+            self._state.put(f"{self._owner}.{name}", tree)

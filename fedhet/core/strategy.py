@@ -1,7 +1,7 @@
-"""FedStrategy: the server half of a method. Its defaults are FedAvg.
+"""FedStrategy: drives a method on the server, step by step.
 
 A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
-`settle` turns the replies into the new value of the slot. fedhet/core/loop.py runs both for every
+`settle` turns the replies into the next value of the run. fedhet/core/loop.py runs both for every
 step of the timetable.
 """
 
@@ -9,373 +9,113 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from flwr.server.strategy import Strategy
-from torch import nn
 
-from fedhet.core import compatibility, trees
-from fedhet.core.admission import Outliers, Quorum, checked, forget_lost, registered
-from fedhet.core.client import FedClient, evaluated_views
-from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.hosted import hosted
+from fedhet.core import compatibility, kernel, trees
+from fedhet.core.admission import Outliers, checked, lost, quorum
+from fedhet.core.client import evaluated_views
+from fedhet.core.errors import RunFailed
+from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.merging import averaging_buffers, normalised
-from fedhet.core.messages import Broadcast, Extras, Piece, Recorded, Reply, Update
-from fedhet.core.phases import Phase, Step, TimetableEntry, locate, sample_cohort
-from fedhet.core.plugin import Plugin
+from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Recorded, Reply, Update
+from fedhet.core.owners import prefixed, read_update, seen_message
+from fedhet.core.phases import Record, TimetableEntry, locate, sample_cohort
+from fedhet.core.run import ByClient, Run
 from fedhet.core.setting import Setting
-from fedhet.core.trees import Tree
-from fedhet.core.workspace import Scope
+from fedhet.core.training import usable
+from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
+METHOD = "method"
+
+
+def state_of(plugin: Plugin) -> str:
+    """The name under which a run has the plug-in's state."""
+    return f"plugin.{plugin.name}"
 
 
 class FedStrategy(Strategy):
-    """The aggregation of a method; see "what a method overrides" below.
+    """The server half of a run.
 
-    A constructor checks the method's own options first and calls `super().__init__(setting)` last,
-    because that reads everything that the options decide: `refuses`, `slots`, `phases`. What
-    needs the workspace, the model or the data goes into `setup`, which runs before these.
+    Args:
+        setting: what the run is made of.
+        method: the method.
 
     Attributes:
-        name: its name in the configuration.
-        client_cls: the client half.
-        requires: the plug-in without which the method would be FedAvg; None for none.
-        fixed: the options of that plug-in that the method does not leave open.
-        needs_all: whether `merge` needs all updates at once, with weights that sum to 1; else it
-            reads an iterator once and the weights are relative.
-        weighted: whether `merge` uses the weights of the updates.
-        only_means: whether all that `merge` takes of the replies are means by `setting.merge`; a
-            class that overrides it says so.
-        only_weights: whether all that it takes of them are weights; likewise.
-        enters: what it takes of them where one of these is false.
-        takes_steps: whether clients take local steps.
-        plain_steps: whether these must be plain SGD's along the gradient of the local loss.
-        sgd_steps: whether these must be SGD's, up to a factor that all clients share.
-        counts_steps: whether clients send how many they have taken.
-        otherwise: one of these facts -> the option with which it does not hold.
-        releases: how many floating extras its replies have, each a release under privacy.noise.
-        refuses_noise: why its replies cannot be noised; "" where they can.
-        evaluates: the views that the method offers; the first one chooses the best round.
-        evaluation_extras: extras for clients that evaluate.
-        personal_names: what differs from client to client in the personal models, beside what
-            `scope` keeps; None for everything.
-        memory: the names of further attributes that outlast a step, for checkpoints.
+        setting, method: as given; the settings of local training are as the method changes them.
         workspace: task, model and device, shared by the clients of a process.
-        sizes, rounds: training samples per client; training rounds.
+        sizes: the training samples of each client.
+        plugins: the plug-ins, in their order.
+        run: what lasts, as it was after the last step.
         run_id: identifies the run; one that goes on has the same.
-        weights: slot -> its tensors; "model" has all of the model's.
-        timetable: the run's phases in order, those of plug-ins first.
         current: the step in progress.
-        active: the plug-ins whose hooks run in it: all where it trains the model, else the owner
-            of the phase.
+        kept_back: client -> the versions of its state that checkpoints need.
         digests: plug-in -> digest of its settings.
-        local: the settings of local training in the step in progress.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
-        recorded: what the step in progress should record: numbers go to rounds.jsonl, tensors to
-            arrays/. It is emptied before each step.
     """
 
-    name: ClassVar[str] = "fedavg"
-    client_cls: ClassVar[type[FedClient]] = FedClient
-    requires: ClassVar[type[Plugin] | None] = None
-    fixed: ClassVar[dict[str, Any]] = {}
-    needs_all: bool = False
-    weighted: bool = True
-    only_means: bool = True
-    only_weights: bool = True
-    enters: ClassVar[str] = (
-        "sums of its own (the class does not state only_means and only_weights, see"
-        " docs/extending.md)"
-    )
-    takes_steps: bool = True
-    plain_steps: bool = False
-    sgd_steps: bool = False
-    counts_steps: bool = False
-    otherwise: ClassVar[dict[str, str]] = {}
-    releases: int = 0
-    refuses_noise: str = ""
-    evaluates: tuple[str, ...] = ("global",)
-    personal_names: Sequence[str] | None = None
-    memory: ClassVar[tuple[str, ...]] = ("weights", "versions", "state_bytes", "pinned")
-    memory += ("quorum", "outliers", "evaluation_extras")
     adapter: Strategy
+    current: Record
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "merge" in vars(cls):  # what it takes of the replies is unknown unless it says so
-            for fact in {"only_means", "only_weights"} - set(vars(cls)):
-                setattr(cls, fact, False)
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, setting: Setting, method: Method) -> None:
+        self.method = method
+        self.setting = replace(setting, local=method.local(setting.local))
         self.workspace = setting.workspace
         self.sizes = self.workspace.task.sizes
-        self.rounds = setting.rounds
-        self.plugins = [hosted(plugin) for plugin in setting.plugins]
-        self.local = setting.local
-        self.evaluation_extras: Extras = {}
-        self.recorded: Recorded = {}
-        self.versions: dict[int, int] = {}  # pid -> the round whose client state was accepted
-        self.state_bytes: dict[int, int] = {}  # pid -> the size of that state
-        self.quorum = Quorum(setting)
-        self.outliers = Outliers(setting)
-        self.pinned: dict[str, dict[int, int]] = {}  # view -> `versions` at its best evaluation
-        self.kept_back: dict[int, list[int]] = {}  # pid -> versions that checkpoints need
+        self.plugins: list[Plugin] = list(setting.plugins)
+        self.evaluates = method.evaluates(self.workspace)
+        compatibility.check(method, self.setting)
+        self.outliers = Outliers(self.setting)
+        self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
-        self.current: Step
-        self.template: Broadcast  # the message of the step, without a client
-        self.active: list[Plugin] = []
-        self.weights: dict[str, Tree] = {"model": dict(self.workspace.initial)}
-        try:
-            self._set_up()
-        except AttributeError as error:
-            if error.obj is not self:
-                raise
-            raise AttributeError(
-                f"{error}: what setup, refuses, slots and phases read is set before"
-                " super().__init__(setting), which calls them"
-            ) from error
-
-    def _set_up(self) -> None:
-        """Take from the method and its plug-ins everything that their options decide."""
-        self.setup()
-        compatibility.check(self)
-        self.weights |= self.slots()
-        for plugin in self.plugins:
-            plugin.server = self
-            plugin.setup()
-            self.weights |= plugin.slots()
         # For clients, which compare them with their own.
         self.digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        phases = [(plugin.name, phase) for plugin in self.plugins for phase in plugin.phases()]
-        phases += [("", phase) for phase in self.phases()]
-        self.timetable = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
-        compatibility.check_phases(self)
-
-    # ---- what a method overrides
-    @classmethod
-    def scope(cls, model: nn.Module) -> Scope:
-        """Which names clients train, and which they share."""
-        return Scope()
-
-    @property
-    def receives_model(self) -> bool:
-        """Whether clients receive parameters of the model."""
-        return bool(self.workspace.mergeable)
-
-    @property
-    def sends_weights(self) -> bool:
-        """Whether clients send the weights that they have trained."""
-        return self.receives_model
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        """Further plug-ins and merges that the method cannot be combined with: name -> reason."""
-        return {}
-
-    def setup(self) -> None:
-        """Called once, when the attributes above are set, before `refuses`, `slots`, `phases`."""
-
-    def slots(self) -> dict[str, Tree]:
-        """Further named weights beside "model", with their initial values."""
-        return {}
-
-    def phases(self) -> list[Phase]:
-        """The method's phases, which come after those of the plug-ins."""
-        train = Phase(
-            "train", self.rounds, self.merge, check=self.check, trains=True, evaluate=True
+        self.digests[METHOD] = method.digest()
+        owners: list[tuple[str, Any]] = [(METHOD, method)]
+        owners += [(state_of(plugin), plugin) for plugin in self.plugins]
+        states = {name: piece.init(self.setting) for name, piece in owners}
+        weights = {"model": dict(self.workspace.initial)}
+        for _, piece in owners:
+            weights |= piece.slots(self.setting)
+        phases = [(p.name, phase) for p in self.plugins for phase in p.phases(self.setting)]
+        phases += [("", phase) for phase in method.phases(self.setting)]
+        self.phases = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
+        self.run = Run(
+            weights, states | {"server_opt": {}}, lengths=tuple(e.rounds for e in self.phases)
         )
-        return [train]
 
-    def base_weight(self, update: Update) -> float:
-        """The client's aggregation weight before plug-ins: n_k. Only ratios matter."""
-        return float(update.num_examples)
+    # ---- what the run has
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.method.name
 
-    def begin(self, msg: Broadcast) -> Extras:
-        """Begin a step of the method's own, and return the extras of its messages."""
-        return self.cohort_extras(self.current.entry.phase, msg.step, self.current.cohort)
+    @property
+    def weights(self) -> dict[str, Tree]:
+        """Slot -> its tensors; "model" has all of the model's."""
+        return self.run.weights
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        """Extras for every client of the cohort."""
-        return {}
+    @property
+    def versions(self) -> ByClient:
+        """Client -> the round whose client state was accepted."""
+        return self.run.versions
 
-    def client_extras(self, phase: Phase, pid: int) -> Extras:
-        """Extras for one client."""
-        return {}
-
-    def check(self, update: Update) -> None:
-        """Refuse a bad extra with a ValueError; the update counts as that client's failure."""
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        """The new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k, in float64.
-
-        Buffers never come here. `setting.merge` puts other averages in the place of this mean.
-        """
-        pairs = ((update.change, update.weight) for update in updates)
-        return trees.add(self.setting.merge.mean(pairs), old)
-
-    # ---- one step
-    def mergeable(self, slot: str) -> list[str]:
-        """The names that merges, plug-ins and server optimisers see; buffers never are."""
-        if slot == "model":
-            return self.workspace.mergeable
-        return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
-
-    def sent(self, slot: str) -> Tree:
-        """The slot as it travels."""
-        weights = self.weights[slot]
-        return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
-
-    def plan(self, server_round: int) -> list[Broadcast]:
-        """Begin a round, and return its messages in the cohort's order.
-
-        Raises:
-            RunFailed: it is past the end of the timetable.
-        """
-        if (position := locate(self.timetable, server_round)) is None:
-            raise RunFailed(f"round {server_round} is past the end of the timetable")
-        index, step = position
-        entry = self.timetable[index]
-        phase, own = entry.phase, not entry.owner
-        draw = self.setting.share(phase), self.workspace.seed, entry.name, step
-        cohort = sample_cohort(self.sizes, phase.cohort, *draw)
-        sent = self.sent(phase.slot) if phase.slot else {}
-        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        about = index, entry, server_round, step, cohort, sent, old
-        self.current = current = Step(*about, self.workspace.device, self.setting.ends_run)
-        self.active = [one for one in self.plugins if phase.trains or one.name == entry.owner]
-        self.forget_recorded()
-        msg = Broadcast(
-            phase=current.entry.name,
-            step=current.step,
-            round=server_round,
-            local=self.setting.local_in(phase, current.step),
-            slot=phase.slot,
-            weights=current.sent,
-            extras={},
-            trains=phase.trains,
-            plugins=self.digests,
-            deadline=self.setting.replies.deadline,
-            run_id=self.run_id,
-        )
-        if own:
-            msg.extras |= self.begin(msg)
-        for plugin in self.active:
-            plugin.outgoing(msg, current.cohort)
-        self.local = msg.local
-        self.template = msg
-        plan = []
-        for pid in current.cohort:
-            private = self.client_extras(phase, pid) if own else {}
-            # The states that the client must keep: of the best evaluations, and for checkpoints.
-            best = [versions[pid] for versions in self.pinned.values() if pid in versions]
-            plan.append(
-                replace(
-                    msg,
-                    pid=pid,
-                    version=self.versions.get(pid, 0),
-                    pinned=sorted({*best, *self.kept_back.get(pid, ())}),
-                    extras={**msg.extras, **private} if private else msg.extras,
-                )
-            )
-        return plan
-
-    def settle(
-        self, replies: Iterable[Reply], accept: Callable[[Update], None] = lambda update: None
-    ) -> None:
-        """Aggregate the replies, which come in the cohort's order.
-
-        Nothing is read before the merge needs it: each update passes, one after the other,
-
-            checked                the checks of its form, phase and plug-ins, and base_weight
-            outliers.refuse        replies.max_jump
-            setting.merge.admit    merge=norm_filter
-            quorum                 replies.least, before the first update goes on
-            setting.merge.select   merge=krum and norm_clip
-            registered             its metrics, bytes and state are noted
-            incoming               of the plug-ins, the last one first
-            averaging_buffers      buffers are averaged beside the merge
-            phase.merge
-
-        Args:
-            replies: what the clients returned.
-            accept: is called with each update that has passed the checks.
-
-        Raises:
-            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
-                the merge returns is not finite, or not what it was given.
-            TakenAgain: replies were outliers, and the step has to be taken again without them.
-        """
-        current = self.current
-        phase, rule = current.entry.phase, self.setting.merge
-        sound = self.outliers.refuse(current, checked(self, replies))
-        enough = self.quorum(current, rule.admit(current, sound))
-        ended = current.step == current.entry.rounds
-        if enough is not None:
-            updates: Iterable[Update] = rule.select(current, enough)
-            updates = registered(self, updates, accept)
-            for plugin in reversed(self.active):
-                updates = plugin.incoming(iter(updates), current.old)
-            if self.needs_all or any(plugin.needs_all for plugin in self.active):
-                updates = normalised(list(updates))
-            buffers: Tree = {}
-            passing = averaging_buffers(updates, rule.average(), buffers)
-            new = phase.merge(passing, current.old)
-            for _ in passing:  # a merge may stop early, but every reply is checked and counted
-                pass
-            for failure in current.failures:  # where every client failed, an error has named them
-                log.warning("%s", failure)
-            if new:
-                self._replace(new, buffers)
-            else:
-                for plugin in reversed(self.active):
-                    plugin.merged({}, current.old)
-            ended |= phase.until is not None and phase.until()
-        forget_lost(self, current.failures)
-        if ended:
-            self.end_phase()
-
-    def _replace(self, new: Tree, buffers: Tree) -> None:
-        """Put the merged weights into the slot, after plug-ins and the server optimiser.
-
-        Raises:
-            RunFailed: a tensor is unknown, or not finite.
-        """
-        current, optimizer = self.current, self.setting.server_opt
-        phase = current.entry.phase
-        if unknown := sorted(new.keys() - current.old.keys()):
-            raise RunFailed(
-                f"phase {current.entry.name!r}: the merge returned {unknown[:3]}; expected the"
-                f" names of `old`, {list(current.old)[:3]}{' ...' * (len(current.old) > 3)}"
-            )
-        for plugin in reversed(self.active):
-            new = plugin.merged(new, current.old)
-        if optimizer and phase.trains:
-            new = optimizer.step(current.old, new)
-        values = {**new, **buffers}
-        if bad := trees.first_nonfinite(values):
-            raise RunFailed(
-                f"round {current.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
-            )
-        slot = self.weights[phase.slot]
-        self.weights[phase.slot] = {**slot, **trees.cast(values, slot)}
-
-    def end_phase(self) -> None:
-        """End the phase in progress; its timetable entry becomes the number of steps executed."""
-        entry = self.current.entry
-        self.timetable[self.current.index] = replace(entry, rounds=self.current.step)
-        if entry.phase.after:
-            entry.phase.after()
+    @property
+    def timetable(self) -> list[TimetableEntry]:
+        """The run's phases in order, those of plug-ins first."""
+        pairs = zip(self.phases, self.run.lengths, strict=True)
+        return [replace(entry, rounds=rounds) for entry, rounds in pairs]
 
     @property
     def num_rounds(self) -> int:
         """The rounds of the run, with those of the phases before the training."""
-        return sum(entry.rounds for entry in self.timetable)
+        return sum(self.run.lengths)
 
-    # ---- evaluation
     @property
     def views(self) -> tuple[str, ...]:
         """The views that clients evaluate in this run; the first one chooses the best round.
@@ -390,35 +130,333 @@ class FedStrategy(Strategy):
     def due(self) -> bool:
         """Whether an evaluation follows the step in progress."""
         current = self.current
-        last = current.step == self.timetable[current.index].rounds
+        last = current.step == self.run.lengths[current.index]
         due = last or current.step % self.setting.evaluation.every == 0
         return current.entry.phase.evaluate and due
 
-    # ---- what outlasts a step, and what is recorded
     @property
-    def parts(self) -> dict[str, object]:
-        """What has a `memory` that outlasts a step, by name."""
-        optimizer = self.setting.server_opt
-        parts: dict[str, object] = {f"plugin.{plugin.name}": plugin for plugin in self.plugins}
-        return {"method": self, **parts, **({"server_opt": optimizer} if optimizer else {})}
+    def evaluation_extras(self) -> dict[str, Any]:
+        """The extras of messages by which clients evaluate."""
+        return prefixed(self.name, self.method.shows(self.weights, self.run.states[METHOD]))
 
-    def forget_recorded(self) -> None:
-        """Empty what method, plug-ins and merge have recorded."""
-        pieces: list[Piece] = [self, *self.plugins, self.setting.merge]
-        for piece in pieces:
-            piece.recorded = {}
+    def mergeable(self, slot: str) -> list[str]:
+        """The names that merges, plug-ins and server optimisers see; buffers never are."""
+        if slot == "model":
+            return self.workspace.mergeable
+        return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
 
-    def all_recorded(self) -> dict[str, Recorded]:
-        """What method, plug-ins and merge have recorded, by name; what is empty is left out.
+    def sent(self, slot: str) -> Tree:
+        """The slot as it travels."""
+        weights = self.weights[slot]
+        return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
+
+    def active(self, entry: TimetableEntry) -> list[Plugin]:
+        """The plug-ins that take part in a step: all where it trains the model."""
+        trains = entry.phase.trains
+        return [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
+
+    def owners(self, entry: TimetableEntry) -> list[Method | Plugin]:
+        """The pieces whose extras the messages of a step have: the method, then plug-ins."""
+        return [*([] if entry.owner else [self.method]), *self.active(entry)]
+
+    def key(self, piece: Piece) -> str:
+        """The name of a piece's state."""
+        return METHOD if piece is self.method else state_of(piece)  # type: ignore[arg-type]
+
+    def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
+        """What the reply to a first step of this entry must have, by owner."""
+        step = self._step(entry, 1, 1, self.setting.local, ())
+        return {self.key(piece): piece.expects(step) for piece in self.owners(entry)}
+
+    # ---- one step
+    def plan(self, server_round: int) -> list[Broadcast]:
+        """Begin a round, and return its messages in the cohort's order.
 
         Raises:
-            ConfigError: one of them records under the name of earlier versions.
+            RunFailed: it is past the end of the timetable.
         """
-        pieces: list[Piece] = [self, *self.active, self.setting.merge]
+        if (position := locate(self.timetable, server_round)) is None:
+            raise RunFailed(f"round {server_round} is past the end of the timetable")
+        index, number = position
+        entry = self.timetable[index]
+        phase, setting, run = entry.phase, self.setting, self.run
+        draw = setting.share(phase), self.workspace.seed, entry.name, number
+        cohort = sample_cohort(self.sizes, phase.cohort, *draw)
+        local = setting.local_in(phase, number)
+        step = self._step(entry, number, server_round, local, cohort)
+        for plugin in self.active(entry) if phase.trains else ():
+            local = plugin.local(replace(step, local=local), local)
+        step = replace(step, local=local)
+        pieces = self.owners(entry)
+        extras = {
+            self.key(piece): piece.broadcast(step, run.states[self.key(piece)]) for piece in pieces
+        }
+        sent = self.sent(phase.slot) if phase.slot else {}
+        msg = Broadcast(
+            phase=entry.name,
+            step=number,
+            round=server_round,
+            local=local,
+            slot=phase.slot,
+            weights=sent,
+            trains=phase.trains,
+            plugins=self.digests,
+            deadline=setting.replies.deadline,
+            run_id=self.run_id,
+        )
         for piece in pieces:
-            if "report" in vars(piece):  # else what old ones record would be lost in silence
-                raise ConfigError(f"{piece.name} assigns self.report, which is self.recorded now")
-        return {piece.name: piece.recorded for piece in pieces if piece.recorded}
+            msg.extras |= prefixed(piece.name, extras[self.key(piece)])
+        seen = {
+            self.key(piece): replace(step, sent=seen_message(piece.name, msg, sent))
+            for piece in pieces
+        }
+        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
+        self.current = Record(
+            index=index,
+            entry=entry,
+            round=server_round,
+            step=number,
+            cohort=cohort,
+            sent=sent,
+            old=old,
+            local=local,
+            seen=seen,
+            device=self.workspace.device,
+            ends_run=setting.ends_run,
+        )
+        return [self._addressed(msg, pid) for pid in cohort]
+
+    def _step(
+        self,
+        entry: TimetableEntry,
+        number: int,
+        server_round: int,
+        local: LocalSettings,
+        cohort: Sequence[int],
+    ) -> Step:
+        rule = self.setting.merge
+        return Step(
+            workspace=self.workspace,
+            phase=entry.phase.name,
+            number=number,
+            round=server_round,
+            local=local,
+            cohort=cohort,
+            trains=entry.phase.trains,
+            slots=self.weights,
+            mean=rule.mean,
+            average=rule.average,
+            steps=partial(self._local_steps, local),
+        )
+
+    def _local_steps(self, local: LocalSettings, pid: int) -> int | None:
+        """How many local steps follow from a client's samples; None where nobody can know."""
+        if compatibility.unknown_steps(self.setting):
+            return None
+        used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
+        return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
+
+    def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
+        """The message to one client."""
+        # The states that the client must keep: of the best evaluations, and for checkpoints.
+        best = [versions[pid] for versions in self.run.pinned.values() if pid in versions]
+        return replace(
+            msg,
+            pid=pid,
+            version=self.versions.get(pid, 0),
+            pinned=sorted({*best, *self.kept_back.get(pid, ())}),
+        )
+
+    def settle(
+        self, replies: Iterable[Reply], accept: Callable[[Update], None] = lambda update: None
+    ) -> None:
+        """Aggregate the replies, which come in the cohort's order: `run` becomes the next value.
+
+        Nothing is read before the merge needs it: each update passes, one after the other,
+
+            checked                the checks of its form and of what the pieces expect
+            outliers.refuse        replies.max_jump
+            setting.merge.admit    merge=norm_filter
+            quorum                 replies.least, before the first update goes on
+            setting.merge.select   merge=krum and norm_clip
+            _registered            its metrics, bytes and state are noted
+            _weighted              by the plug-ins, the last one first
+            averaging_buffers      buffers are averaged beside the merge
+            phase.merge
+
+        Args:
+            replies: what the clients returned.
+            accept: is called with each update that has passed the checks.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
+                the merge returns is not finite, or not what it was given.
+            TakenAgain: replies were outliers, and the step has to be taken again without them.
+        """
+        run, current, rule = self.run, self.current, self.setting.merge
+        phase, states = current.entry.phase, dict(run.states)
+        owner = self._owner(current.entry)
+        kept: dict[int, int | None] = {}
+        sound = self.outliers.refuse(current, states, checked(self, replies))
+        enough = quorum(self.setting, current, states, rule.admit(current, sound))
+        weights = run.weights
+        ended = current.step == current.entry.rounds
+        if enough is not None:
+            updates: Iterable[Update] = rule.select(current, enough)
+            updates = self._registered(updates, accept, kept)
+            held: dict[str, list[kernel.Update]] = {}
+            for plugin in reversed(self.active(current.entry)) if phase.trains else ():
+                updates = self._weighted(plugin, iter(updates), held)
+            if self.method.needs_all or any(p.overrides("weights") for p in self._training()):
+                updates = normalised(list(updates))
+            buffers: Tree = {}
+            passing = averaging_buffers(updates, rule.average(), buffers)
+            read = (read_update(owner, current.seen[self.key(owner)], u) for u in passing)
+            merged = phase.merge(
+                current.seen[self.key(owner)], run.states[self.key(owner)], current.old, read
+            )
+            for _ in passing:  # a merge may stop early, but every reply is checked and counted
+                pass
+            for failure in current.failures:  # where every client failed, an error has named them
+                log.warning("%s", failure)
+            weights = self._replaced(owner, merged, buffers, states, held)
+            ended |= phase.until is not None and phase.until(states[self.key(owner)])
+        gone = lost(self.setting, current.failures, run.versions)
+        self.run = Run(
+            weights,
+            states,
+            run.versions.changed(dict.fromkeys(kept, current.round)).without(gone),
+            run.state_bytes.changed(kept).without(gone),
+            {view: versions.without(gone) for view, versions in run.pinned.items()},
+            run.lengths,
+        )
+        if ended:
+            self.end_phase()
+
+    def _owner(self, entry: TimetableEntry) -> Method | Plugin:
+        by_name = {plugin.name: plugin for plugin in self.plugins}
+        return by_name[entry.owner] if entry.owner else self.method
+
+    def _training(self) -> list[Plugin]:
+        """The plug-ins of the step in progress, if it trains the model."""
+        return self.plugins if self.current.entry.phase.trains else []
+
+    def _registered(
+        self,
+        updates: Iterable[Update],
+        accept: Callable[[Update], None],
+        kept: dict[int, int | None],
+    ) -> Iterator[Update]:
+        """Note metrics, bytes and states of admitted updates, and pass the updates on."""
+        for update in updates:
+            accept(update)
+            size = int(update.metrics.pop(STATE_BYTES, 0))
+            if update.keeps:
+                kept[update.pid] = size
+            self.current.accepted += 1
+            self.current.measure(update.metrics)
+            yield update
+
+    def _weighted(
+        self, plugin: Plugin, updates: Iterator[Update], held: dict[str, list[kernel.Update]]
+    ) -> Iterator[Update]:
+        """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
+        key = self.key(plugin)
+        step, state = self.current.seen[key], self.run.states[key]
+        if plugin.overrides("weight"):
+            for update in updates:
+                update.weight = plugin.weight(step, state, read_update(plugin, step, update))
+                yield update
+            return
+        if not (plugin.keeps_all or plugin.overrides("weights")):
+            yield from updates
+            return
+        received = list(updates)
+        seen = held[key] = [read_update(plugin, step, update) for update in received]
+        if plugin.overrides("weights"):
+            weights, recorded = plugin.weights(step, state, seen)
+            self.current.note(plugin.name, recorded)
+            for update, weight in zip(received, weights, strict=True):
+                update.weight = weight
+        yield from received
+
+    def _replaced(
+        self,
+        owner: Method | Plugin,
+        merged: Merged,
+        buffers: Tree,
+        states: dict[str, kernel.State],
+        held: dict[str, list[kernel.Update]],
+    ) -> dict[str, Tree]:
+        """The slots after a merge, after plug-ins and the server optimiser; `states` gets theirs.
+
+        Raises:
+            RunFailed: a tensor is unknown, or not finite.
+        """
+        current, optimizer = self.current, self.setting.server_opt
+        phase, old, new = current.entry.phase, current.old, merged.weights
+        if unknown := sorted(new.keys() - old.keys()):
+            raise RunFailed(
+                f"phase {current.entry.name!r}: the merge returned {unknown[:3]}; expected the"
+                f" names of `old`, {list(old)[:3]}{' ...' * (len(old) > 3)}"
+            )
+        weights = dict(self.run.weights)
+        self._take(owner, merged, states, weights)
+        for plugin in reversed(self._training()):
+            key = self.key(plugin)
+            state, updates = states[key], held.get(key, [])
+            after = plugin.after(current.seen[key], state, old, dict(new), updates)
+            self._take(plugin, after, states, weights)
+            new = after.weights
+        if not new:
+            return weights
+        if optimizer and phase.trains:
+            new, states["server_opt"] = optimizer.step(states["server_opt"], old, new)
+        self._put(weights, phase.slot, {**new, **buffers})
+        return weights
+
+    def _take(
+        self,
+        piece: Piece,
+        merged: Merged,
+        states: dict[str, kernel.State],
+        weights: dict[str, Tree],
+    ) -> None:
+        """Take over a piece's new state, what it records, and its values of other slots."""
+        states[self.key(piece)] = merged.state
+        recorded: Recorded = merged.metrics
+        self.current.note(piece.name, recorded)
+        for slot, tree in merged.slots.items():
+            self._put(weights, slot, tree)
+
+    def _put(self, weights: dict[str, Tree], slot: str, values: AnyTree) -> None:
+        """Put new values into a slot, in the types that it has."""
+        if bad := trees.first_nonfinite(values):
+            raise RunFailed(
+                f"round {self.current.round}: the aggregated tensor {bad!r} holds NaN or infinite"
+                " values"
+            )
+        weights[slot] = {**weights[slot], **trees.cast(values, weights[slot])}
+
+    def end_phase(self) -> None:
+        """End the phase in progress with the number of steps that it has had."""
+        lengths = list(self.run.lengths)
+        lengths[self.current.index] = self.current.step
+        self.run = replace(self.run, lengths=tuple(lengths))
+
+    def forget(self, failures: Iterable[Any]) -> None:
+        """Let each client whose state is lost start afresh."""
+        gone, run = lost(self.setting, failures, self.run.versions), self.run
+        self.run = replace(
+            run,
+            versions=run.versions.without(gone),
+            state_bytes=run.state_bytes.without(gone),
+            pinned={view: versions.without(gone) for view, versions in run.pinned.items()},
+        )
+
+    def pin(self, view: str) -> None:
+        """Let clients keep the states of the evaluation that was the best of this view."""
+        self.run = replace(self.run, pinned={**self.run.pinned, view: self.versions})
 
     # ---- Flower's methods
     def initialize_parameters(self, client_manager: Any) -> Any:

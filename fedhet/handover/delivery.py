@@ -31,6 +31,7 @@ from fedhet.core.callbacks import Callback
 from fedhet.core.client import DELIVER, FedClient, evaluated_views
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, evaluation_moment
+from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Update
 from fedhet.core.trees import Tree
 from fedhet.record.files import (
@@ -110,7 +111,7 @@ def keep(job: Job, client: FedClient) -> Update:
             models[view] = {name: t.clone() for name, t in model.state_dict().items()}
 
     scores = client.assess(take).metrics
-    views = list(evaluated_views(client.views(msg), workspace))
+    views = list(evaluated_views(client.views(), workspace))
     digest = None
     if "global" in views:
         trees.check_like(
@@ -206,7 +207,7 @@ def load(
     summary: dict[str, Any],
     weights: str,
     client: int,
-    client_cls: type[FedClient],
+    half: type[Client],
     model: nn.Module,
 ) -> nn.Module:
     """The client's own model from a folder that a node has written.
@@ -216,7 +217,7 @@ def load(
         summary: its summary.json.
         weights: "personal"; nothing else is delivered.
         client: the client.
-        client_cls: the method's clients.
+        half: the client half of the method.
         model: a model like that of the run, whose values are replaced.
 
     Raises:
@@ -230,7 +231,7 @@ def load(
             f"{folder} has no {weights} model of client {client}: a run has delivered {has} of"
             f" client {own}"
         )
-    module = client_cls.personal_module(model)
+    module = half.personal_module(model)
     values = read_tensors(path)
     with fitting(path):
         module.load_state_dict(values)

@@ -18,6 +18,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
 from fedhet.core.noise import Content, Draw, seeded, unpredictable
+from fedhet.core.owners import releases_in
 from fedhet.core.phases import TimetableEntry, sample_cohort
 from fedhet.privacy.owner import composed, locked, spend
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from fedhet.core.client import FedClient
     from fedhet.core.loop import Loop
     from fedhet.core.messages import Broadcast, Update
-    from fedhet.core.plugin import Plugin
     from fedhet.core.state import Store
     from fedhet.core.strategy import FedStrategy
 
@@ -48,21 +48,24 @@ def epsilon(multiplier: float, delta: float, releases: int) -> float:
 
 
 # ---- at a client
-def release(client: FedClient, update: Update) -> None:
+def release(client: FedClient, update: Update, public: set[str]) -> None:
     """Turn a client's update into what may leave it: clipped, noised and counted.
+
+    Args:
+        client: the client.
+        update: its update.
+        public: the names of extras, and of tensors in them, that need no noise.
 
     Raises:
         ValueError: the update has something that noise cannot cover, the server does not account
             for all of it, or it would exceed the budget. Nothing may then be sent.
     """
     msg, noise = client.msg, client.workspace.noise
-    pieces: list[FedClient | Plugin] = [*client.active, client]
-    public = {name for piece in pieces for name in piece.public}
     content = Content.of(update, msg.weights, public)
     if content.releases > msg.integer(RELEASES):
         raise ValueError(
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
-            f" for {msg.integer(RELEASES)}: set `releases` of the method or plug-in"
+            f" for {msg.integer(RELEASES)}: its method or plug-ins expect fewer"
         )
     spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
@@ -70,8 +73,6 @@ def release(client: FedClient, update: Update) -> None:
         draw = seeded(client.workspace.seed, msg.phase, msg.step, msg.pid)
     content.noised(noise, draw).write(update, msg.weights)
     update.metrics = {SPENT: spent}
-    for piece in pieces:
-        piece.released(update)
 
 
 def _spend(client: FedClient, releases: int) -> int:
@@ -207,9 +208,7 @@ def releases_of(strategy: FedStrategy, entry: TimetableEntry) -> int:
     """How many releases the reply to a step of this entry is."""
     phase = entry.phase
     weights = bool(phase.slot and phase.uploads and strategy.sent(phase.slot))
-    own = 0 if entry.owner else strategy.releases
-    active = [plugin for plugin in strategy.plugins if phase.trains or plugin.name == entry.owner]
-    return weights + own + sum(plugin.releases.get(phase.name, 0) for plugin in active)
+    return weights + sum(map(releases_in, strategy.expected(entry).values()))
 
 
 def planned_releases(strategy: FedStrategy) -> int:

@@ -24,9 +24,10 @@ from torch import nn
 from fedhet.core import trees
 from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import integer
-from fedhet.core.client import KEEP, FedClient
+from fedhet.core.client import KEEP
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
+from fedhet.core.kernel import Client
 from fedhet.core.messages import Broadcast, Failure, Update
 from fedhet.core.parts import joined
 from fedhet.record.files import fitting, read_tensors, save_tensors
@@ -96,8 +97,8 @@ class PersonalModels(Callback):
     def _largest(self, view: str) -> int:
         """The most bytes in which a client's model can differ from what all have received."""
         strategy = self._strategy
-        state = _module(strategy.client_cls, view, strategy.workspace.model)[0].state_dict()
-        names = strategy.personal_names
+        state = _module(strategy.method.client, view, strategy.workspace.model)[0].state_dict()
+        names = strategy.method.personal(strategy.workspace)
         if view != "personal":
             names = None
         elif view not in strategy.evaluates:
@@ -137,7 +138,7 @@ class PersonalModels(Callback):
             if value > self._best.get(view, -math.inf):
                 self._best[view] = value
                 self._chosen[f"{view}.{which}"] = moment
-                self._strategy.pinned[view] = dict(self._strategy.versions)
+                self._strategy.pin(view)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Ask for the models that are still missing, after the training."""
@@ -164,7 +165,7 @@ class PersonalModels(Callback):
     def _ask(self, plan: list[Broadcast], views: Sequence[str]) -> None:
         """Let the messages ask for the models of the views."""
         model = self._strategy.workspace.model  # only its names are used
-        self._asked = {view: _module(self._strategy.client_cls, view, model) for view in views}
+        self._asked = {view: _module(self._strategy.method.client, view, model) for view in views}
         if views:
             for msg in plan:
                 msg.extras = {**msg.extras, KEEP: ",".join(views)}
@@ -195,11 +196,9 @@ class PersonalModels(Callback):
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _module(
-    client_cls: type[FedClient], view: str, model: nn.Module
-) -> tuple[nn.Module, nn.Module]:
+def _module(half: type[Client], view: str, model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The module that the view evaluates, around this model, and the model."""
-    return (client_cls.personal_module(model) if view == "personal" else model), model
+    return (half.personal_module(model) if view == "personal" else model), model
 
 
 # ---- reading
@@ -208,7 +207,7 @@ def load(
     summary: dict[str, Any],
     weights: str,
     client: int,
-    client_cls: type[FedClient],
+    half: type[Client],
     model: nn.Module,
 ) -> nn.Module:
     """The module that a client evaluated, with its values.
@@ -219,7 +218,7 @@ def load(
         weights: a view, for its last evaluation; with the ending "_best_val", for its best one;
             or "best_val", for the best one of the first view of models of the clients' own.
         client: the client's number.
-        client_cls: the method's clients.
+        half: the client half of the method.
         model: a model like that of the run, whose values are replaced.
 
     Raises:
@@ -238,7 +237,7 @@ def load(
             f" this evaluation, has no model. The clients are 0 to"
             f" {summary['partition']['clients'] - 1}"
         )
-    module, model = _module(client_cls, view, model)
+    module, model = _module(half, view, model)
     common, own = (read_tensors(file) for file in (home / SHARED, path))
     with fitting(path):
         module.load_state_dict(joined(module, model, common, own))

@@ -156,7 +156,7 @@ class Recorder(Callback):
         tensors go into a file in arrays/.
         """
         row |= recorded_numbers(loop.method)
-        for piece, recorded in loop.method.all_recorded().items():
+        for piece, recorded in loop.method.current.recorded.items():
             if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
                 phase = piece if row["phase"] == "train" else row["phase"]
                 path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"

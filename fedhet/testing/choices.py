@@ -52,7 +52,7 @@ def check_choice(group: str, name: str) -> None:
 
 def _check_plugin(name: str, options: set[str]) -> None:
     settings = config.compose(["method=fedavg", f"plugin=[{name}]"])
-    (plugin,) = Job(settings, toy_task()).plugins()
+    (plugin,) = Job(settings, toy_task()).plugins
     assert plugin.name == name, f"{type(plugin).__name__}.name is {plugin.name!r}, not {name!r}"
     assert set(plugin.settings) == options, (
         f"{type(plugin).__name__} passes {sorted(plugin.settings)} to Plugin.__init__; it must pass"

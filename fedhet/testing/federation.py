@@ -25,11 +25,9 @@ from typing import Any
 import torch
 
 from fedhet.core import trees
-from fedhet.core.bound import build, client_of
 from fedhet.core.client import FedClient
 from fedhet.core.groups import OFF, Evaluation, Noise
-from fedhet.core.hosted import AnyPlugin
-from fedhet.core.kernel import Method
+from fedhet.core.kernel import Method, Plugin
 from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.phases import locate
@@ -44,7 +42,7 @@ from fedhet.stores import MemoryStore
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
 
-def _required(cls: Any) -> list[AnyPlugin]:
+def _required(cls: Any) -> list[Plugin]:
     return [cls.requires(**cls.fixed)] if cls.requires else []
 
 
@@ -54,9 +52,8 @@ class Federation:
     Args:
         task: the model, the criterion and the clients' data; `fedhet.data.toy.toy_task()` is the
             smallest.
-        cls: the method's strategy class.
-        plugins: makes the plug-ins anew, because the server and every client have their own; by
-            default the one that a preset such as FedNorm requires.
+        cls: the method.
+        plugins: makes the plug-ins; by default the one that a preset such as FedNorm requires.
         seed: the run's seed.
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
@@ -83,9 +80,9 @@ class Federation:
     def __init__(
         self,
         task: Task,
-        cls: type[FedStrategy] | type[Method],
+        cls: type[Method],
         *,
-        plugins: Callable[[], Sequence[AnyPlugin]] | None = None,
+        plugins: Callable[[], Sequence[Plugin]] | None = None,
         seed: int = 0,
         buffers: str = "average",
         noise: Noise = OFF,
@@ -100,6 +97,7 @@ class Federation:
         **setting: Any,
     ) -> None:
         plugins = plugins or partial(_required, cls)
+        method = cls(**options or {})
         device = torch.device("cpu")
         self.workspace = Workspace(
             task,
@@ -115,12 +113,12 @@ class Federation:
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
         built_with = Setting(self.workspace, settings, plugins=plugins(), **setting)
-        self.strategy = build(cls, built_with, options or {})
+        self.strategy = FedStrategy(built_with, method)
         self.account = Account(noise)
         self._loop = Loop(self.strategy, [self.account] if noise else [])
         self.store: Any = MemoryStore()
-        self.client: Callable[[], FedClient] = lambda: client_of(
-            cls, options or {}, self.workspace, plugins(), self.store
+        self.client: Callable[[], FedClient] = lambda: FedClient(
+            self.workspace, method, plugins(), self.store
         )
         self.round = 0
 

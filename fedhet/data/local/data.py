@@ -44,7 +44,7 @@ def check_merge(cfg: DictConfig, merge: Mean, task: Task) -> None:
         ConfigError: neither `dataset.max_samples` nor the clients' sizes are given.
     """
     local = is_local(cfg) and cfg.dataset.max_samples is None
-    if merge.weighted and merge.name != Mean.name and (local or task.unsized):
+    if "used weights" not in merge.breaks and merge.name != Mean.name and (local or task.unsized):
         where, bound = (
             ("the number of clients alone", "their sizes, Task(clients=[<number>, ...])")
             if task.unsized

@@ -1,0 +1,138 @@
+"""Whose extras a message has: under which names those of each piece travel, and what they must be.
+
+The extra `c` of the piece `scaffold` travels as `scaffold.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhet.core import kernel, messages, trees
+from fedhet.core.kernel import Expected, Message, Piece, Step, is_withheld
+from fedhet.core.messages import Broadcast
+from fedhet.core.trees import AnyTree
+
+
+def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The owner's values under the names that they have in a message."""
+    return {f"{owner}.{name}": value for name, value in values.items()}
+
+
+def own_of(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `prefixed`, of those values that are the owner's."""
+    start = f"{owner}."
+    return {n.removeprefix(start): value for n, value in values.items() if n.startswith(start)}
+
+
+def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
+    """The message as the owner sees it."""
+    phase = msg.phase.rpartition(".")[2]
+    extras = own_of(owner, msg.extras)
+    return Message(phase, msg.step, msg.round, msg.pid, msg.local, weights, extras)
+
+
+def sent_extras(piece: Piece, result: kernel.Result) -> messages.Extras:
+    """The extras of a result under the names in messages; what is withheld is empty."""
+    return {
+        f"{piece.name}.{name}": torch.empty(0) if value is None else value
+        for name, value in result.extras.items()
+    }
+
+
+def read_update(piece: Piece, step: Step, update: messages.Update) -> kernel.Update:
+    """The update as the piece sees it, after the checks; what is withheld is None."""
+    assert step.sent is not None
+    extras = own_of(piece.name, update.extras)
+    return kernel.Update(
+        pid=update.pid,
+        n=update.num_examples,
+        weight=update.weight,
+        weights=update.weights,
+        change=update.change,
+        extras={name: None if is_withheld(value) else value for name, value in extras.items()},
+        metrics=update.metrics,
+        sent=step.sent,
+    )
+
+
+def check_extras(
+    piece: Piece, step: Step, update: messages.Update, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Refuse an update that is not what the piece expects.
+
+    Args:
+        piece: the piece.
+        step: the step.
+        update: the update.
+        shapes: of the tensors of any size in the step's other updates; one more may be added.
+
+    Raises:
+        ValueError: it names the extra.
+    """
+    for name, what in piece.expects(step).items():
+        key = f"{piece.name}.{name}"
+        value = what.read(key, update)
+        if value is not None and what.shape is not None and -1 in what.shape:
+            first = shapes.setdefault(key, tuple(value.shape))
+            if value.shape != first:
+                raise ValueError(
+                    f"extra {key!r} has the shape {tuple(value.shape)}; that of the first client"
+                    f" has {first}"
+                )
+
+
+# ---- under privacy.noise and privacy.min_count
+def releases_in(expected: Mapping[str, Expected]) -> int:
+    """How many releases under privacy.noise the extras of a reply are."""
+
+    def is_release(what: Expected) -> bool:
+        if what.public is True or what.whole:
+            return False
+        public = what.public or ()
+        like = {"": None} if what.like is None else what.like
+        return any(
+            name not in public and (t is None or t.is_floating_point()) for name, t in like.items()
+        )
+
+    return sum(map(is_release, expected.values()))
+
+
+def public_names(piece: Piece, step: Step) -> set[str]:
+    """The names of extras, and of tensors in them, that need no noise."""
+    names = set()
+    for name, what in piece.expects(step).items():
+        if what.public is True:
+            names.add(f"{piece.name}.{name}")
+        else:
+            names |= {f"{piece.name}.{name}.{part}" for part in what.public or ()}
+    return names
+
+
+def withhold(piece: Piece, step: Step, update: messages.Update) -> None:
+    """Withhold the piece's statistics, because they are of too few samples."""
+    for name, what in piece.expects(step).items():
+        if what.statistic and f"{piece.name}.{name}" in update.extras:
+            update.extras[f"{piece.name}.{name}"] = torch.empty(0, device=step.workspace.device)
+
+
+def repair(piece: Piece, step: Step, update: messages.Update) -> None:
+    """Make of noised extras what the server accepts."""
+    for name, what in piece.expects(step).items():
+        key = f"{piece.name}.{name}"
+        value: Any = update.extras.get(key)
+        if value is None or what.public is True or (what.statistic and is_withheld(value)):
+            continue
+        if what.low is not None or what.high is not None:
+            clamp = partial(torch.clamp, min=what.low, max=what.high)
+            if isinstance(value, dict):
+                value = trees.map(clamp, value)
+            else:
+                value = (
+                    clamp(value) if isinstance(value, Tensor) else float(clamp(torch.tensor(value)))
+                )
+        update.extras[key] = what.repair(value) if what.repair else value
