@@ -125,33 +125,43 @@ class Expected:
     """What an extra of a reply must be. From it follow the server's check, the noise, and what a
     client with few samples withholds.
 
-    One of `like` (a tree), `shape` (a tensor) or neither (a number).
+    One of `like` or `tree` (a tree), `shape` (a tensor) or none of them (a number).
 
     Attributes:
         like: a tree with the names, shapes and types.
+        tree: whether it is a tree of any names, at which `check` looks.
         shape: the shape; -1 stands for any size, which is the same in all replies of a step.
         low: the least value of each entry; None for any.
         high: the largest; None for any.
         whole: whether it is of whole numbers.
         exactly: client -> the only number that is believed; None where it cannot be known.
-        check: (value, client) -> None, raises ValueError where the value is bad all the same.
+        counts: of the numbers of the client's samples by class the least that it sends: `shape` is
+            (classes,), and fedhet.core.counts.suppressed makes them; None for other values.
+        check: (value, update) -> None, raises ValueError where the value is bad all the same. The
+            update has the extras under their names in messages.
         statistic: whether it is a statistic of the client's samples, which a client with fewer than
             privacy.min_count withholds.
         public: whether it reveals no more of the data than their number, so that it needs no noise;
             or the names of the tensors of which that is true.
-        repair: makes of a noised value one that the checks accept, after `low` and `high`.
+        repair: (noised value, update) -> one that the checks accept, after `low` and `high`. A
+            client sends for it what can be noised, and not whole numbers.
+        metric: whether the client sends it as the metric "<owner>.<name>", a number, and not as an
+            extra. Noised replies have no metrics.
     """
 
     like: AnyTree | None = None
+    tree: bool = False
     shape: tuple[int, ...] | None = None
     low: float | None = None
     high: float | None = None
     whole: bool = False
     exactly: Callable[[int], int | None] | None = None
-    check: Callable[[Any, int], None] | None = None
+    counts: int | None = None
+    check: Callable[[Any, messages.Update], object] | None = None
     statistic: bool = False
     public: bool | Sequence[str] = False
-    repair: Callable[[Any], Any] | None = None
+    repair: Callable[[Any, messages.Update], Any] | None = None
+    metric: bool = False
 
     def read(self, name: str, update: messages.Update) -> Any:
         """The value of the extra `name`, after all checks; None where it is withheld.
@@ -162,15 +172,19 @@ class Expected:
         if self.statistic and is_withheld(update.extras.get(name)):
             update.read.add(name)
             return None
-        if self.like is not None:
-            value: Any = update.tree(name, self.like)
+        if self.metric:
+            if name not in update.metrics:
+                raise ValueError(f"the reply lacks the metric {name!r}")
+            value: Any = update.metrics[name]
+        elif self.tree or self.like is not None:
+            value = update.tree(name, self.like)
         elif self.shape is None:
             value = self._number(name, update)
         else:
             value = self._tensor(name, update)
         self._bounds(name, value)
         if self.check:
-            self.check(value, update.pid)
+            self.check(value, update)
         return value
 
     def _number(self, name: str, update: messages.Update) -> float:
@@ -184,6 +198,9 @@ class Expected:
 
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
+        if self.counts is not None:
+            total, (classes,) = update.num_examples, self.shape
+            return update.counts(name, total, classes, least=self.counts)
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
         fits = value.ndim == len(self.shape) and all(
             m in (-1, n) for m, n in zip(self.shape, value.shape, strict=True)
@@ -196,15 +213,17 @@ class Expected:
         return value
 
     def _bounds(self, name: str, value: Any) -> None:
+        if self.low is None and self.high is None:
+            return
         tree = value if isinstance(value, dict) else {"": value}
         for part, t in tree.items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
-            below = self.low is not None and low < self.low
-            above = self.high is not None and high > self.high
+            below = self.low is not None and not low >= self.low  # true for NaN, too
+            above = self.high is not None and not high <= self.high
             if below or above:
                 where = f", tensor {part!r}" if part else ""
                 raise ValueError(
-                    f"extra {name!r}{where} has the value {float(low if below else high):g};"
+                    f"{'metric' if self.metric else 'extra'} {name!r}{where} has the value {float(low if below else high):g};"
                     f" {self._allowed()} is expected"
                 )
 
@@ -215,7 +234,7 @@ class Expected:
 
 def is_withheld(value: object) -> bool:
     """Whether this stands for a value that the client withholds: a tensor without entries."""
-    return isinstance(value, Tensor) and value.ndim == 1 and not len(value)
+    return isinstance(value, Tensor) and value.shape == (0,) and value.is_floating_point()
 
 
 # ---- local training
@@ -273,6 +292,7 @@ class Step:
         cohort: the clients that take part.
         trains: whether the step trains the model.
         slots: further weights that the server keeps, by slot.
+        state: what the server keeps for the owner; {} on a client.
         mean: (pairs of a tree and its weight) -> their average, in float64: the run's `merge`.
         steps: client -> the number of local steps that it takes; None where it is not known.
         sent: the message of the step, without a client; None before it is made.
@@ -286,6 +306,7 @@ class Step:
     cohort: Sequence[int] = ()
     trains: bool = False
     slots: Mapping[str, Tree] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
     mean: Callable[[Iterable[tuple[AnyTree, float]]], Tree] = trees.mean
     average: Callable[[], Any] = trees.Sum
     steps: Callable[[int], int | None] = lambda pid: None
@@ -354,9 +375,9 @@ WORDS = {
     "used weights": "the merge uses the weights of the updates",
     "means": "all that the merge takes of replies are means",
     "weights alone": "all that the merge takes of replies are their weights",
-    "sample weights": "clients are weighed by their numbers of samples",
+    "sample weights": "the weight of an update is the client's number of samples",
     "differences": "clients' differences reach the merge as they are",
-    "alone": "clients train on their own data alone",
+    "own data": "clients train on their own data",
     "noise": "noised replies are of use",
 }
 
@@ -495,8 +516,8 @@ class Method(Piece, base=True):
     """The server half of a method, and its options. Its defaults are FedAvg's.
 
     A subclass is a frozen dataclass, whose fields say what they allow by `fedhet.core.check.
-    setting`. A class that overrides `merge` states `breaks`, because nothing else can know what
-    the merge takes of the replies.
+    setting`. A class that overrides `merge` or `weight` states `breaks`, because nothing else can
+    know what the merge takes of the replies, or what weighs them.
 
     Attributes:
         client: the client half.
@@ -513,9 +534,10 @@ class Method(Piece, base=True):
 
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__(base)
-        if "merge" in vars(cls) and "breaks" not in vars(cls):
+        own = [hook for hook in ("merge", "weight") if hook in vars(cls)]
+        if own and "breaks" not in vars(cls):
             raise TypeError(
-                f"{cls.__qualname__} overrides merge: state in `breaks` which of"
+                f"{cls.__qualname__} overrides {own[0]}: state in `breaks` which of"
                 f" {', '.join(map(repr, WORDS))} are not true of it, or {{}}"
             )
 
@@ -585,6 +607,11 @@ class Plugin(Piece, base=True):
         super().__init_subclass__(base)
         if "name" in vars(cls):
             cls.GROUP = f"plugin.{cls.name}"
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether it changes aggregation weights."""
+        return self.overrides("weight") or self.overrides("weights")
 
     # ---- server
     def init(self, setting: Setting) -> State:
