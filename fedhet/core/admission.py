@@ -24,7 +24,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
-from fedhet.core.owners import check_extras, read_update
+from fedhet.core.owners import check_extras
 from fedhet.core.phases import Record, locate
 from fedhet.core.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
@@ -54,11 +54,9 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
                 for piece in pieces:
-                    check_extras(piece, step.seen[strategy.key(piece)], reply, step.shapes)
-                of_method = strategy.method in pieces
-                seen = step.seen[strategy.key(pieces[0])]
-                own = read_update(pieces[0], seen, reply)
-                reply.weight = strategy.method.weight(seen, own) if of_method else float(own.n)
+                    expected = step.expected[strategy.key(piece)]
+                    check_extras(piece.name, expected, reply, step.shapes)
+                reply.weight = strategy.weight(reply)
                 # Extras that are read without a check would end the run where they are bad, and
                 # others only occupy the server.
                 if unread := sorted(set(reply.extras) - reply.read):

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Method, Plugin
+from fedhet.core.kernel import Method, Piece, Plugin
 from fedhet.core.merging import Mean
 from fedhet.core.phases import cohort_size
 from fedhet.core.targets import Classes
@@ -32,7 +32,7 @@ PLUGIN = {
     "plain steps": "it changes the local steps, from which this method recovers gradients",
     "sgd steps": "it changes the local optimiser, and this method knows the length of SGD's steps"
     " only",
-    "alone": "it acts on a client's own data and model, and this method has none",
+    "own data": "it acts on a client's own data and model, and this method has none",
 }
 # The same of a merge; {why} is the method's reason.
 MERGE = {
@@ -63,8 +63,7 @@ def broken(method: Method, workspace: Workspace) -> dict[str, str]:
 
 def of_plugin(plugin: Plugin) -> tuple[frozenset[str], set[str]]:
     """What a plug-in needs and breaks, with what follows from its functions."""
-    weighs = plugin.overrides("weights") or plugin.overrides("weight")
-    needs = plugin.needs | ({"used weights"} if weighs else set())
+    needs = plugin.needs | ({"used weights"} if plugin.reweighs else set())
     return needs, {*plugin.breaks, *({"known steps"} if plugin.overrides("data") else ())}
 
 
@@ -91,11 +90,13 @@ def _refusals(method: Method, setting: Setting) -> Iterator[str]:
     for plugin in plugins:
         needs, makes_untrue = of_plugin(plugin)
         for word in PLUGIN:
-            if (word in needs and word in breaks) or (word in method.needs & makes_untrue):
-                yield (
-                    f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}"
-                    f"{_way_out(method, word)}"
-                )
+            if word in needs and word in breaks:
+                way = _way_out(method, word) or _way_out(plugin, word)
+            elif word in method.needs & makes_untrue or (word == "own data" and word in breaks):
+                way = _way_out(method, word)
+            else:
+                continue
+            yield f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}{way}"
     for word in MERGE:
         if word in merge.needs_words and word in breaks:
             why = MERGE[word].format(why=breaks[word])
@@ -112,20 +113,20 @@ def _refusals(method: Method, setting: Setting) -> Iterator[str]:
     name = unknown_steps(setting) if "known steps" in method.needs else ""
     if name and merge.name != Mean.name:
         yield (
-            f"method={method.name} refuses merge={merge.name}: plugin {name!r} changes the number of"
-            " local steps, so that nobody can check the one that a client claims, by which it would"
-            " outvote the others; client.steps=<number> sets it"
+            f"method={method.name} refuses merge={merge.name}: plugin {name!r} changes the number"
+            " of local steps, so that nobody can check the one that a client claims, by which it"
+            " would outvote the others; client.steps=<number> sets it"
         )
     yield from _setting_refusals(method, setting)
 
 
-def _way_out(method: Method, word: str) -> str:
-    """The option with which the method does not need, or break, this, for a message."""
-    for one in fields(method) if word in {*method.needs, *method.breaks} else ():  # type: ignore[arg-type]
+def _way_out(piece: Piece, word: str) -> str:
+    """The option with which the piece does not need, or break, this, for a message."""
+    for one in fields(piece) if word in {*piece.needs, *piece.breaks} else ():  # type: ignore[arg-type]
         for value in one.metadata.get("limits", {}).get("allowed", ()):
-            other = replace(method, **{one.name: value})  # type: ignore[type-var]
+            other = replace(piece, **{one.name: value})  # type: ignore[type-var]
             if word not in {*other.needs, *other.breaks}:
-                return f"; use method.{one.name}={value}"
+                return f"; use {piece.GROUP}.{one.name}={value}"
     return ""
 
 

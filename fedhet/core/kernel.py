@@ -221,10 +221,11 @@ class Expected:
             below = self.low is not None and not low >= self.low  # true for NaN, too
             above = self.high is not None and not high <= self.high
             if below or above:
+                what = "metric" if self.metric else "extra"
                 where = f", tensor {part!r}" if part else ""
+                found = float(low if below else high)
                 raise ValueError(
-                    f"{'metric' if self.metric else 'extra'} {name!r}{where} has the value {float(low if below else high):g};"
-                    f" {self._allowed()} is expected"
+                    f"{what} {name!r}{where} has the value {found:g}; {self._allowed()} is expected"
                 )
 
     def _allowed(self) -> str:

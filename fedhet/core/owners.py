@@ -44,38 +44,46 @@ def sent_extras(piece: Piece, result: kernel.Result) -> messages.Extras:
     }
 
 
-def read_update(piece: Piece, step: Step, update: messages.Update) -> kernel.Update:
-    """The update as the piece sees it, after the checks; what is withheld is None."""
+def read_update(
+    name: str, expected: Mapping[str, Expected], step: Step, update: messages.Update
+) -> kernel.Update:
+    """The update as the piece of this name sees it, after the checks; what is withheld is None."""
     assert step.sent is not None
-    extras = own_of(piece.name, update.extras)
+    extras = {}
+    for key, what in expected.items():
+        value = (update.metrics if what.metric else update.extras).get(f"{name}.{key}")
+        extras[key] = None if what.statistic and is_withheld(value) else value
     return kernel.Update(
         pid=update.pid,
         n=update.num_examples,
         weight=update.weight,
         weights=update.weights,
         change=update.change,
-        extras={name: None if is_withheld(value) else value for name, value in extras.items()},
+        extras=extras,
         metrics=update.metrics,
         sent=step.sent,
     )
 
 
 def check_extras(
-    piece: Piece, step: Step, update: messages.Update, shapes: dict[str, tuple[int, ...]]
+    owner: str,
+    expected: Mapping[str, Expected],
+    update: messages.Update,
+    shapes: dict[str, tuple[int, ...]],
 ) -> None:
-    """Refuse an update that is not what the piece expects.
+    """Refuse an update that is not what its owner expects.
 
     Args:
-        piece: the piece.
-        step: the step.
+        owner: the name of the piece.
+        expected: what it expects.
         update: the update.
         shapes: of the tensors of any size in the step's other updates; one more may be added.
 
     Raises:
         ValueError: it names the extra.
     """
-    for name, what in piece.expects(step).items():
-        key = f"{piece.name}.{name}"
+    for name, what in expected.items():
+        key = f"{owner}.{name}"
         value = what.read(key, update)
         if value is not None and what.shape is not None and -1 in what.shape:
             first = shapes.setdefault(key, tuple(value.shape))
@@ -91,7 +99,7 @@ def releases_in(expected: Mapping[str, Expected]) -> int:
     """How many releases under privacy.noise the extras of a reply are."""
 
     def is_release(what: Expected) -> bool:
-        if what.public is True or what.whole:
+        if what.public is True or what.metric or (what.whole and not what.repair):
             return False
         public = what.public or ()
         like = {"": None} if what.like is None else what.like
@@ -135,4 +143,4 @@ def repair(piece: Piece, step: Step, update: messages.Update) -> None:
                 value = (
                     clamp(value) if isinstance(value, Tensor) else float(clamp(torch.tensor(value)))
                 )
-        update.extras[key] = what.repair(value) if what.repair else value
+        update.extras[key] = what.repair(value, update) if what.repair else value

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from fedhet.core import streams
 from fedhet.core.errors import RunFailed
-from fedhet.core.kernel import Phase, Step
+from fedhet.core.kernel import Expected, Phase, Step
 from fedhet.core.messages import Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
 
@@ -48,6 +48,7 @@ class Record:
         old: the part of `sent` that merges may change: trained and shared.
         local: how clients train in it.
         seen: owner -> the step as its functions see it.
+        expected: owner -> what it expects of a reply.
         device: where the aggregation takes place.
         ends_run: whether the run does not go on without a client that failed.
         failures: the clients that did not deliver.
@@ -69,6 +70,7 @@ class Record:
     old: Tree
     local: LocalSettings
     seen: dict[str, Step]
+    expected: dict[str, Mapping[str, Expected]]
     device: torch.device
     ends_run: Callable[[Failure], bool]
     failures: list[Failure] = field(default_factory=list)

@@ -207,7 +207,11 @@ class FedStrategy(Strategy):
         for piece in pieces:
             msg.extras |= prefixed(piece.name, extras[self.key(piece)])
         seen = {
-            self.key(piece): replace(step, sent=seen_message(piece.name, msg, sent))
+            self.key(piece): replace(
+                step,
+                state=run.states[self.key(piece)],
+                sent=seen_message(piece.name, msg, sent),
+            )
             for piece in pieces
         }
         old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
@@ -221,6 +225,7 @@ class FedStrategy(Strategy):
             old=old,
             local=local,
             seen=seen,
+            expected={self.key(piece): piece.expects(seen[self.key(piece)]) for piece in pieces},
             device=self.workspace.device,
             ends_run=setting.ends_run,
         )
@@ -311,7 +316,7 @@ class FedStrategy(Strategy):
                 updates = normalised(list(updates))
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = (read_update(owner, current.seen[self.key(owner)], u) for u in passing)
+            read = (self.read(owner, update) for update in passing)
             merged = phase.merge(
                 current.seen[self.key(owner)], run.states[self.key(owner)], current.old, read
             )
@@ -341,6 +346,18 @@ class FedStrategy(Strategy):
         """The plug-ins of the step in progress, if it trains the model."""
         return self.plugins if self.current.entry.phase.trains else []
 
+    def weight(self, update: Update) -> float:
+        """The aggregation weight of an update before plug-ins."""
+        if self.current.entry.owner:
+            return float(update.num_examples)
+        step = self.current.seen[METHOD]
+        return self.method.weight(step, self.read(self.method, update))
+
+    def read(self, piece: Piece, update: Update) -> kernel.Update:
+        """An update of the step in progress, as a piece sees it."""
+        key, current = self.key(piece), self.current
+        return read_update(piece.name, current.expected[key], current.seen[key], update)
+
     def _registered(
         self,
         updates: Iterable[Update],
@@ -363,16 +380,16 @@ class FedStrategy(Strategy):
         """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
         key = self.key(plugin)
         step, state = self.current.seen[key], self.run.states[key]
-        if plugin.overrides("weight"):
-            for update in updates:
-                update.weight = plugin.weight(step, state, read_update(plugin, step, update))
-                yield update
-            return
-        if not (plugin.keeps_all or plugin.overrides("weights")):
+        if not plugin.reweighs and not plugin.keeps_all:
             yield from updates
             return
+        if plugin.overrides("weight"):
+            for update in updates:
+                update.weight = plugin.weight(step, state, self.read(plugin, update))
+                yield update
+            return
         received = list(updates)
-        seen = held[key] = [read_update(plugin, step, update) for update in received]
+        seen = held[key] = [self.read(plugin, update) for update in received]
         if plugin.overrides("weights"):
             weights, recorded = plugin.weights(step, state, seen)
             self.current.note(plugin.name, recorded)

@@ -67,7 +67,7 @@ class Fitted(NamedTuple):
         params: all tensors of the model after it.
         steps: how many steps were taken.
         records: what the terms have recorded, by name, in the order of the batches.
-        start: the tensors with which it began.
+        start: the tensors with which the first training for the message began.
         beside: the parameters that were trained beside the model's.
         momentum: that of SGD, if some was given.
     """
@@ -104,6 +104,7 @@ class Trainer:
         self.fitted: Fitted | None = None
         self._identity = identity
         self._held: AnyTree | None = None
+        self._first: AnyTree | None = None  # where the first training with these terms has begun
 
     def holding(self, params: AnyTree) -> nn.Module:
         """The workspace's model with these values."""
@@ -145,7 +146,8 @@ class Trainer:
             steps = self._descend(descent, model, epochs, patience, local)
         params = self._held = self.workspace.read(list(self.workspace.initial))
         records = {} if alone else joined(descent.recorded)
-        fitted = Fitted(params, steps, records, start, beside, momentum)
+        self._first = start if self._first is None else self._first
+        fitted = Fitted(params, steps, records, self._first, beside, momentum)
         if not alone:
             self.fitted = fitted
         return fitted
