@@ -41,6 +41,7 @@ from fedhet.core.workspace import Workspace
 AnyMethod = type[FedStrategy] | Method
 # Facts of a strategy, and the words by which a method states them.
 FACTS = {
+    "own_data": "own data",
     "takes_steps": "local steps",
     "weighted": "used weights",
     "only_means": "means",

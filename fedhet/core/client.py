@@ -168,6 +168,7 @@ class FedClient(LocalTraining, NumPyClient):
         self._complete: AnyTree | None = None
         self._held: AnyTree | None = None
         self._fitted: Fitted | None = None
+        self._first: AnyTree | None = None
         weights = {name: t.to(device) for name, t in msg.weights.items()}
         extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
         super().receive(replace(msg, weights=weights, extras=extras))
@@ -283,6 +284,7 @@ class FedClient(LocalTraining, NumPyClient):
     ) -> Fitted:
         """As `Site.fit`."""
         workspace, msg = self.workspace, self.msg
+        self._first = start if self._first is None else self._first
         model = self.holding(start)
         self._held = None
         own_stream = (
@@ -308,7 +310,7 @@ class FedClient(LocalTraining, NumPyClient):
         self.local = local
         params = self._held = workspace.read(list(workspace.initial))
         records = {} if alone else {name: self.recorded(name) for name in self._records}
-        fitted = Fitted(params, steps, records, start, beside, momentum or {})
+        fitted = Fitted(params, steps, records, self._first, beside, momentum or {})
         if not alone:
             self._fitted = fitted
         return fitted

@@ -39,6 +39,12 @@ class Rule(NamedTuple):
 
 PLUGINS = (
     Rule(
+        "own_data",
+        False,
+        lambda plugin, _: True,
+        "it acts on a client's own data and model, and this method has none",
+    ),
+    Rule(
         "takes_steps",
         False,
         lambda plugin, _: plugin.needs_steps,

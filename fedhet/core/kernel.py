@@ -339,6 +339,7 @@ class Phase:
 
 # ---- what fits together
 WORDS = {
+    "own data": "clients train on their own data",
     "model": "clients receive the model",
     "weights": "clients send the weights that they have trained",
     "local steps": "clients take local steps",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedhet.core.kernel import Message, Term
 from fedhet.core.metrics import outputs
+from fedhet.core.state import UNSHARED
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Tree
 
@@ -25,7 +26,7 @@ class Fitted(NamedTuple):
         params: all tensors of the model after it.
         steps: how many steps were taken.
         records: what the terms have recorded, by name, in the order of the batches.
-        start: the tensors with which it began.
+        start: the tensors with which the first training for the message began.
         beside: the parameters that were trained beside the model's.
         momentum: that of SGD, if some was given.
     """
@@ -71,6 +72,11 @@ class Site:
     def own(self) -> Samples:
         """The client's own training samples, ready for the model."""
         return self.workspace.train_data(self.pid)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the client keeps tensors of the model for itself."""
+        return bool(self._client.state.get(UNSHARED))
 
     def model(self, params: AnyTree) -> nn.Module:
         """The model with these values; another call, and any training, gives it others."""

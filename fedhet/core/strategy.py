@@ -51,6 +51,7 @@ class FedStrategy(Strategy):
             class that overrides it says so.
         only_weights: whether all that it takes of them are weights; likewise.
         enters: what it takes of them where one of these is false.
+        own_data: whether clients train on their own data.
         takes_steps: whether clients take local steps.
         plain_steps: whether these must be plain SGD's along the gradient of the local loss.
         sgd_steps: whether these must be SGD's, up to a factor that all clients share.
@@ -90,6 +91,7 @@ class FedStrategy(Strategy):
         "sums of its own (the class does not state only_means and only_weights, see"
         " docs/extending.md)"
     )
+    own_data: bool = True
     takes_steps: bool = True
     plain_steps: bool = False
     sgd_steps: bool = False
