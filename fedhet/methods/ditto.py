@@ -7,7 +7,7 @@ FedAvg trains the global model x. Beside it, each participant trains a personal 
 
 where x_t is the model as received in this round.
 
-    down:          x, `ditto.lam`, `ditto.epochs`
+    down:          x
     up:            w_k, n_k
     client keeps:  v_k, buffers included
     server keeps:  x
@@ -27,68 +27,56 @@ Reference: Li et al. 2021, "Ditto: fair and robust federated learning through pe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core import check, trees
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.methods.fedprox import add_proximal
-
-LAM = "ditto.lam"
-EPOCHS = "ditto.epochs"
-PERSONAL = "ditto.v"  # client state
+from fedhet.core import trees
+from fedhet.core.check import MOST_EPOCHS, setting
+from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
+from fedhet.core.site import Site
+from fedhet.core.trees import Tree
+from fedhet.core.workspace import Workspace
+from fedhet.methods.fedprox import away
 
 
-class DittoClient(FedClient):
+class DittoClient(Client):
     """FedAvg's training, then that of the personal model."""
 
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        local_model = self.workspace.read(list(self.workspace.initial))
-        with self.workspace.seeded("ditto", msg.phase, msg.step, msg.pid):
-            self.state.put(PERSONAL, self._train_personal(msg))
-        self.workspace.load(local_model)  # plug-ins read it before the reply leaves
-        return update
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        result, _ = super().train(msg, state, site)
+        workspace = site.workspace
+        x = trees.pick(msg.weights, workspace.trained)
+        v = site.fit(
+            _personal(state, site),
+            [Term("gradient", away, x, self.options.lam)],
+            data=site.own,
+            epochs=self.options.plocal_epochs,
+            stream="ditto",
+            alone=True,
+        )
+        return result, {"v": trees.pick(v.params, [*workspace.shared, *workspace.kept])}
 
-    def _train_personal(self, msg: Broadcast) -> Tree:
-        """v_k after the epochs of this round."""
-        workspace = self.workspace
-        model = workspace.load(self._personal_weights())
-        data = workspace.train_data(self.pid)
-        received = trees.pick(msg.weights, workspace.trained)
-        self.train_model(model, data, received, epochs=msg.epochs(EPOCHS), hooks=False)
-        return workspace.read([*workspace.shared, *workspace.kept])
-
-    def _personal_weights(self) -> Tree:
-        """v_k as this client keeps it, or else its initial value."""
-        return {**self.workspace.initial, **(self.state.get(PERSONAL) or {})}
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if own:  # x_t, while v_k is trained
-            pulled, w, x = trees.columns(own, grads, params, own)
-            add_proximal(pulled, w, x, self.msg.scalar(LAM))
-
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        personal = {"personal": lambda: self.workspace.load(self._personal_weights())}
-        return {**super().views(msg), **personal}
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        personal = {"personal": lambda: site.model(_personal(state, site))}
+        return {**super().views(msg, state, site), **personal}
 
 
-class Ditto(FedStrategy):
+def _personal(state: State, site: Site) -> Tree:
+    """v_k as the client keeps it, or else its initial value."""
+    return {**site.workspace.initial, **(state.get("v") or {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(Method):
     """FedAvg of the w_k; the v_k never leave their clients."""
 
     name = "ditto"
-    client_cls = DittoClient
-    evaluates = ("global", "personal")
+    client = DittoClient
 
-    def __init__(self, setting: Setting, *, lam: float = 1.0, plocal_epochs: int = 1) -> None:
-        self.lam = check.number("method.lam", lam, low=0)
-        self.plocal_epochs = check.integer("method.plocal_epochs", plocal_epochs, low=1)
-        super().__init__(setting)
+    lam: float = setting(1.0, low=0)
+    plocal_epochs: int = setting(1, low=1, high=MOST_EPOCHS)
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {LAM: self.lam, EPOCHS: self.plocal_epochs}
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("global", "personal")

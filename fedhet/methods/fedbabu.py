@@ -27,64 +27,58 @@ Defaults: 5 epochs of fine-tuning of body and head (`full`), as in the paper.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
+from fedhet.core.check import MOST_EPOCHS, setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast
+from fedhet.core.kernel import Client, Message, Method, State
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.training import only
-from fedhet.core.workspace import Scope
-
-EPOCHS = "fedbabu.finetune_epochs"
-PART = "fedbabu.finetune"
+from fedhet.core.site import Site
+from fedhet.core.workspace import Scope, Workspace
 
 
-class FedBABUClient(FedClient):
+class FedBABUClient(Client):
     """Trains the body as in FedAvg, and also evaluates the model after fine-tuning."""
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {**super().views(msg), "personal": lambda: self._fine_tuned(msg)}
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        personal = {"personal": lambda: self._fine_tuned(msg, site)}
+        return {**super().views(msg, state, site), **personal}
 
-    def _fine_tuned(self, msg: Broadcast) -> nn.Module:
-        """The workspace's model after fine-tuning; the next `load` overwrites it, head included."""
-        workspace = self.workspace
-        epochs = msg.epochs(EPOCHS)
-        part = msg.text(PART)
-        model = workspace.load(self.start(msg))
-        body = set(workspace.trained) if part != "head" else set()
-        head = set(filter(in_head, workspace.trainable)) if part != "body" else set()
-        with only(model, body | head):
-            self.train_model(model, workspace.train_data(self.pid), epochs=epochs, hooks=False)
-        return model
+    def _fine_tuned(self, msg: Message, site: Site) -> nn.Module:
+        part, epochs = self.options.finetune, self.options.finetune_epochs
+        names = [
+            name
+            for name in site.workspace.trainable
+            if part == "full" or in_head(name) == (part == "head")
+        ]
+        tuned = site.fit(msg.weights, data=site.own, epochs=epochs, names=names, alone=True)
+        return site.model(tuned.params)
 
 
-class FedBABU(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(Method):
     """Averages the bodies of the clients' models."""
 
     name = "fedbabu"
-    client_cls = FedBABUClient
-    evaluates = ("global", "personal")
+    client = FedBABUClient
 
-    def __init__(
-        self, setting: Setting, *, finetune_epochs: int = 5, finetune: str = "full"
-    ) -> None:
-        self.finetune_epochs = check.integer("method.finetune_epochs", finetune_epochs, low=0)
-        self.finetune = check.one_of("method.finetune", finetune, ("full", "head", "body"))
-        super().__init__(setting)
-
-    def setup(self) -> None:
-        if self.finetune == "head" and self.finetune_epochs:
-            self.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
-        self.evaluation_extras = {EPOCHS: self.finetune_epochs, PART: self.finetune}
+    finetune_epochs: int = setting(5, low=0, high=MOST_EPOCHS)
+    finetune: str = setting("full", allowed=("full", "head", "body"))
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         body = body_names(model, "method=fedbabu freezes the head of the model")
         return Scope(body, body, "method=fedbabu trains only the layers before the head")
+
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("global", "personal")
+
+    def init(self, setting: Setting) -> State:
+        if self.finetune == "head" and self.finetune_epochs:
+            setting.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
+        return {}
 
 
 def in_head(name: str) -> bool:

@@ -4,7 +4,7 @@
 
 The parameters and the running statistics of batch norm do not travel.
 
-    down:          x; with server_bn=average `fedbn.send`
+    down:          x; to evaluate, with server_bn=average `fedbn.bn`
     up:            w_k, n_k; with server_bn=average `fedbn.bn`
     client keeps:  its batch norm
     server keeps:  x; with server_bn=average the mean batch norm
@@ -29,26 +29,35 @@ normalization".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
-from fedhet.core import check, trees
-from fedhet.core.client import FedClient
+from fedhet.core import trees
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.merging import Average
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
-from fedhet.core.state import UNSHARED
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Site
 from fedhet.core.training import norms
-from fedhet.core.trees import Tree
-from fedhet.core.workspace import Scope
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.workspace import Scope, Workspace
 
 log = logging.getLogger("fedhet")
-SEND = "fedbn.send"
-NORMS = "fedbn.bn"
 
 
 def norm_names(model: nn.Module) -> list[str]:
@@ -57,103 +66,100 @@ def norm_names(model: nn.Module) -> list[str]:
     return [name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own]
 
 
-def floating_norm_names(model: nn.Module) -> list[str]:
-    """`norm_names` without the batch counters, which play no part in an evaluation."""
-    state = model.state_dict()
-    return [name for name in norm_names(model) if state[name].is_floating_point()]
+def sent_norms(method: FedBN, workspace: Workspace) -> list[str]:
+    """The names of the batch norms that travel, without counters, which evaluate nothing."""
+    if method.server_bn == "none":
+        return []
+    return [
+        name for name in norm_names(workspace.model) if workspace.initial[name].is_floating_point()
+    ]
 
 
-class FedBNClient(FedClient):
+class FedBNClient(Client):
     """FedAvg's training, with the client's own batch norm."""
 
-    def reply(self, extras: Extras | None = None) -> Update:
-        update = super().reply(extras)
-        if SEND in self.msg.extras:
-            update.extras[NORMS] = self.workspace.read(floating_norm_names(self.workspace.model))
-        return update
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        result, state = super().train(msg, state, site)
+        bn = trees.pick(result.weights, sent_norms(self.options, site.workspace))
+        return Result(result.weights, {"bn": bn} if bn else {}), state
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        if not norm_names(self.workspace.model):
-            return super().views(msg)
-        own = self.received_weights(msg)
-        if NORMS not in msg.extras:
-            return {"personal": lambda: self.workspace.load(own)}
-        averaged = {**own, **msg.tree(NORMS)}
-        personal = own if self.state.get(UNSHARED) else averaged
-        return {
-            "global": lambda: self.workspace.load(averaged),
-            "personal": lambda: self.workspace.load(personal),
-        }
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        if not norm_names(site.workspace.model):
+            return super().views(msg, state, site)
+        if "bn" not in msg:
+            return {"personal": partial(site.model, msg.weights)}
+        averaged = {**msg.weights, **msg["bn"]}
+        personal = msg.weights if site.keeps else averaged
+        return {"global": partial(site.model, averaged), "personal": partial(site.model, personal)}
 
 
-class FedBN(FedStrategy):
-    """FedAvg of everything but batch norm."""
+@dataclass(frozen=True, kw_only=True)
+class FedBN(Method):
+    """FedAvg of everything but batch norm.
+
+    With server_bn=average its state is "bn", the mean batch norm.
+    """
 
     name = "fedbn"
-    client_cls = FedBNClient
-    only_means = True
-    enters = "batch norms"
-    otherwise = {"only_weights": "method.server_bn=none"}
-    evaluates: tuple[str, ...] = ("personal",)
-    personal_names = ()  # only the batch norms, which stay with the clients
+    client = FedBNClient
 
-    def __init__(self, setting: Setting, *, server_bn: str = "none") -> None:
-        self.server_bn = check.one_of("method.server_bn", server_bn, ("none", "average"))
-        self.releases = int(server_bn == "average")
-        self.only_weights = server_bn == "none"
-        super().__init__(setting)
+    server_bn: str = setting("none", allowed=("none", "average"))
+
+    @property
+    def breaks(self) -> dict[str, str]:
+        return {"weights alone": "batch norms"} if self.server_bn == "average" else {}
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         kept = frozenset(norm_names(model))
         return Scope(shared=lambda name: name not in kept)
 
-    def setup(self) -> None:
-        model = self.workspace.model
-        if self.workspace.frozen_norms:
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        if not norm_names(workspace.model):
+            return ("global",)
+        return ("global", "personal") if sent_norms(self, workspace) else ("personal",)
+
+    def personal(self, workspace: Workspace) -> Sequence[str]:
+        return ()  # only the batch norms, which stay with the clients
+
+    def init(self, setting: Setting) -> State:
+        workspace = setting.workspace
+        if workspace.frozen_norms:
             raise ConfigError(
                 "buffers=frozen: method=fedbn keeps batch norm local, statistics included; use"
                 " buffers=average or local"
             )
-        self._norm_names = floating_norm_names(model)
-        self._averages_norms = self.server_bn == "average" and bool(self._norm_names)
-        if self._averages_norms:
-            self.evaluates = ("global", "personal")
-            self.evaluation_extras = {NORMS: self._mean_norms}
-        elif not self._norm_names:
-            self.evaluates = FedStrategy.evaluates
-            log.warning(
-                "fedbn: the model %s has no batch norm, so this is FedAvg", type(model).__name__
-            )
+        if not norm_names(workspace.model):
+            name = type(workspace.model).__name__
+            log.warning("fedbn: the model %s has no batch norm, so this is FedAvg", name)
+        bn = trees.pick(workspace.initial, sent_norms(self, workspace))
+        return {"bn": bn} if bn else {}
 
-    @property
-    def _mean_norms(self) -> Tree:
-        return trees.pick(self.weights["model"], self._norm_names)
+    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+        return state
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {SEND: True} if self._averages_norms else {}
+    def expects(self, step: Step) -> dict[str, Expected]:
+        workspace = step.workspace
+        bn = trees.pick(workspace.initial, sent_norms(self, workspace))
+        variances = [name for name in workspace.variances if name in bn]
 
-    def check(self, update: Update) -> None:
-        if self._averages_norms:
-            norms = update.tree(NORMS, like=self._mean_norms)
-            if bad := trees.first_negative(
-                {n: norms[n] for n in self.workspace.variances if n in norms}
-            ):
-                raise ValueError(f"extra {NORMS!r}: {bad} has negative values; variances are >= 0")
+        def check(norms: AnyTree, pid: int) -> None:
+            if bad := trees.first_negative(trees.pick(norms, variances)):
+                raise ValueError(f"extra 'fedbn.bn': {bad} has negative values; variances are >= 0")
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        if not self._averages_norms:
-            return super().merge(updates, old)
-        total = self.setting.merge.average()
-        new = super().merge(_adding_norms(updates, total), old)
-        mean = trees.cast(total.mean(reuse=True), self._mean_norms)
-        self.weights["model"] = {**self.weights["model"], **mean}
-        self.evaluation_extras = {NORMS: mean}
-        return new
+        return {"bn": Expected(like=bn, check=check)} if bn else {}
 
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        if not state:
+            return super().merge(step, state, old, updates)
+        total = step.average()
 
-def _adding_norms(updates: Iterator[Update], total: Average) -> Iterator[Update]:
-    """Pass the updates on, which can be read only once, and add their batch norms to `total`."""
-    for update in updates:
-        total.add(update.tree(NORMS), update.weight)
-        yield update
+        def passing() -> Iterator[Update]:
+            for update in updates:  # which can be read only once
+                total.add(update["bn"], update.weight)
+                yield update
+
+        new = super().merge(step, state, old, passing()).weights
+        bn = trees.cast(total.mean(reuse=True), state["bn"])
+        return Merged(new, {"bn": bn}, slots={"model": bn})

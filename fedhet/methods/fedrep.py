@@ -8,7 +8,7 @@ algorithm 1. The head is the module `model.head`, the last layer; the body is th
     server: x <- 1/|P| sum_{k in P} w_k, over the participants P
     personal model: (x, h_k)
 
-    down:          x, `fedrep.head_epochs`, `fedrep.joint`
+    down:          x
     up:            w_k, n_k
     client keeps:  h_k
     server keeps:  x
@@ -30,70 +30,63 @@ Defaults: `head_epochs = 10`, as in most of the paper's experiments; the body's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.check import MOST_EPOCHS, setting
+from fedhet.core.kernel import Client, Message, Method, Result, State, Step, Update, serves
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.training import only
-from fedhet.core.workspace import Scope
+from fedhet.core.site import Site
+from fedhet.core.workspace import Scope, Workspace
 from fedhet.methods.fedbabu import body_names, in_head
 
-EPOCHS = "fedrep.head_epochs"
-JOINT = "fedrep.joint"
 
-
-class FedRepClient(FedClient):
+class FedRepClient(Client):
     """Trains its head, then the body; or both together."""
 
-    def train(self, msg: Broadcast) -> Update:
-        if msg.boolean(JOINT):
-            return super().train(msg)
-        workspace = self.workspace
-        self.model = workspace.load(self.start(msg))
-        shared = frozenset(workspace.mergeable)
-        with only(self.model, frozenset(workspace.trained) - shared):
-            self.train_model(self.model, self.data, epochs=msg.epochs(EPOCHS), hooks=False)
-        with only(self.model, shared):
-            self.train_model(self.model, self.data, self.prepare(msg))
-        return self.reply()
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        if self.options.joint:
+            return super().train(msg, state, site)
+        body = site.workspace.mergeable
+        head = [name for name in site.workspace.trained if name not in body]
+        own = site.fit(msg.weights, epochs=self.options.head_epochs, names=head, alone=True)
+        return Result(site.fit(own.params, names=body).params), state
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: self.workspace.load(self.received_weights(msg))}
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        return {"personal": lambda: site.model(msg.weights)}
 
 
-class FedRep(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedRep(Method):
     """Averages the bodies of the clients' models."""
 
     name = "fedrep"
-    client_cls = FedRepClient
-    evaluates = ("personal",)
-    personal_names = ()  # only the heads, which stay with the clients
+    client = FedRepClient
 
-    def __init__(self, setting: Setting, *, head_epochs: int = 10, joint: bool = False) -> None:
-        self.head_epochs = check.integer("method.head_epochs", head_epochs, low=0)
-        self.joint = check.boolean("method.joint", joint)
-        super().__init__(setting)
+    head_epochs: int = setting(10, low=0, high=MOST_EPOCHS)
+    joint: bool = setting(False)
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=body_names(model, "method=fedrep keeps the head of the model"))
 
-    def setup(self) -> None:
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("personal",)
+
+    def personal(self, workspace: Workspace) -> Sequence[str]:
+        return ()  # only the heads, which stay with the clients
+
+    def init(self, setting: Setting) -> State:
         own = "" if self.joint else " in a phase of their own"
-        self.workspace.require(
+        setting.workspace.require(
             lambda name: not in_head(name), f"method=fedrep trains the layers before the head{own}"
         )
         if self.head_epochs and not self.joint:
-            self.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
+            setting.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
+        return {}
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {EPOCHS: self.head_epochs, JOINT: self.joint}
-
-    def base_weight(self, update: Update) -> float:
-        return super().base_weight(update) if self.joint else 1.0
+    def weight(self, step: Step, update: Update) -> float:
+        return float(update.n) if self.joint else 1.0

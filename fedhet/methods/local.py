@@ -19,36 +19,40 @@ that has never taken part is evaluated with x_0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.kernel import Client, Merged, Message, Method, State, Step, Update
+from fedhet.core.site import Site
 from fedhet.core.trees import Tree
-from fedhet.core.workspace import Scope
+from fedhet.core.workspace import Scope, Workspace
 
 
-class LocalClient(FedClient):
+class LocalClient(Client):
     """FedAvg's training, which starts from the client's own model, and keeps it."""
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": super().views(msg)["global"]}
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        return {"personal": lambda: site.model(msg.weights)}
 
 
-class Local(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class Local(Method):
     """Shares nothing, so that there is nothing to merge."""
 
     name = "local"
-    client_cls = LocalClient
-    weighted = False
-    refuses_noise = "its clients send nothing to which noise could be added"
-    only_means = only_weights = True
-    evaluates = ("personal",)
+    client = LocalClient
+    breaks = {
+        "used weights": "nothing is averaged",
+        "noise": "its clients send nothing to which noise could be added",
+    }
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=lambda name: False)
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        return {}
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("personal",)
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        return Merged({}, state)

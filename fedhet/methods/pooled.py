@@ -5,7 +5,7 @@ simulations only:
 
     server: x <- x - lr g(x) over E epochs of mini-batches of the union of all clients' data
 
-    down:          x, `pooled.only` where it is set
+    down:          x
     up:            x after training
     client keeps:  nothing
     server keeps:  x
@@ -22,54 +22,47 @@ since it is scored as every global model.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.kernel import Client, Message, Method, Phase, Result, State, serves
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Site
 from fedhet.core.task import Samples
 
 log = logging.getLogger("fedhet")
-ONLY = "pooled.only"
 POOLS = "pools the clients' raw data"
 
 
-class PooledClient(FedClient):
+class PooledClient(Client):
     """Trains on the data of all clients, or of one."""
 
-    def train(self, msg: Broadcast) -> Update:
-        task = self.workspace.task
-        only = {msg.integer(ONLY)} if ONLY in msg.extras else range(len(task.sizes))
-        parts = [task.clients[pid].train for pid in only if task.sizes[pid]]
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        task, only = site.workspace.task, self.options.only
+        pids = range(len(task.sizes)) if only is None else [only]
+        parts = [task.clients[pid].train for pid in pids if task.sizes[pid]]
         x, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y"))
-        self.data = self.workspace.prepared(Samples(x, y))
-        return super().train(msg)
+        data = site.workspace.prepared(Samples(x, y))
+        return Result(site.fit(msg.weights, data=data).params), state
 
 
-class Pooled(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Method):
     """Sends the model to one client in each step."""
 
     name = "pooled"
-    client_cls = PooledClient
-    weighted = False
-    refuses_noise = POOLS
+    client = PooledClient
+    breaks = {"own data": POOLS, "used weights": "there is one update", "noise": POOLS}
 
-    def __init__(self, setting: Setting, *, only: int | None = None) -> None:
-        self.only = check.optional(check.integer, "method.only", only, low=0)
-        super().__init__(setting)
+    only: int | None = setting(None, low=0)
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {} if self.only is None else {ONLY: self.only}
-
-    def setup(self) -> None:
-        task = self.workspace.task
-        if not self.workspace.simulated or task.example is not None:
+    def init(self, setting: Setting) -> State:
+        task = setting.workspace.task
+        if not setting.workspace.simulated or task.example is not None:
             raise ConfigError(
                 f"method=pooled {POOLS}, which never leave a site: it is for simulations, with"
                 " engine=local or engine=ray and another dataset than local"
@@ -80,11 +73,7 @@ class Pooled(FedStrategy):
                 f" {len(task.sizes)} clients, counted from 0, that has training samples"
             )
         log.warning("method=pooled %s; it is a reference, not federated learning", POOLS)
+        return {}
 
-    @property
-    def refuses(self) -> dict[str, str]:
-        alone = "it acts on a client's own data and model, and this method has none"
-        return {plugin.name: alone for plugin in self.plugins}
-
-    def phases(self) -> list[Phase]:
-        return [replace(phase, cohort=1) for phase in super().phases()]
+    def phases(self, setting: Setting) -> list[Phase]:
+        return [replace(phase, cohort=1) for phase in super().phases(setting)]

@@ -19,7 +19,7 @@ from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedbn import NORMS, FedBN
+from fedhet.methods.fedbn import FedBN
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 
@@ -39,7 +39,7 @@ def test_a_negative_variance_is_refused(federation: Federation) -> None:
     """Among the weights, and among the extras of FedBN."""
 
     def falsify(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
-        tree = replies[-1].weights if VAR in replies[-1].weights else replies[-1].extras[NORMS]
+        tree = replies[-1].weights if VAR in replies[-1].weights else replies[-1].extras["fedbn.bn"]
         tree[VAR] = tree[VAR] - 10
         return replies
 

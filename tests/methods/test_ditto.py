@@ -33,7 +33,7 @@ from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.ditto import PERSONAL, Ditto
+from fedhet.methods.ditto import Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
@@ -48,7 +48,7 @@ def with_plugins() -> list[Plugin]:
 
 def personal(run: Any, pid: int) -> Weights:
     """v_k as the client keeps it; empty where it has never taken part."""
-    return arrays(client_state(run, pid, PERSONAL))
+    return arrays(client_state(run, pid, "ditto.v"))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
@@ -167,7 +167,7 @@ def test_views(federation: Federation) -> None:
     cohort = [msg.pid for msg in run.step()]
     for msg in evaluation_messages(run.strategy):
         metrics = run.client().handle(msg).metrics
-        v = client_state(run, msg.pid, PERSONAL) or first
+        v = client_state(run, msg.pid, "ditto.v") or first
         assert (v is first) == (msg.pid not in cohort)
         data = clients[msg.pid].train
         for view, w in (("global", run.model), ("personal", v)):

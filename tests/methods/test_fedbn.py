@@ -18,7 +18,7 @@ from fedhet.core.server_opt import FedAvgM
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.fedbn import NORMS, FedBN, norm_names
+from fedhet.methods.fedbn import FedBN, norm_names
 from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
@@ -97,8 +97,8 @@ def test_what_travels(federation: Federation, server_bn: str) -> None:
         assert list(msg.weights) == list(reply.weights) == SHARED
         assert len(wire.write_broadcast(msg)[0]) == len(wire.reply_arrays(msg, reply)[0]) == 4
         extras = {name: list(tree) for name, tree in reply.extras.items()}
-        assert extras == ({NORMS: FLOATING} if server_bn == "average" else {})
-        assert NORMS not in msg.extras
+        assert extras == ({"fedbn.bn": FLOATING} if server_bn == "average" else {})
+        assert "fedbn.bn" not in msg.extras
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
@@ -136,7 +136,7 @@ def test_a_bad_mean_is_the_clients_failure(federation: Federation) -> None:
     )
 
     def spoil(plan: list[Any], replies: list[Any]) -> list[Any]:
-        replies[1].extras[NORMS]["body.1.running_var"][0] = float("nan")
+        replies[1].extras["fedbn.bn"]["body.1.running_var"][0] = float("nan")
         return replies
 
     spoilt = run.step(spoil)[1].pid

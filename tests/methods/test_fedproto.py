@@ -21,7 +21,7 @@ from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.maths import fedpcl as maths
-from fedhet.methods.ditto import PERSONAL, Ditto
+from fedhet.methods.ditto import Ditto
 from fedhet.methods.fedproto import COUNTS, PROTOTYPES, FedProto
 
 Federation = Callable[..., Any]
@@ -113,7 +113,7 @@ def test_without_the_term_clients_train_alone(federation: Federation) -> None:
     )
     for pid in range(4):
         own = client_state(alone, pid, UNSHARED)
-        other = client_state(ditto, pid, PERSONAL)
+        other = client_state(ditto, pid, "ditto.v")
         assert all(torch.equal(t, other[name]) for name, t in own.items())
         pulled = client_state(drawn, pid, UNSHARED)
         assert not all(torch.equal(t, pulled[name]) for name, t in own.items())

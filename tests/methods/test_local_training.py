@@ -15,7 +15,7 @@ from fedhet.core.client import UNSHARED
 from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.ditto import PERSONAL, Ditto
+from fedhet.methods.ditto import Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.local import Local
 
@@ -33,7 +33,7 @@ def test_it_is_ditto_without_a_pull(federation: Federation, buffers: str) -> Non
     ).run()
     assert local.strategy.versions == ditto.strategy.versions
     for pid in local.strategy.versions:
-        own, expected = client_state(local, pid, UNSHARED), client_state(ditto, pid, PERSONAL)
+        own, expected = client_state(local, pid, UNSHARED), client_state(ditto, pid, "ditto.v")
         assert own.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in own.items())
 
