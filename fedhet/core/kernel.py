@@ -132,6 +132,8 @@ class Expected:
         low: the least value of each entry; None for any.
         high: the largest; None for any.
         whole: whether it is of whole numbers.
+        counts: of the numbers of the client's samples by class the least that it sends: `shape` is
+            (classes,), and fedhet.core.counts.suppressed makes them; None for other values.
         exactly: client -> the only number that is believed; None where it cannot be known.
         check: (value, client) -> None, raises ValueError where the value is bad all the same.
         statistic: whether it is a statistic of the client's samples, which a client with fewer than
@@ -146,6 +148,7 @@ class Expected:
     low: float | None = None
     high: float | None = None
     whole: bool = False
+    counts: int | None = None
     exactly: Callable[[int], int | None] | None = None
     check: Callable[[Any, int], None] | None = None
     statistic: bool = False
@@ -183,6 +186,8 @@ class Expected:
 
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
+        if self.counts is not None:
+            return update.counts(name, update.num_examples, *self.shape, least=self.counts)
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
         fits = value.ndim == len(self.shape) and all(
             m in (-1, n) for m, n in zip(self.shape, value.shape, strict=True)
