@@ -13,15 +13,14 @@ the last layer, so that a sample lies near the prototypes of its class and far f
 
 Phase `collect`, once, all clients, without training:
 
-    down:          `fedpcl.renormalise`
+    down:          nothing
     up:            `fedpcl.prototypes` (classes x d, and which classes these are)
     client keeps:  its prototypes
     server keeps:  C (slot `prototypes`), the K' sets
 
 Phase `train`:
 
-    down:          `fedpcl.prototypes` (C, and the K' sets of the last step), `fedpcl.tau`,
-                   `fedpcl.denominator`, `fedpcl.renormalise`
+    down:          `fedpcl.prototypes` (C, and the K' sets of the last step)
     up:            `fedpcl.prototypes`
     client keeps:  its whole model but the last layer, its prototypes
     server keeps:  C, the K' sets
@@ -48,38 +47,140 @@ approach".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.metrics import outputs
-from fedhet.core.phases import Phase
+from fedhet.core.check import setting
+from fedhet.core.groups import LocalSettings
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Phase,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.core.workspace import Scope
-from fedhet.maths import fedpcl as maths
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.workspace import Scope, Workspace
 from fedhet.models.base import feature_head
 
 log = logging.getLogger("fedhet")
 Closeness = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+DENOMINATORS = ("all", "others")
 SLOT = "prototypes"
-PROTOTYPES = "fedpcl.prototypes"
 ROUNDING = 1e-3  # of a norm in the model's precision
-TAU = "fedpcl.tau"
-DENOMINATOR = "fedpcl.denominator"
-RENORMALISE = "fedpcl.renormalise"
-OWN = "fedpcl.own"  # client state: its prototypes
 
 
+# ---- the equations
+# Suffixes of names give shapes: K clients, B or n samples, C classes, d features. In every set of
+# prototypes, row c belongs to class c.
+
+
+def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return a client's prototypes and which classes it has.
+
+    Args:
+        z_nd: features.
+        y_n: labels.
+        classes: C.
+
+    Returns:
+        (C, d) float64, the mean of z over each class, 0 for a class without samples; and (C,)
+        bool, whether the class has samples.
+    """
+    counts = y_n.bincount(minlength=classes)
+    sums = z_nd.new_zeros(classes, z_nd.shape[1], dtype=torch.float64)
+    sums.index_add_(0, y_n, z_nd.double())
+    return sums / counts.clamp(min=1)[:, None], counts > 0
+
+
+def pooled(means_KCd: Tensor, counts_KC: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the global prototypes, means over the clients.
+
+    Args:
+        means_KCd: the clients' prototypes.
+        counts_KC: whole numbers, or whether a client has the class, by which they are weighted.
+
+    Returns:
+        (C, d) float64, the means, 0 for a class that no client has; and (C,) bool, whether any
+        client has the class.
+    """
+    sums = torch.where(counts_KC[..., None] > 0, means_KCd.double() * counts_KC[..., None], 0).sum(
+        0
+    )
+    return sums / counts_KC.sum(0).clamp(min=1)[:, None], (counts_KC > 0).any(0)
+
+
+def contrast(scores_BC: Tensor, y_B: Tensor, known_C: Tensor, denominator: str) -> Tensor:
+    """Return the contrastive losses -s_y + log sum_c exp s_c, shape (..., B).
+
+    A loss is 0 where there is nothing to contrast: the class y is unknown, or it is the only
+    known class.
+
+    Args:
+        scores_BC: (..., B, C) the scores s.
+        y_B: labels.
+        known_C: which classes have a prototype; the sum runs over these only.
+        denominator: "all" to sum over all known classes, or "others" to leave out y.
+    """
+    label = y_B.expand(scores_BC.shape[:-1])[..., None]
+    left_out = ~known_C
+    if denominator == "others":
+        left_out = left_out.expand(scores_BC.shape).scatter(-1, label, True)
+    own_score = scores_BC.gather(-1, label).squeeze(-1)
+    losses = scores_BC.masked_fill(left_out, -torch.inf).logsumexp(-1) - own_score
+    return losses.where(known_C[y_B] & (known_C.sum() > 1), 0)
+
+
+def losses(
+    z_Bd: Tensor,
+    y_B: Tensor,
+    mean_Cd: Tensor,
+    clients_KCd: Tensor,
+    known_C: Tensor,
+    tau: float,
+    denominator: str,
+) -> Tensor:
+    """Return the loss of each sample, shape (B,).
+
+    It is the contrast with the global prototypes, plus the mean over clients of the contrast
+    with each client's prototypes.
+
+    Args:
+        z_Bd: features of length 1.
+        y_B: labels.
+        mean_Cd: the global prototypes.
+        clients_KCd: the clients' prototypes.
+        known_C: which classes have a prototype.
+        tau: the temperature.
+        denominator: see `contrast`.
+    """
+    global_B = contrast(z_Bd @ mean_Cd.T / tau, y_B, known_C, denominator)
+    scores_KBC = torch.einsum("bd,kcd->kbc", z_Bd, clients_KCd) / tau
+    return global_B + contrast(scores_KBC, y_B, known_C, denominator).mean(0)
+
+
+def cosines(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
+    """Return the cosine of each sample with each prototype, (B, C), -inf for unknown classes."""
+    return (normalize(z_Bd) @ normalize(mean_Cd).T).masked_fill(~known_C, -torch.inf)
+
+
+# ---- prototypes of a run, which FedProto has as well
 class PrototypeClassifier(nn.Module):
     """Scores classes by how close the features are to the prototypes.
 
@@ -90,7 +191,7 @@ class PrototypeClassifier(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, prototypes: Tree, closeness: Closeness = maths.cosines
+        self, model: nn.Module, prototypes: AnyTree, closeness: Closeness = cosines
     ) -> None:
         super().__init__()
         self.model = model
@@ -104,154 +205,132 @@ class PrototypeClassifier(nn.Module):
         return self.closeness(z, self.mean, self.has)  # type: ignore[arg-type]
 
     @classmethod
-    def around(cls, model: nn.Module, closeness: Closeness = maths.cosines) -> PrototypeClassifier:
+    def around(cls, model: nn.Module, closeness: Closeness = cosines) -> PrototypeClassifier:
         """A classifier without prototypes yet, into which `fedhet.load` puts them."""
         mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
         return cls(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0}, closeness)
 
 
-@torch.no_grad()
 def class_means(
-    client: FedClient, model: nn.Module, unit: Callable[[Tensor], Tensor] = lambda z: z
+    site: Site, params: AnyTree, unit: Callable[[Tensor], Tensor] = lambda z: z
 ) -> tuple[Tensor, Tensor]:
     """Return the means over the classes of the client's real training samples, in eval mode.
 
     Args:
-        client: whose samples they are.
-        model: a model with features(x).
+        site: the client's.
+        params: the tensors of a model with features(x).
         unit: changes the features (B, d) before the means.
 
     Returns:
-        As `maths.prototypes`.
+        As `prototypes`.
     """
-    model.eval()
-    workspace = client.workspace
-    data = workspace.train_data(client.pid)
-    z = torch.cat([unit(z) for z in outputs(model, data.x, workspace.performer, "features")])
-    return maths.prototypes(z, data.y, workspace.task.classes)
+    data = site.own
+    z = torch.cat([unit(z) for z in site.outputs(params, data.x, "features")])
+    return prototypes(z, data.y, site.workspace.task.classes)
 
 
-def no_prototypes(head: nn.Linear, classes: int) -> Tree:
+def no_prototypes(workspace: Workspace) -> Tree:
     """Return the initial slot: "mean" (C, d) and "has" (C,), without any class."""
-    mean = head.weight.new_zeros(classes, head.in_features).detach()
+    head, classes = workspace.model.head, workspace.task.classes
+    mean = head.weight.new_zeros(classes, head.in_features).detach()  # type: ignore[union-attr, operator]
     return {"mean": mean, "has": torch.zeros(classes, dtype=torch.bool, device=mean.device)}
 
 
-def renewed(before: Tree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
+def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
     """Return the slot with the means of the classes that are present; others keep their value."""
     mean = torch.where(present_C[:, None], mean_Cd, before["mean"]).to(before["mean"].dtype)
     return {"mean": mean, "has": before["has"] | present_C}
 
 
-class FedPCLClient(FedClient):
+# ---- the method
+def check_norms(sent: Tree, pid: int) -> None:
+    """Refuse prototypes that cannot be means of unit vectors."""
+    longest = float(sent["mean"].norm(dim=1).max())
+    if longest > 1 + ROUNDING:
+        raise ValueError(
+            f"extra 'fedpcl.prototypes' has a prototype of norm {longest:.4g}; means of unit"
+            " vectors have at most 1"
+        )
+
+
+def renormalised(sent: Tree) -> Tree:
+    """The prototypes with the length 1."""
+    return {**sent, "mean": normalize(sent["mean"])}
+
+
+class FedPCLClient(Client):
     """Keeps its model, and sends prototypes; under privacy.noise one of every class."""
 
-    public = (f"{PROTOTYPES}.has",)
-
-    def collect(self, msg: Broadcast) -> Update:
+    @serves
+    def collect(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """The phase `collect`: send the prototypes of the initial model."""
-        model = self.workspace.load(self.start(msg))
-        return self._with_prototypes(Update(self.pid, self.num_examples), model)
+        own = self._prototypes(msg.weights, site)
+        return Result({}, self._sent(own, site)), {"own": own}
 
-    def train(self, msg: Broadcast) -> Update:
-        return self._with_prototypes(super().train(msg), self.model)
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        contrasts = Term("loss", self._contrasts, msg["prototypes"])
+        params = site.fit(msg.weights, loss=contrasts).params
+        own = self._prototypes(params, site)
+        return Result(params, self._sent(own, site)), {"own": own}
 
-    def _with_prototypes(self, update: Update, model: nn.Module) -> Update:
-        """The update with the prototypes that may be sent; the client keeps all of its own."""
-        prototypes = self._prototypes(model, renormalise=self.msg.boolean(RENORMALISE))
-        self.state.put(OWN, prototypes)
-        counts = self.workspace.train_data(self.pid).y.bincount(
-            minlength=self.workspace.task.classes
-        )
-        sent = prototypes["has"] & (counts >= self.workspace.min_count)
-        mean = prototypes["mean"].where(sent[:, None], 0)
-        if self.workspace.noise:
-            sent = torch.ones_like(sent)
-        update.extras[PROTOTYPES] = {"mean": mean, "has": sent}
-        return update
+    def _contrasts(self, params: AnyTree, batch: Batch, own: AnyTree) -> Tensor:
+        z, o = normalize(batch.z), self.options
+        return losses(z, batch.y, own["mean"], own["clients"], own["has"], o.tau, o.denominator)
 
-    def released(self, update: Update) -> None:
-        if PROTOTYPES in update.extras and self.msg.boolean(RENORMALISE):
-            noised = update.tree(PROTOTYPES)
-            update.extras[PROTOTYPES] = {**noised, "mean": normalize(noised["mean"])}
-
-    def prepare(self, msg: Broadcast) -> Tree:
-        return msg.tree(PROTOTYPES)
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return maths.losses(
-            normalize(batch.z),
-            batch.y,
-            own["mean"],
-            own["clients"],
-            own["has"],
-            self.msg.scalar(TAU),
-            self.msg.text(DENOMINATOR),
-        )
-
-    def _prototypes(self, model: nn.Module, *, renormalise: bool = False) -> Tree:
+    def _prototypes(self, params: AnyTree, site: Site) -> Tree:
         """The class means of z, and which classes there are."""
-        mean, has = class_means(self, model, normalize)
-        if renormalise:
+        mean, has = class_means(site, params, normalize)
+        if self.options.renormalise:
             mean = normalize(mean)
-        return {"mean": mean.to(self.workspace.initial["head.weight"].dtype), "has": has}
+        return {"mean": mean.to(site.workspace.initial["head.weight"].dtype), "has": has}
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: self._classifier(msg)}
+    def _sent(self, own: Tree, site: Site) -> Extras:
+        """Of the client's prototypes those that may be sent."""
+        workspace = site.workspace
+        counts = site.own.y.bincount(minlength=workspace.task.classes)
+        sent = own["has"] & (counts >= workspace.min_count)
+        mean = own["mean"].where(sent[:, None], 0)
+        return {"prototypes": {"mean": mean, "has": sent | bool(workspace.noise)}}
+
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        return {"personal": lambda: self._classifier(msg, state, site)}
+
+    def _classifier(self, msg: Message, state: State, site: Site) -> nn.Module:
+        """The personal model: this client's features and prototypes.
+
+        Where the message has prototypes, they stand in for the classes that the client lacks.
+        """
+        own = state.get("own") or self._prototypes(msg.weights, site)  # it failed in `collect`
+        if "prototypes" in msg:
+            own = renewed(msg["prototypes"], own["mean"], own["has"])
+        return PrototypeClassifier(site.model(msg.weights), own)
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
         return PrototypeClassifier.around(model)
 
-    def _classifier(self, msg: Broadcast) -> nn.Module:
-        """The personal model: this client's features and prototypes.
 
-        Where the message has prototypes, they stand in for the classes that the client lacks.
-        """
-        model = self.workspace.load(self.start(msg))
-        prototypes = self.state.get(OWN)
-        if prototypes is None:  # the client failed in the phase `collect`
-            prototypes = self._prototypes(model)
-        if PROTOTYPES in msg.extras:
-            own = prototypes
-            shared = msg.tree(PROTOTYPES)
-            prototypes = {
-                "mean": torch.where(own["has"][:, None], own["mean"], shared["mean"]),
-                "has": own["has"] | shared["has"],
-            }
-        return PrototypeClassifier(model, prototypes)
+@dataclass(frozen=True, kw_only=True)
+class FedPCL(Method):
+    """Averages prototypes instead of weights.
 
-
-class FedPCL(FedStrategy):
-    """Averages prototypes instead of weights."""
+    Its state is "clients" (K', C, d): the sets of the last step, with missing classes filled.
+    """
 
     name = "fedpcl"
-    client_cls = FedPCLClient
-    evaluates = ("personal",)
-    weighted = False
-    enters = "prototypes"
-    memory = ("_client_prototypes",)
-    releases = 1
-    _client_prototypes: Tensor  # (K', C, d) the last step's sets, missing classes filled
+    client = FedPCLClient
+    breaks = {
+        "used weights": "it takes the plain mean of the prototypes",
+        "means": "prototypes",
+        "weights alone": "prototypes",
+    }
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        tau: float = 0.07,
-        clip: float | None = 10.0,
-        denominator: str = "all",
-        renormalise: bool = False,
-        unseen: str = "exclude",
-    ) -> None:
-        self.tau = check.number("method.tau", tau, open_low=0)
-        self.clip = check.optional(check.number, "method.clip", clip, open_low=0)
-        self.denominator = check.one_of("method.denominator", denominator, maths.DENOMINATORS)
-        self.renormalise = check.boolean("method.renormalise", renormalise)
-        self.unseen = check.one_of("method.unseen", unseen, ("exclude", "global"))
-        if setting.local.clip is None:
-            setting = replace(setting, local=replace(setting.local, clip=self.clip))
-        super().__init__(setting)
+    tau: float = setting(0.07, open_low=0)
+    clip: float | None = setting(10.0, open_low=0)
+    denominator: str = setting("all", allowed=DENOMINATORS)
+    renormalise: bool = False
+    unseen: str = setting("exclude", allowed=("exclude", "global"))
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
@@ -261,63 +340,62 @@ class FedPCL(FedStrategy):
             why="method=fedpcl trains only the layers before the head",
         )
 
-    def setup(self) -> None:
-        self.workspace.task.check_classes("method=fedpcl")
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("personal",)
+
+    def local(self, local: LocalSettings) -> LocalSettings:
+        return replace(local, clip=self.clip) if local.clip is None else local
+
+    def init(self, setting: Setting) -> State:
+        setting.workspace.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
-        self._head = feature_head(self.workspace.model, why)
-
-    def slots(self) -> dict[str, Tree]:
-        return {SLOT: no_prototypes(self._head, self.workspace.task.classes)}
-
-    def phases(self) -> list[Phase]:
-        collect = Phase("collect", 1, self.merge, check=self.check, cohort=1.0, uploads=False)
-        return [collect, *super().phases()]
-
-    def base_weight(self, update: Update) -> float:
-        return 1.0
-
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        if not phase.trains:
-            return {RENORMALISE: self.renormalise}
-        return {
-            PROTOTYPES: {**self.weights[SLOT], "clients": self._client_prototypes},
-            TAU: self.tau,
-            DENOMINATOR: self.denominator,
-            RENORMALISE: self.renormalise,
-        }
-
-    def check(self, update: Update) -> None:
-        means = update.tree(PROTOTYPES, like=self.weights[SLOT])["mean"]
-        longest = float(means.norm(dim=1).max())
-        if longest > 1 + ROUNDING and not self.workspace.noise:
-            raise ValueError(
-                f"extra {PROTOTYPES!r} has a prototype of norm {longest:.4g}; means of unit vectors"
-                " have at most 1"
-            )
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        """The new prototypes, in both phases; the model slot keeps its value."""
-        before = self.weights[SLOT]
-        sets = [update.tree(PROTOTYPES) for update in updates]
-        means = torch.stack([prototypes["mean"] for prototypes in sets])
-        has = torch.stack([prototypes["has"] for prototypes in sets])
-        mean, present = maths.pooled(means, has)
-        if self.renormalise:
-            mean = normalize(mean)
-        self.weights[SLOT] = renewed(before, mean, present)
-        self._warn_of_unknown()
-        self._client_prototypes = torch.where(has[..., None], means, self.weights[SLOT]["mean"])
-        if self.unseen == "global":
-            self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
+        feature_head(setting.workspace.model, why)
         return {}
 
-    def _warn_of_unknown(self) -> None:
-        """After the phase `collect`, warn of classes of which no client has sent one."""
-        unknown = (~self.weights[SLOT]["has"]).nonzero().flatten().tolist()
-        if unknown and self.current.entry.name == "collect":
+    def slots(self, setting: Setting) -> dict[str, Tree]:
+        return {SLOT: no_prototypes(setting.workspace)}
+
+    def phases(self, setting: Setting) -> list[Phase]:
+        collect = Phase("collect", 1, self.merge, cohort=1.0, uploads=False)
+        return [collect, *super().phases(setting)]
+
+    def broadcast(self, step: Step, state: State) -> Extras:
+        if not step.trains:
+            return {}
+        return {"prototypes": {**step.slots[SLOT], "clients": state["clients"]}}
+
+    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+        return {"prototypes": slots[SLOT]} if self.unseen == "global" else {}
+
+    def expects(self, step: Step) -> dict[str, Expected]:
+        return {
+            "prototypes": Expected(
+                like=no_prototypes(step.workspace),
+                check=None if step.workspace.noise else check_norms,
+                public=("has",),
+                repair=renormalised if self.renormalise else None,
+            )
+        }
+
+    def weight(self, step: Step, update: Update) -> float:
+        return 1.0
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        """The new prototypes, in both phases; the model slot keeps its value."""
+        sets = [update["prototypes"] for update in updates]
+        means = torch.stack([prototypes["mean"] for prototypes in sets])
+        has = torch.stack([prototypes["has"] for prototypes in sets])
+        mean, present = pooled(means, has)
+        if self.renormalise:
+            mean = normalize(mean)
+        new = renewed(step.slots[SLOT], mean, present)
+        unknown = (~new["has"]).nonzero().flatten().tolist()
+        if unknown and step.phase == "collect":
             log.warning(
                 "fedpcl: no client has sent a prototype of the classes %s (privacy.min_count=%d);"
                 " their samples are not trained on until one does",
                 unknown,
-                self.workspace.min_count,
+                step.workspace.min_count,
             )
+        filled = torch.where(has[..., None], means, new["mean"])
+        return Merged({}, {"clients": filled}, slots={SLOT: new})

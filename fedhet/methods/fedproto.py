@@ -9,7 +9,7 @@ the class means of their features f(x), the input of the last layer, and no weig
     server:     C^c = sum_k n_k^c C_k^c / sum_k n_k^c                                  (eq. 6)
     prediction: argmin_c |f(x) - C^c|                                                  (eq. 4)
 
-    down:          `fedproto.prototypes` (C), `fedproto.lam`
+    down:          `fedproto.prototypes` (C)
     up:            `fedproto.prototypes` (C_k), `fedproto.counts` (n_k^c)
     client keeps:  its whole model
     server keeps:  C (slot `prototypes`)
@@ -39,115 +39,148 @@ and lam = 1 all features and prototypes become 0 on the digits (docs/methods/fed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
+from fedhet.core.check import setting
 from fedhet.core.counts import suppressed
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.core.workspace import Scope
-from fedhet.maths import fedpcl as maths
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.workspace import Scope, Workspace
 from fedhet.methods.fedpcl import (
     SLOT,
     PrototypeClassifier,
     class_means,
     no_prototypes,
+    pooled,
     renewed,
 )
 from fedhet.models.base import feature_head
 
-PROTOTYPES = "fedproto.prototypes"
-COUNTS = "fedproto.counts"
-LAM = "fedproto.lam"
+
+# Suffixes of names give shapes: B samples, C classes, d features.
+def distances(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
+    """Return the sum over classes of |mean of z over the class - prototype|, a scalar.
+
+    Args:
+        z_Bd: features.
+        y_B: labels.
+        mean_Cd: the global prototypes.
+        known_C: which classes have a prototype; the sum runs over those of them that y has.
+    """
+    of_BC = (y_B[:, None] == torch.arange(len(known_C), device=y_B.device)).to(z_Bd.dtype)
+    counts = of_BC.sum(0)
+    means = of_BC.T @ z_Bd / counts.clamp(min=1)[:, None]
+    counted = known_C & (counts > 0)
+    return (means - mean_Cd).where(counted[:, None], 0).norm(dim=1).sum()
 
 
-class FedProtoClient(FedClient):
+def nearness(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
+    """Return 2 z.C_c - |C_c|^2, shape (B, C).
+
+    It is -|z - C_c|^2 up to |z|^2, which all classes share: the largest one is the nearest class.
+    Unknown classes have less than all others, by 1 or more, and no -inf: a sample of such a class
+    would have an infinite loss, which means that a model has diverged.
+    """
+    scores = 2 * z_Bd @ mean_Cd.T - mean_Cd.square().sum(1)
+    least = scores.masked_fill(~known_C, torch.inf).amin(1, keepdim=True).clamp(max=0)
+    return torch.where(known_C, scores, least - 1)
+
+
+class FedProtoClient(Client):
     """Keeps its model, and sends prototypes and counts."""
 
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        classes = self.workspace.task.classes
-        counts = self.workspace.train_data(self.pid).y.bincount(minlength=classes)
-        counts = suppressed(counts, self.workspace.min_count)
-        mean = class_means(self, self.model)[0].to(self.workspace.initial["head.weight"].dtype)
-        update.extras = {PROTOTYPES: {"mean": mean.where(counts[:, None] > 0, 0)}, COUNTS: counts}
-        return update
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [Term("penalty", self._pull, msg["prototypes"])]
 
-    def prepare(self, msg: Broadcast) -> Tree:
-        return msg.tree(PROTOTYPES)
+    def _pull(self, params: AnyTree, batch: Batch, own: AnyTree) -> Tensor:
+        return self.options.lam * distances(batch.z, batch.y, own["mean"], own["has"])  # type: ignore[no-any-return]
 
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        if not own:  # a plug-in's own phase
-            return batch.logits.new_zeros(())
-        far = maths.distances(batch.z, batch.y, own["mean"], own["has"])
-        return self.msg.scalar(LAM) * far
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        params = site.fit(msg.weights, self.terms(msg, state, site)).params
+        workspace = site.workspace
+        counts = site.own.y.bincount(minlength=workspace.task.classes)
+        counts = suppressed(counts, workspace.min_count)
+        mean = class_means(site, params)[0].to(workspace.initial["head.weight"].dtype)
+        sent = {"mean": mean.where(counts[:, None] > 0, 0)}
+        return Result(params, {"prototypes": sent, "counts": counts}), state
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: self._classifier(msg)}
-
-    def _classifier(self, msg: Broadcast) -> nn.Module:
-        """The personal model: this client's features and the server's prototypes."""
-        model = self.workspace.load(self.start(msg))
-        return PrototypeClassifier(model, msg.tree(PROTOTYPES), maths.nearness)
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        model = lambda: site.model(msg.weights)  # noqa: E731
+        return {"personal": lambda: PrototypeClassifier(model(), msg["prototypes"], nearness)}
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
-        return PrototypeClassifier.around(model, maths.nearness)
+        return PrototypeClassifier.around(model, nearness)
 
 
-class FedProto(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Method):
     """Averages prototypes instead of weights."""
 
     name = "fedproto"
-    client_cls = FedProtoClient
-    evaluates = ("personal",)
-    weighted = False
-    enters = "prototypes"
-    refuses_noise = "its clients send exact label counts"
+    client = FedProtoClient
+    breaks = {
+        "used weights": "it weights the prototypes by the counts",
+        "means": "prototypes",
+        "weights alone": "prototypes",
+        "noise": "its clients send exact label counts",
+    }
 
-    def __init__(self, setting: Setting, *, lam: float = 0.1) -> None:
-        self.lam = check.number("method.lam", lam, low=0)
-        super().__init__(setting)
+    lam: float = setting(0.1, low=0)
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=lambda name: False)
 
-    def setup(self) -> None:
-        self.workspace.task.check_classes("method=fedproto")
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return ("personal",)
+
+    def init(self, setting: Setting) -> State:
+        setting.workspace.task.check_classes("method=fedproto")
         why = "method=fedproto compares the features that a model's last layer reads, by class"
-        head = feature_head(self.workspace.model, why)
-        self._none = no_prototypes(head, self.workspace.task.classes)
-        self.evaluation_extras = {PROTOTYPES: self._none}
-
-    def slots(self) -> dict[str, Tree]:
-        return {SLOT: self._none}
-
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {PROTOTYPES: self.weights[SLOT], LAM: self.lam}
-
-    def check(self, update: Update) -> None:
-        self._sent(update)
-
-    def _sent(self, update: Update) -> tuple[Tensor, Tensor]:
-        """A client's prototypes (C, d), and its label counts (C,)."""
-        workspace = self.workspace
-        counts = update.counts(
-            COUNTS, update.num_examples, workspace.task.classes, workspace.min_count
-        )
-        return update.tree(PROTOTYPES, {"mean": self._none["mean"]})["mean"], counts
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        """The new prototypes; the model slot keeps its value."""
-        means, counts = map(torch.stack, zip(*map(self._sent, updates), strict=True))
-        self.weights[SLOT] = renewed(self.weights[SLOT], *maths.pooled(means, counts))
-        self.evaluation_extras = {PROTOTYPES: self.weights[SLOT]}
+        feature_head(setting.workspace.model, why)
         return {}
+
+    def slots(self, setting: Setting) -> dict[str, Tree]:
+        return {SLOT: no_prototypes(setting.workspace)}
+
+    def broadcast(self, step: Step, state: State) -> Extras:
+        return {"prototypes": step.slots[SLOT]}
+
+    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+        return {"prototypes": slots[SLOT]}
+
+    def expects(self, step: Step) -> dict[str, Expected]:
+        none, least = no_prototypes(step.workspace), step.workspace.min_count
+        return {
+            "prototypes": Expected(like={"mean": none["mean"]}),
+            "counts": Expected(shape=none["has"].shape, whole=True, counts=least),
+        }
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        """The new prototypes; the model slot keeps its value."""
+        sent = [(update["prototypes"]["mean"], update["counts"]) for update in updates]
+        means, counts = map(torch.stack, zip(*sent, strict=True))
+        new = renewed(step.slots[SLOT], *pooled(means, counts))
+        return Merged({}, state, slots={SLOT: new})
