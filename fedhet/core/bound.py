@@ -116,6 +116,10 @@ class Bound(FedStrategy):
         return self.receives_model and "weights" not in self.method.breaks
 
     @property
+    def refuses(self) -> dict[str, str]:
+        return dict(self.method.refuses)
+
+    @property
     def evaluation_extras(self) -> Extras:  # type: ignore[override]
         return prefixed(self.name, self.method.shows(self.weights, self.state))
 

@@ -184,6 +184,10 @@ class Hosted(Plugin):
         super().__init__(**piece.settings)
 
     @property
+    def refuses(self) -> dict[str, str]:
+        return dict(self.piece.refuses)
+
+    @property
     def refuses_noise(self) -> str:
         return self.piece.breaks.get("noise", "")
 

@@ -394,6 +394,11 @@ class Piece(Checked):
         return {}
 
     @property
+    def refuses(self) -> Mapping[str, str]:
+        """Merges, plug-ins and, of a plug-in, methods that it cannot be combined with -> why."""
+        return {}
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The options, by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
