@@ -45,206 +45,305 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.core import check, trees
 from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Recorded, Update
-from fedhet.core.optimizers import Optimizer
-from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
-from fedhet.core.trees import Prepared, Tree
-from fedhet.maths import fedlex as maths
+from fedhet.core.kernel import (
+    Expected,
+    Merged,
+    Message,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras, Recorded
+from fedhet.core.setting import Setting
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")
 
-D = "fedlex.D"
-G = "fedlex.G"
+
+def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float64) -> Tree:
+    """Return D = (W_initial - W_final)^2 (eq. 3), computed in float64 and returned in `dtype`.
+
+    Raises:
+        ValueError: an entry is not finite, possibly only after the conversion to `dtype`: the
+            exploration has diverged.
+    """
+    d = {
+        name: (initial[name].double() - final[name].double()).square().to(dtype) for name in initial
+    }
+    if bad := trees.first_nonfinite(d):
+        raise ValueError(
+            f"the deviation of tensor {bad!r} holds NaN or infinite values:"
+            " the exploration has diverged"
+        )
+    return d
 
 
-class MaskedStep:
-    """An optimiser whose steps are masked, weight decay included (apply_to=update)."""
+def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tuple[float, float]]:
+    """Return (min, max) by name, over each tensor or the whole model of all these deviations."""
+    bounds = {}
+    for name in deviations[0]:
+        low = min(float(d[name].min()) for d in deviations)
+        high = max(float(d[name].max()) for d in deviations)
+        bounds[name] = (low, high)
+    if scope == "tensor":
+        return bounds
+    lows, highs = zip(*bounds.values(), strict=True)
+    return dict.fromkeys(bounds, (min(lows), max(highs)))
 
-    def __init__(self, inner: Optimizer, params: list[Tensor], masks: list[Tensor]) -> None:
-        self._inner = inner
-        self._params = params
-        self._masks = masks
 
-    def step(self, grads: list[Tensor]) -> None:
-        before = [p.detach().clone() for p in self._params]
-        self._inner.step(grads)
-        maths.mask_step(self._params, before, self._masks)
+def normalised(d: AnyTree, bounds: Mapping[str, tuple[float, float]]) -> Tree:
+    """Return (D - min)/(max - min), with each tensor's (min, max) from `ranges`.
+
+    Where D is constant (max - min <= 1e-12 max), the result is 1 instead of 0/0.
+    """
+    scaled: Tree = {}
+    for name, (low, high) in bounds.items():
+        values = d[name].double()
+        constant = high - low <= 1e-12 * high
+        scaled[name] = torch.ones_like(values) if constant else (values - low) / (high - low)
+    return scaled
 
 
-@dataclass(kw_only=True, eq=False)
+def global_guidance(
+    deviations: Sequence[AnyTree],
+    *,
+    scope: str = "tensor",
+    order: str = "normalise_then_mean",
+    minmax: str = "explorer",
+) -> Tree:
+    """Return the guidance G, with entries in [0, 1], from the explorers' deviations (eq. 4).
+
+    Args:
+        deviations: one D per explorer, >= 0, all with the same names.
+        scope: "tensor" or "model": min and max are taken over each tensor or the whole model.
+        order: "normalise_then_mean" for the mean of the normalised D, as in eq. 4, or
+            "mean_then_normalise" for the normalised mean of the D.
+        minmax: "explorer" for min and max over each explorer's own D, or "all" for those over the
+            D of all explorers together. The two are the same for a mean of the D, which is one D.
+    """
+    if order == "mean_then_normalise":
+        mean = trees.mean((d, 1.0) for d in deviations)
+        return normalised(mean, ranges([mean], scope))
+    if minmax == "all":
+        bounds = ranges(deviations, scope)
+        return trees.mean((normalised(d, bounds), 1.0) for d in deviations)
+    return trees.mean((normalised(d, ranges([d], scope)), 1.0) for d in deviations)
+
+
+def adjusted(
+    guidance: AnyTree, rescale: str = "none", g_min: float = 0.0, *, explorers: int = 1
+) -> Tree:
+    """Return G after the optional rescaling and with the floor g_min + (1 - g_min) G.
+
+    Args:
+        guidance: G.
+        rescale: "none", or "mean1" for G / mean(G) per tensor. A tensor with G = 0 throughout,
+            which occurs with scope="model", becomes 1 instead of 0/0. "sum" for the sum over the
+            explorers in place of their mean, which is eq. 4 without its factor 1 / C_exp.
+        g_min: the share of the host's own step (G = 1) that every entry keeps, in [0, 1).
+        explorers: how many have determined G.
+    """
+
+    def adjust(g: Tensor) -> Tensor:
+        if rescale == "mean1":
+            mean = g.mean()
+            g = torch.ones_like(g) if mean == 0 else g / mean
+        elif rescale == "sum":
+            g = g * explorers
+        return g_min + (1 - g_min) * g
+
+    return trees.map(adjust, guidance)
+
+
+def contributors(
+    explorers: Sequence[int],
+    participants: Collection[int],
+    last: Sequence[int],
+    *,
+    refresh: str = "participants",
+    empty: str = "previous",
+) -> list[int]:
+    """Return the clients whose D make up this round's G (algorithm 2).
+
+    They are all explorers in the first round, and afterwards the explorers that participate.
+
+    Args:
+        explorers: the clients that have explored.
+        participants: the clients that take part in this round.
+        last: whose D make up the last round's G; none in the first round.
+        refresh: "participants", or "all" to use all explorers in every round.
+        empty: what applies where no explorer participates: "previous" keeps G, "all" uses all
+            explorers.
+    """
+    if not last or refresh == "all":
+        return list(explorers)
+    present = [pid for pid in explorers if pid in participants]
+    return present or list(explorers if empty == "all" else last)
+
+
+def mask(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """G, which multiplies the gradient (eq. 6), or the step."""
+    return own
+
+
+@dataclass(frozen=True, kw_only=True)
 class FedLExPlugin(Plugin):
-    """The phase `explore`, then the mask G on the trained parameters that clients share."""
+    """The phase `explore`, then the mask G on the trained parameters that clients share.
+
+    Its state on the server is "deviations": explorer -> D, largest client first; "used", the
+    explorers whose D make up "guidance", the last G; and "statistics" of this G.
+    """
 
     name = "fedlex"
-    needs_model = True
-    changes_optimizer = False  # every step is scaled by a mask, which all clients share
-    memory = ("_deviations", "_used", "_guidance", "_statistics")
-    releases = {"explore": 1}
+    breaks = {"plain steps": "every step is scaled by a mask, which all clients share"}
 
     c_exp: int | float = 20
     e_exp: int = setting(150, low=1)
     lr_exp: float | None = setting(None, open_low=0)
     patience: int | None = setting(None, low=1)
-    scope: str = setting("tensor", allowed=maths.SCOPES)
-    order: str = setting("normalise_then_mean", allowed=maths.ORDERS)
-    minmax: str = setting("explorer", allowed=maths.MINMAX)
-    empty: str = setting("previous", allowed=maths.EMPTY)
-    refresh: str = setting("participants", allowed=maths.REFRESH)
+    scope: str = setting("tensor", allowed=("tensor", "model"))
+    order: str = setting(
+        "normalise_then_mean", allowed=("normalise_then_mean", "mean_then_normalise")
+    )
+    minmax: str = setting("explorer", allowed=("explorer", "all"))
+    empty: str = setting("previous", allowed=("previous", "all"))
+    refresh: str = setting("participants", allowed=("participants", "all"))
     apply_to: str = setting("gradient", allowed=("gradient", "update"))
     rescale: str = setting("none", allowed=("none", "mean1", "sum"))
     g_min: float = setting(0.0, low=0, open_high=1)
 
     def __post_init__(self) -> None:
-        self.c_exp = _count_or_share("plugin.fedlex.c_exp", self.c_exp)
         super().__post_init__()
+        object.__setattr__(self, "c_exp", _count_or_share("plugin.fedlex.c_exp", self.c_exp))
 
     @property
-    def needs_steps(self) -> bool:
-        return self.apply_to == "update"
+    def needs(self) -> frozenset[str]:
+        return frozenset({"model", *(["local steps"] if self.apply_to == "update" else [])})
 
-    # ---- phase "explore"
-    def setup(self) -> None:
-        workspace = self.server.workspace
-        self._expected = {  # the names, shapes and dtype of a D
-            name: torch.empty(workspace.initial[name].shape, dtype=torch.float32, device="meta")
-            for name in workspace.mergeable
-        }
-        self._explorers = self._count_explorers()
-        self._deviations: dict[int, Tree] = {}  # by explorer, largest client first
-        self._used: list[int] = []  # the explorers whose D make up G
-        self._guidance: Tree = {}
-        self._statistics: Recorded = {}  # of G
+    # ---- server
+    def init(self, setting: Setting) -> State:
+        return {"deviations": {}, "used": [], "guidance": {}, "statistics": {}}
 
-    def _count_explorers(self) -> int:
+    def phases(self, setting: Setting) -> list[Phase]:
+        explorers = self._explorers(setting.workspace.task.sizes)
+        return [Phase("explore", 1, self._keep, cohort=explorers, uploads=False)]
+
+    def _explorers(self, sizes: Sequence[int]) -> int:
         """How many clients explore; a share is rounded up, and is at least one client."""
         if isinstance(self.c_exp, int):
             return self.c_exp
-        available = sum(n > 0 for n in self.server.sizes)
+        available = sum(n > 0 for n in sizes)
         # As floats, 0.1 of 30 clients is slightly above 3; without `round` it would become 4.
         return max(1, math.ceil(round(self.c_exp * available, 9)))
 
-    def phases(self) -> list[Phase]:
-        explore = Phase(
-            "explore",
-            1,
-            self._keep_deviations,
-            check=self._check_deviation,
-            cohort=self._explorers,
-            uploads=False,
-        )
-        return [explore]
+    def expects(self, step: Step) -> dict[str, Expected]:
+        if step.trains:
+            return {}
+        initial = trees.pick(step.workspace.initial, step.workspace.mergeable)
+        like = trees.map(lambda t: torch.empty(t.shape, device="meta"), initial)
+        return {"D": Expected(like=like, low=0)}
 
-    def explore(self, msg: Broadcast) -> Update:
-        """Train a copy of the model, send how far each parameter has moved, discard the copy."""
-        client = self.client
-        workspace = client.workspace
-        if self.lr_exp is not None:
-            client.local = replace(client.local, lr=self.lr_exp)
-        model = workspace.load(client.start(msg))
-        client.train_model(
-            model, client.data, epochs=self.e_exp, patience=self.patience, hooks=False
-        )
-        start = trees.pick(msg.weights, workspace.mergeable)
-        deviation = maths.deviation(start, workspace.read(workspace.mergeable), torch.float32)
-        return Update(client.pid, client.num_examples, extras={D: deviation})
-
-    def released(self, update: Update) -> None:
-        if D in update.extras:  # deviations are >= 0
-            update.extras[D] = trees.map(lambda t: t.clamp(min=0), update.tree(D))
-
-    def _check_deviation(self, update: Update) -> None:
-        if bad := trees.first_negative(update.tree(D, self._expected)):
-            raise ValueError(
-                f"extra {D!r}, tensor {bad!r}: holds negative values; deviations are >= 0"
-            )
-
-    def _keep_deviations(self, updates: Iterator[Update], old: Tree) -> Tree:
+    def _keep(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The merge of `explore`: the model stays as it is."""
-        self._deviations = {
-            update.pid: trees.pick(update.tree(D), self._expected) for update in updates
-        }
-        return {}
-
-    # ---- training, server
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        if not msg.trains:
-            self._warn(msg.local.optimizer, len(cohort))
-            return
-        used = maths.contributors(
-            list(self._deviations),
-            cohort,
-            first=not self._used,
-            refresh=self.refresh,
-            empty=self.empty,
+        names = step.workspace.mergeable
+        return Merged(
+            {}, {**state, "deviations": {u.pid: trees.pick(u["D"], names) for u in updates}}
         )
-        if used is not None and used != self._used:
-            self._used = used
-            self._update_guidance()
-        msg.extras[G] = self._guidance
-        explorers = sum(pid in self._deviations for pid in cohort) / len(cohort)
-        self.recorded = {**self._statistics, "explorers": explorers}
 
-    def _warn(self, optimizer: str, explorers: int) -> None:
-        if explorers < self._explorers:
+    def broadcast(self, step: Step, state: State) -> Extras:
+        if not step.trains:
+            self._warn(step)
+            return {}
+        used = self._used(step, state)
+        if used == state["used"]:
+            return {"G": state["guidance"]}
+        guidance = global_guidance(
+            [state["deviations"][pid] for pid in used],
+            scope=self.scope,
+            order=self.order,
+            minmax=self.minmax,
+        )
+        guidance = adjusted(guidance, self.rescale, self.g_min, explorers=len(used))
+        return {"G": trees.map(Tensor.float, guidance)}
+
+    def _warn(self, step: Step) -> None:
+        explorers = len(step.cohort)
+        if explorers < self._explorers(step.workspace.task.sizes):
             log.warning(
                 "plugin.fedlex.c_exp=%s, but only %s with data: all of them explore",
                 self.c_exp,
                 check.counted(explorers, "client"),
             )
-        if optimizer != "sgd" and self.apply_to == "gradient":
+        if step.local.optimizer != "sgd" and self.apply_to == "gradient":
             log.warning(
                 "client.optimizer=%s cancels a constant factor on a parameter's gradients, so"
                 " FedLEx's mask is nearly inactive; use client=sgd, or"
                 " plugin.fedlex.apply_to=update",
-                optimizer,
+                step.local.optimizer,
             )
 
-    def _update_guidance(self) -> None:
-        """Compute G from the deviations of the explorers in use, and its statistics."""
-        deviations = [self._deviations[pid] for pid in self._used]
-        guidance = maths.global_guidance(
-            deviations, scope=self.scope, order=self.order, minmax=self.minmax
+    def _used(self, step: Step, state: State) -> list[int]:
+        return contributors(
+            list(state["deviations"]),
+            step.cohort,
+            state["used"],
+            refresh=self.refresh,
+            empty=self.empty,
         )
-        explorers = len(deviations)
-        guidance = maths.adjusted(guidance, self.rescale, self.g_min, explorers=explorers)
-        self._guidance = trees.map(Tensor.float, guidance)
-        tensors = list(self._guidance.values())
-        self._statistics = {
-            "median": float(torch.cat([g.flatten() for g in tensors]).median()),
-            "medians": torch.stack([g.median() for g in tensors]),
-            "means": torch.stack([g.mean() for g in tensors]),
-            "pids": torch.tensor(self._used),
-        }
 
-    # ---- training, client
-    def prepare(self, msg: Broadcast) -> Tree | None:
-        if not msg.trains:
-            return None
-        like = self.client.workspace.initial
-        return {name: g.to(like[name].device, like[name].dtype) for name, g in msg.tree(G).items()}
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        assert step.sent is not None
+        used = self._used(step, state)
+        if used != state["used"]:
+            guidance = step.sent["G"]
+            about = {"used": used, "guidance": guidance, "statistics": statistics(guidance, used)}
+            state = {**state, **about}
+        explorers = sum(pid in state["deviations"] for pid in step.cohort) / len(step.cohort)
+        return Merged(new, state, {**state["statistics"], "explorers": explorers})
 
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        if self.apply_to == "gradient":
-            maths.mask_gradient(*trees.columns(own, grads, own))
+    # ---- client
+    @serves
+    def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        """Train a copy of the model, send how far each parameter has moved, discard the copy."""
+        start = trees.pick(msg.weights, site.workspace.mergeable)
+        end = site.fit(
+            msg.weights, epochs=self.e_exp, patience=self.patience, lr=self.lr_exp, alone=True
+        )
+        return Result(extras={"D": deviation(start, end.params, torch.float32)}), state
 
-    def optimizer(
-        self, inner: Optimizer, params: dict[str, nn.Parameter], own: Prepared
-    ) -> Optimizer:
-        if self.apply_to == "gradient":
-            return inner
-        return MaskedStep(inner, *trees.columns(own, params, own))
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        kind = "scale" if self.apply_to == "gradient" else "step"
+        return [Term(kind, mask, trees.cast(msg["G"], site.workspace.initial))]
+
+
+def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:
+    """What is recorded of G, which these explorers determine."""
+    tensors = list(guidance.values())
+    return {
+        "median": float(torch.cat([g.flatten() for g in tensors]).median()),
+        "medians": torch.stack([g.median() for g in tensors]),
+        "means": torch.stack([g.mean() for g in tensors]),
+        "pids": torch.tensor(used),
+    }
 
 
 def _count_or_share(name: str, value: float) -> float:

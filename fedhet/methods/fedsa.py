@@ -35,86 +35,356 @@ are never aggregated by FedSA.
 
 Defaults: cv_t .2, sim_t .2 and C = S = 4 are the paper's for CIFAR-10. It has C = S = 5 for
 CIFAR-100 and 8 for Tiny-ImageNet.
+
+The functions aggregate one tensor. Shapes: K participants, M entries of the tensor, H of them of
+high dispersion, S clusters, C classes, b entries of a block. W is a sequence of K tensors of M
+entries each, or one (K, M) tensor. The arithmetic is in float64, in blocks of entries that stay in
+the cache, and sums over clients follow their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Update
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.check import setting
+from fedhet.core.kernel import Merged, Method, State, Step, Update
 from fedhet.core.trees import Tree
-from fedhet.maths.fedsa import Options, aggregate_tensor
+
+TIE = 1e-12  # similarities that differ by less are treated as equal
+BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB, of which three are alive at a time
 
 
-class FedSAClient(FedClient):
-    """Plain FedAvg training."""
+class Aggregate(NamedTuple):
+    """The aggregate of one tensor, and what it was computed from.
+
+    Attributes:
+        w: (M,) the aggregate.
+        cv: (M,) the coefficients of variation.
+        high: (H,) the positions of the entries of high dispersion.
+        mic: (K, H) their micro classes, from 1.
+        mac: (S, H) their macro classes, from 1.
+        sim: (K, K) the similarities of the clients.
+        clusters: the clients of each cluster.
+    """
+
+    w: Tensor
+    cv: Tensor
+    high: Tensor
+    mic: Tensor
+    mac: Tensor
+    sim: Tensor
+    clusters: list[list[int]]
 
 
-class FedSA(FedStrategy):
+def aggregate_tensor(
+    W: Sequence[Tensor] | Tensor, options: FedSA, weights: Tensor | None = None
+) -> Aggregate:
+    """Return FedSA's aggregate of one flat tensor, in float64 (eq. 2 to 15).
+
+    Args:
+        W: the participants' values, K tensors of M entries each.
+        options: the method's options.
+        weights: (K,) the clients' weights in equations 7 and 12, or None for uniform ones, as in
+            the paper.
+
+    Raises:
+        ValueError: W holds NaN or infinite values; the message gives the participants.
+    """
+    w, cv, largest = _dispersion(W, weights, scaled=options.mic_scale == "layer")
+    high = high_dispersion(cv, options)
+    spans = list(_spans(len(high), len(W)))
+    dtype = torch.uint8 if options.C < 256 else torch.int32
+    mic = torch.empty(len(W), len(high), dtype=dtype, device=w.device)
+    agreements = torch.zeros(len(W), len(W), dtype=torch.int64, device=w.device)
+    for span in spans:
+        mic[:, span] = micro_classes(_block(W, high[span]), options, largest)
+        agreements += (mic[:, None, span] == mic[:, span]).sum(-1)
+    if not len(high):
+        sim = torch.ones_like(agreements, dtype=torch.float64)
+        return Aggregate(w, cv, high, mic, mic[:0], sim, [])
+    sim = agreements.double() / len(high)  # eq. 10
+    clusters, _ = cluster(sim, options)
+    mac = torch.empty(len(clusters), len(high), dtype=dtype, device=w.device)
+    for span in spans:
+        mac[:, span] = macro_classes(mic[:, span], clusters, options.C)
+    if clusters:
+        counts = class_counts(mac, options.C)
+        for span in spans:
+            alpha = cluster_weights(mac[:, span], counts, options)
+            means = cluster_means(_block(W, high[span]), clusters, weights)
+            w[high[span]] = (alpha * means).sum(0)  # eq. 13, 15
+    return Aggregate(w, cv, high, mic, mac, sim, clusters)
+
+
+def _spans(entries: int, clients: int) -> Iterator[slice]:
+    size = max(1, BLOCK_VALUES // clients)
+    return (slice(i, min(i + size, entries)) for i in range(0, entries, size))
+
+
+def _block(W: Sequence[Tensor] | Tensor, entries: slice | Tensor) -> Tensor:
+    """Return the participants' values at some entries, (K, b) float64."""
+    return torch.stack([w[entries] for w in W]).double()
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """Return the mean over the first dimension, summed in its order."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total.div_(len(rows))
+
+
+def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    return _mean(rows * weights[:, None]).div_(_mean(weights))
+
+
+def _dispersion(
+    W: Sequence[Tensor] | Tensor, weights: Tensor | None, *, scaled: bool
+) -> tuple[Tensor, Tensor, float]:
+    """Return the mean and the coefficient of variation of each entry, (M,) each.
+
+    The mean is that of eq. 2 and 7, the coefficient of variation that of eq. 3 and 4. The third
+    value is the largest squared deviation of the tensor if `scaled`, otherwise 0.
+    """
+    w = torch.empty(len(W[0]), dtype=torch.float64, device=W[0].device)
+    cv = torch.empty_like(w)
+    largest = w.new_zeros(())
+    for span in _spans(len(w), len(W)):
+        block = _block(W, span)
+        mu = _mean(block)
+        w[span] = mu if weights is None else _weighted_mean(block, weights)
+        s = block.sub_(mu).square_()
+        if scaled:
+            largest = torch.maximum(largest, s.max())
+        torch.div(_mean(s).sqrt_(), mu.abs_(), out=cv[span])
+    if not torch.isfinite(w).all():
+        bad = [k for k, values in enumerate(W) if not torch.isfinite(values).all()]
+        raise ValueError(
+            f"the weights of participants {bad} hold NaN or infinite values; all must be finite"
+        )
+    cv.nan_to_num_(nan=0.0, posinf=math.inf)  # 0/0: all values are zero, so there is no spread
+    # With a mean of zero and some spread, cv is infinite: such an entry counts as dispersed as the
+    # most dispersed entry with a finite cv.
+    finite = cv.isfinite()
+    if not finite.all():
+        cv[~finite] = cv[finite].max() if finite.any() else 1.0
+    return w, cv, float(largest)
+
+
+def high_dispersion(cv: Tensor, options: FedSA) -> Tensor:
+    """Return the positions of the entries of high dispersion (eq. 5, 6), (H,).
+
+    These are the entries whose cv, scaled to [0, 1] over the tensor, exceeds cv_t. There are none
+    where all cv are equal. The distribution of a cv has a 1/|mean| tail, so that about 1/cv_t
+    entries exceed cv_t, whatever M is; cv_clip_quantile cuts this tail first.
+
+    Args:
+        cv: (M,) the coefficients of variation.
+        options: the method's options.
+    """
+    if options.cv_clip_quantile is not None and len(cv):
+        cv = cv.clamp(max=_quantile(cv, options.cv_clip_quantile))
+    if not len(cv) or cv.max() == cv.min():
+        return torch.empty(0, dtype=torch.int64, device=cv.device)
+    lowest, highest = cv.min(), cv.max()
+    return ((cv - lowest).div_(highest - lowest) > options.cv_t).nonzero().flatten()
+
+
+def _quantile(x: Tensor, q: float) -> float:
+    """Return a quantile by linear interpolation; torch.quantile takes at most 2**24 values."""
+    position = q * (len(x) - 1)
+    below = float(x.kthvalue(math.floor(position) + 1).values)
+    above = float(x.kthvalue(math.ceil(position) + 1).values)
+    return below + (above - below) * (position - math.floor(position))
+
+
+def micro_classes(block: Tensor, options: FedSA, largest: float) -> Tensor:
+    """Return the micro classes MIC = 1 + #{c in 1..C-1 : u > c/C} (eq. 8, 9), (K, b) in 1..C.
+
+    u is the squared deviation from the mean, divided by the largest one at the entry, or by the
+    largest one in the layer. With mic_scale=none it is not divided; a u above 1 is then in class C.
+
+    Args:
+        block: (K, b) the participants' values.
+        options: the method's options.
+        largest: the largest squared deviation in the layer, used by mic_scale=layer only.
+    """
+    u = (block - _mean(block)).square_()
+    if options.mic_scale == "entry":
+        u /= u.amax(0)
+    elif options.mic_scale == "layer":
+        u /= largest
+    bounds = torch.arange(1, options.C, dtype=torch.float64, device=u.device) / options.C
+    return torch.bucketize(u, bounds, out_int32=True) + 1
+
+
+def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
+    """Return the macro classes MAC (eq. 11), shape (S, b), from the micro classes (K, b).
+
+    MAC is the most frequent MIC in each cluster; of equally frequent ones it is the smallest.
+    """
+    if not clusters:
+        return mic[:0]
+    classes = []
+    for members in clusters:
+        votes = torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)])
+        classes.append(votes.argmax(0) + 1)
+    return torch.stack(classes)
+
+
+def class_counts(mac: Tensor, C: int) -> Tensor:
+    """Return n_sc, the number of entries at which cluster s is in class c: (S, H) -> (S, C)."""
+    return torch.stack([(mac == c).sum(1) for c in range(1, C + 1)], 1).double()
+
+
+def cluster_weights(mac: Tensor, counts: Tensor, options: FedSA) -> Tensor:
+    """Return the clusters' weights alpha (eq. 14), shape (S, b).
+
+    alpha is n_sc of the cluster's class at the entry, divided by its sum over the clusters. With
+    alpha_mode=shrink it is divided by S times the number of high entries instead; the weights then
+    sum to less than 1.
+
+    Args:
+        mac: (S, b) the macro classes.
+        counts: (S, C) the n_sc, over all high entries.
+        options: the method's options.
+    """
+    alpha = counts.gather(1, mac.long() - 1)
+    return alpha / (alpha.sum(0) if options.alpha_mode == "normalised" else counts.sum())
+
+
+def cluster_means(
+    block: Tensor, clusters: Sequence[list[int]], weights: Tensor | None = None
+) -> Tensor:
+    """Return wbar (eq. 12), the mean of each cluster's members: (K, b) -> (S, b).
+
+    The mean is weighted if `weights` (K,) are given, unless all members have the weight 0.
+    """
+    means = []
+    for members in clusters:
+        if weights is None or not weights[members].any():
+            means.append(_mean(block[members]))
+        else:
+            means.append(_weighted_mean(block[members], weights[members]))
+    return torch.stack(means)
+
+
+def cluster(sim: Tensor, options: FedSA) -> tuple[list[list[int]], list[int]]:
+    """Return the clusters in the order of their creation, and the clients that are in none.
+
+    As long as there are fewer than S clusters, the most similar pair of all is taken: a free
+    client joins a cluster, or two free clients form a new one. With S clusters, each remaining
+    client joins the cluster most similar to it if that similarity exceeds sim_t, and otherwise
+    stays alone. threshold=always requires every pair to exceed sim_t, also before there are S
+    clusters.
+
+    The similarity between a client and a cluster is the mean over the cluster's members. Among
+    equal pairs, one of a client and a cluster comes first, then the one with the lower index.
+
+    Args:
+        sim: (K, K) the similarities.
+        options: the method's options.
+    """
+    clients = len(sim)
+    clusters: list[list[int]] = []
+    pairs = sim.double().masked_fill(torch.ones_like(sim, dtype=torch.bool).tril(), -math.inf)
+    free = torch.ones(clients, dtype=torch.bool, device=sim.device)
+
+    def to_clusters() -> Tensor:
+        """Return the similarities to the clusters, (K, clusters), -inf for clients not free."""
+        if not clusters:
+            return sim.new_empty(clients, 0).double()
+        means = [sim[:, members].double().mean(1) for members in clusters]
+        return torch.stack(means, 1).masked_fill(~free[:, None], -math.inf)
+
+    while free.any() and len(clusters) < options.S:
+        joins = to_clusters()
+        opens = pairs.where(free & free[:, None], -math.inf)
+        values = torch.cat([joins.flatten(), opens.flatten()])
+        best = float(values.max())
+        if best == -math.inf or (options.threshold == "always" and best <= options.sim_t + TIE):
+            break
+        position = int((values >= best - TIE).nonzero()[0])
+        if position < joins.numel():
+            client, home = divmod(position, len(clusters))
+            clusters[home].append(client)
+            joined = [client]
+        else:
+            joined = list(divmod(position - joins.numel(), clients))
+            clusters.append(joined)
+        free[joined] = False
+    if len(clusters) == options.S:
+        # Compare with the clusters as they are now, so that the order of the remaining clients
+        # does not matter.
+        joins = to_clusters()
+        for client in free.nonzero().flatten().tolist():
+            best = float(joins[client].max())
+            if best > options.sim_t + TIE:
+                clusters[int((joins[client] >= best - TIE).nonzero()[0])].append(client)
+                free[client] = False
+    return [sorted(members) for members in clusters], free.nonzero().flatten().tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSA(Method):
     """Changes the aggregation only, so it works with any client-side plug-in or server optimiser.
 
-    The options are those of fedhet.maths.fedsa.Options, and `client_weighting`: the weights of the
-    means in equations 7 and 12, "uniform" or by n_k ("samples").
+    Attributes:
+        cv_t: the threshold of the scaled coefficient of variation (eq. 5).
+        sim_t: the similarity that a client needs to join one of S clusters.
+        C: the number of micro classes.
+        S: the largest number of clusters.
+        cv_clip_quantile: the quantile at which the coefficients are clipped first; None for no
+            clipping, as in the paper.
+        mic_scale: what squared deviations are divided by: the largest one of the "entry" or of the
+            "layer", or "none".
+        alpha_mode: "normalised", or "shrink", see `cluster_weights`.
+        threshold: when `sim_t` applies: "at_full" or "always", see `cluster`.
+        client_weighting: the weights of the means in equations 7 and 12: "uniform", or by n_k
+            ("samples").
     """
 
     name = "fedsa"
-    client_cls = FedSAClient
     needs_all = True
-    only_weights = True
-    enters = "means of clusters of clients"
-    otherwise = {"weighted": "method.client_weighting=samples"}
     refuses = {
         "krum": "it selects the clients that are alike, and FedSA needs those that differ",
         "norm_clip": "it shortens differences of the weights, by which FedSA finds clusters",
     }
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        cv_t: float = 0.2,
-        sim_t: float = 0.2,
-        C: int = 4,
-        S: int = 4,
-        cv_clip_quantile: float | None = None,
-        mic_scale: str = "entry",
-        alpha_mode: str = "normalised",
-        threshold: str = "at_full",
-        client_weighting: str = "uniform",
-    ) -> None:
-        self.options = Options(
-            cv_t=cv_t,
-            sim_t=sim_t,
-            C=C,
-            S=S,
-            cv_clip_quantile=cv_clip_quantile,
-            mic_scale=mic_scale,
-            alpha_mode=alpha_mode,
-            threshold=threshold,
-        )
-        self.client_weighting = check.one_of(
-            "method.client_weighting", client_weighting, ("uniform", "samples")
-        )
-        self.weighted = self.client_weighting == "samples"
-        super().__init__(setting)
+    cv_t: float = setting(0.2, low=0, high=1)
+    sim_t: float = setting(0.2, low=0, high=1)
+    C: int = setting(4, low=1)
+    S: int = setting(4, low=1)
+    cv_clip_quantile: float | None = setting(None, open_low=0, high=1)
+    mic_scale: str = setting("entry", allowed=("entry", "layer", "none"))
+    alpha_mode: str = setting("normalised", allowed=("normalised", "shrink"))
+    threshold: str = setting("at_full", allowed=("at_full", "always"))
+    client_weighting: str = setting("uniform", allowed=("uniform", "samples"))
 
-    def base_weight(self, update: Update) -> float:
-        return float(update.num_examples) if self.client_weighting == "samples" else 1.0
+    @property
+    def breaks(self) -> dict[str, str]:
+        words = {"means": "means of clusters of clients"}
+        if self.client_weighting == "uniform":
+            words["used weights"] = "its means are uniform"
+        return words
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+    def weight(self, step: Step, update: Update) -> float:
+        return float(update.n) if self.client_weighting == "samples" else 1.0
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         received = list(updates)
         weights = None
         if self.client_weighting == "samples":
             weights = torch.tensor(
                 [update.weight for update in received],
                 dtype=torch.float64,
-                device=self.workspace.device,
+                device=step.workspace.device,
             )
         new: Tree = {}
         high: list[int] = []  # the number of high entries of each tensor
@@ -122,17 +392,17 @@ class FedSA(FedStrategy):
         for name, before in old.items():
             # The weights themselves, since their changes would be float64 copies of them.
             values = [update.weights[name].reshape(-1) for update in received]
-            aggregate = aggregate_tensor(values, self.options, weights)
+            aggregate = aggregate_tensor(values, self, weights)
             new[name] = aggregate.w.view(before.shape)
             high.append(len(aggregate.high))
             if len(aggregate.high):
                 clustered = sum(len(members) for members in aggregate.clusters)
                 unclustered.append(1 - clustered / len(received))
         sizes = torch.tensor([before.numel() for before in old.values()])
-        self.recorded = {
+        recorded = {
             "frac_high": sum(high) / int(sizes.sum()),
             "high": sum(high),
             "unclustered": sum(unclustered) / len(unclustered) if unclustered else 0.0,
             "frac_high_per_tensor": torch.tensor(high, dtype=torch.float64) / sizes,
         }
-        return new
+        return Merged(new, state, recorded)

@@ -18,6 +18,7 @@ from contracts.hostile import Federation, Header
 from fedhet import stores
 from fedhet.core.client import FedClient, serves
 from fedhet.core.errors import Rejected
+from fedhet.core.hosted import hosted
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
@@ -136,9 +137,16 @@ def test_what_serves_a_phase() -> None:
     mine = Mine.__new__(Mine)
     assert serves(mine, "train", FedClient) and serves(mine, "measure", FedClient)
     assert not serves(mine, "explore", FedClient) and not serves(mine, "start", FedClient)
-    plugin = FedLExPlugin.__new__(FedLExPlugin)
-    assert serves(plugin, "explore", Plugin) and not serves(plugin, "prepare", Plugin)
-    assert not serves(plugin, "train", Plugin)
+
+    class Own(Plugin):
+        def explore(self, msg: Broadcast) -> Any: ...
+
+    own = Own()
+    assert own.served("explore") and own.served("prepare") is own.served("train") is None
+    plugin = hosted(FedLExPlugin())
+    assert plugin.served("explore")
+    for phase in ("terms", "train", "_keep", "settings", "name", "client"):
+        assert plugin.served(phase) is None, phase
 
 
 # ---- what lies on the client's disk

@@ -11,15 +11,10 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
+from fedhet.core.kernel import Term
+from fedhet.core.training import _masked, _scale
 from fedhet.core.trees import Tree
-from fedhet.maths.fedlex import (
-    adjusted,
-    contributors,
-    deviation,
-    global_guidance,
-    mask_gradient,
-    mask_step,
-)
+from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
 
 SHAPES = {"w": (4, 3), "b": (3,), "k": (2, 2, 2)}
 NAN, INF = float("nan"), float("inf")
@@ -212,25 +207,44 @@ def test_a_tensor_whose_mask_is_zero_throughout_is_rescaled_to_one() -> None:
 
 def test_whose_deviations_count() -> None:
     cases = [
-        ([4, 2, 0], {"first": True}, [7, 2, 5]),
-        ([4, 2, 0], {"first": False}, [2]),
+        ([4, 2, 0], [], {}, [7, 2, 5]),
+        ([4, 2, 0], [7, 5], {}, [2]),
         # in the order of the explorers, not in that of the participants
-        ([5, 4, 7], {"first": False}, [7, 5]),
-        ([0, 1], {"first": False}, None),
-        ([0, 1], {"first": True}, [7, 2, 5]),
-        ([0, 1], {"first": False, "empty": "all"}, [7, 2, 5]),
-        ([2, 1], {"first": False, "empty": "all"}, [2]),
-        ([2, 1], {"first": False, "refresh": "all"}, [7, 2, 5]),
+        ([5, 4, 7], [2], {}, [7, 5]),
+        ([0, 1], [7, 5], {}, [7, 5]),
+        ([0, 1], [], {}, [7, 2, 5]),
+        ([0, 1], [7], {"empty": "all"}, [7, 2, 5]),
+        ([2, 1], [7], {"empty": "all"}, [2]),
+        ([2, 1], [7], {"refresh": "all"}, [7, 2, 5]),
     ]
-    for participants, options, expected in cases:
-        with named_case(participants, options, expected):
-            assert contributors([7, 2, 5], participants, **options) == expected
+    for participants, last, options, expected in cases:
+        with named_case(participants, last, options, expected):
+            assert contributors([7, 2, 5], participants, last, **options) == expected
 
 
 def test_masks() -> None:
-    grads = [torch.tensor([2.0, -3.0, 5.0]), torch.tensor(4.0)]
-    mask_gradient(grads, [torch.tensor([0.0, 1.0, 0.5]), torch.tensor(0.25)])
-    assert grads[0].tolist() == [0.0, -3.0, 2.5] and grads[1].item() == 1.0
+    grads = {"a": torch.tensor([2.0, -3.0, 5.0]), "b": torch.tensor(4.0), "kept": torch.ones(1)}
+    guidance = {"a": torch.tensor([0.0, 1.0, 0.5]), "b": torch.tensor(0.25)}
+    _scale(Term("scale", mask), grads, guidance)
+    assert grads["a"].tolist() == [0.0, -3.0, 2.5] and grads["b"].item() == 1.0
+    assert grads["kept"].item() == 1.0  # a tensor that clients keep has no mask
+
+
+class To:
+    """An optimiser with a step to this value, whatever the gradient."""
+
+    def __init__(self, w: Tensor, value: Tensor) -> None:
+        self.w = w
+        self.value = value
+
+    def step(self, grads: list[Tensor]) -> None:
+        self.w.copy_(self.value)
+
+
+def masked_step(before: Tensor, after: Tensor, guidance: Tensor) -> Tensor:
+    w = before.clone()
+    _masked(Term("step", mask), To(w, after), {"w": w}, {"w": guidance}).step([])
+    return w
 
 
 def test_a_masked_step_is_exact_at_zero_and_one() -> None:
@@ -240,10 +254,7 @@ def test_a_masked_step_is_exact_at_zero_and_one() -> None:
         return torch.randn(500, generator=g) * 10.0 ** torch.randint(-15, 15, (500,), generator=g)
 
     before, after = values(), values()
-    for mask, expected in ((torch.zeros(500), before), (torch.ones(500), after)):
-        w = after.clone()
-        mask_step([w], [before], [mask])
-        assert torch.equal(w, expected)
-    w = torch.tensor([3.0, 3.0])
-    mask_step([w], [torch.tensor([1.0, 1.0])], [torch.tensor([0.25, 2.0])])
+    for guidance, expected in ((torch.zeros(500), before), (torch.ones(500), after)):
+        assert torch.equal(masked_step(before, after, guidance), expected)
+    w = masked_step(torch.ones(2), torch.full((2,), 3.0), torch.tensor([0.25, 2.0]))
     assert w.tolist() == [1.5, 5.0]

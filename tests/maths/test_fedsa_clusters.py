@@ -6,7 +6,7 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
-from fedhet.maths.fedsa import Options, aggregate_tensor, cluster
+from fedhet.methods.fedsa import FedSA, aggregate_tensor, cluster
 
 
 def similarities(seed: int, clients: int = 9, levels: int = 6) -> Tensor:
@@ -23,7 +23,7 @@ def test_every_client_is_in_one_cluster_or_in_none() -> None:
             for seed in range(8):
                 with named_case(threshold, S, seed):
                     sim = similarities(seed)
-                    clusters, rest = cluster(sim, Options(S=S, sim_t=0.5, threshold=threshold))
+                    clusters, rest = cluster(sim, FedSA(S=S, sim_t=0.5, threshold=threshold))
                     assert sorted([k for members in clusters for k in members] + rest) == list(
                         range(len(sim))
                     )
@@ -47,21 +47,21 @@ def test_rounding_does_not_break_ties() -> None:
     sim[[0, 1], 4] = 0.2
     sim[[2, 3], 4] = 0.2 + 1e-13
     sim = torch.maximum(sim, sim.T)
-    clusters, rest = cluster(sim, Options(S=2, sim_t=0.1))
+    clusters, rest = cluster(sim, FedSA(S=2, sim_t=0.1))
     assert clusters == [[0, 1, 4], [2, 3]] and rest == [5, 6]
-    assert cluster(sim, Options(S=2, sim_t=0.2)) == ([[0, 1], [2, 3]], [4, 5, 6])
+    assert cluster(sim, FedSA(S=2, sim_t=0.2)) == ([[0, 1], [2, 3]], [4, 5, 6])
 
 
 def test_the_threshold_from_the_start() -> None:
     sim = torch.eye(4).double()
     sim[0, 1] = sim[1, 0] = 0.3
-    assert cluster(sim, Options(S=4, sim_t=0.2, threshold="always")) == ([[0, 1]], [2, 3])
-    assert cluster(sim, Options(S=4, sim_t=0.3, threshold="always")) == ([], [0, 1, 2, 3])
-    assert cluster(sim, Options(S=4, sim_t=0.3)) == ([[0, 1, 2, 3]], [])
+    assert cluster(sim, FedSA(S=4, sim_t=0.2, threshold="always")) == ([[0, 1]], [2, 3])
+    assert cluster(sim, FedSA(S=4, sim_t=0.3, threshold="always")) == ([], [0, 1, 2, 3])
+    assert cluster(sim, FedSA(S=4, sim_t=0.3)) == ([[0, 1, 2, 3]], [])
 
 
 def test_a_threshold_that_no_pair_exceeds_gives_the_uniform_mean() -> None:
     W = torch.randn(9, 60, generator=torch.Generator().manual_seed(0)).double()
-    unclustered = aggregate_tensor(W, Options(sim_t=1.0, threshold="always"))
+    unclustered = aggregate_tensor(W, FedSA(sim_t=1.0, threshold="always"))
     assert len(unclustered.high)
-    assert torch.equal(unclustered.w, aggregate_tensor(W, Options(cv_t=1)).w)
+    assert torch.equal(unclustered.w, aggregate_tensor(W, FedSA(cv_t=1)).w)

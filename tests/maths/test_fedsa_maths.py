@@ -10,8 +10,8 @@ from maths.fedsa_literal import aggregate as literal
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.maths import fedsa
-from fedhet.maths.fedsa import Options, aggregate_tensor
+from fedhet.methods import fedsa
+from fedhet.methods.fedsa import FedSA, aggregate_tensor
 
 SEEDS = range(8)
 
@@ -39,7 +39,7 @@ def test_the_equations_read_literally() -> None:
             }
             W = draw(seed, int(pick.integers(2, 14)), int(pick.integers(2, 50)))
             expected = literal(W.numpy(), **options)
-            actual = aggregate_tensor(W, Options(**options))
+            actual = aggregate_tensor(W, FedSA(**options))
             assert actual.high.tolist() == expected["high"]
             assert actual.clusters == expected["clusters"]
             np.testing.assert_allclose(actual.w, expected["w"], rtol=1e-12, atol=1e-13)
@@ -51,7 +51,7 @@ def test_a_case_by_hand() -> None:
     At the two high entries, the clients' deviations are in the classes 1, 1, 4 and 4, 1, 1.
     """
     W = torch.tensor([[1.0, 1.0, 4.0], [1.0, 1.0, 1.0], [1.0, 4.0, 1.0]])
-    together = aggregate_tensor(W, Options(cv_t=0.1, S=1))
+    together = aggregate_tensor(W, FedSA(cv_t=0.1, S=1))
     # mu = 1, 2, 2; the squared deviations of the middle entry are 1, 1, 4, so u = 1/4, 1/4, 1.
     assert together.high.tolist() == [1, 2]
     assert together.mic.tolist() == [[1, 4], [1, 1], [4, 1]]
@@ -60,7 +60,7 @@ def test_a_case_by_hand() -> None:
     assert together.clusters == [[0, 1, 2]]
     assert together.w.tolist() == [1.0, 2.0, 2.0]
     # .25 does not exceed .25, so client 2 stays out.
-    alone = aggregate_tensor(W, Options(cv_t=0.1, S=1, sim_t=0.25))
+    alone = aggregate_tensor(W, FedSA(cv_t=0.1, S=1, sim_t=0.25))
     assert alone.clusters == [[0, 1]]
     assert alone.w.tolist() == [1.0, 1.0, 2.5]
 
@@ -69,9 +69,9 @@ def test_the_scale_does_not_matter() -> None:
     for seed in SEEDS:
         with named_case(seed):
             W = draw(seed)
-            plain = aggregate_tensor(W, Options(cv_t=0.02))
+            plain = aggregate_tensor(W, FedSA(cv_t=0.02))
             for scale in (2.0**-40, -1.0, 1e6):
-                scaled = aggregate_tensor(W * scale, Options(cv_t=0.02))
+                scaled = aggregate_tensor(W * scale, FedSA(cv_t=0.02))
                 assert scaled.high.tolist() == plain.high.tolist()
                 assert scaled.clusters == plain.clusters
                 torch.testing.assert_close(scaled.w, plain.w * scale, rtol=1e-12, atol=0)
@@ -90,7 +90,7 @@ def test_the_result_lies_between_the_clients() -> None:
             changed = 0
             for seed in SEEDS:
                 W = draw(seed)
-                result = aggregate_tensor(W, Options(cv_t=0.02, **options))
+                result = aggregate_tensor(W, FedSA(cv_t=0.02, **options))
                 assert (result.w >= W.amin(0) - 1e-12).all()
                 assert (result.w <= W.amax(0) + 1e-12).all()
                 low = torch.ones(W.shape[1], dtype=torch.bool)
@@ -101,7 +101,7 @@ def test_the_result_lies_between_the_clients() -> None:
             assert changed
 
 
-def alphas(W: Tensor, options: Options) -> Tensor:
+def alphas(W: Tensor, options: FedSA) -> Tensor:
     mac = aggregate_tensor(W, options).mac
     return fedsa.cluster_weights(mac, fedsa.class_counts(mac, options.C), options)
 
@@ -110,11 +110,11 @@ def test_weights_of_the_clusters_sum_to_one_or_shrink() -> None:
     for seed in SEEDS:
         with named_case(seed):
             W = draw(seed)
-            alpha = alphas(W, Options(cv_t=0.02))
+            alpha = alphas(W, FedSA(cv_t=0.02))
             assert len(alpha) > 1 and (alpha > 0).all()
             ones = torch.ones(alpha.shape[1]).double()
             torch.testing.assert_close(alpha.sum(0), ones, rtol=1e-14, atol=0)
-            shrunk = alphas(W, Options(cv_t=0.02, alpha_mode="shrink"))
+            shrunk = alphas(W, FedSA(cv_t=0.02, alpha_mode="shrink"))
             assert (shrunk.sum(0) <= 1 + 1e-14).all() and float(shrunk.sum(0).min()) < 1
             torch.testing.assert_close(shrunk / shrunk.sum(0), alpha, rtol=1e-12, atol=0)
 
@@ -123,7 +123,7 @@ def test_cv_t_of_one_is_the_uniform_mean() -> None:
     for seed in SEEDS:
         with named_case(seed):
             W = draw(seed, entries=1000).float()
-            result = aggregate_tensor(W, Options(cv_t=1))
+            result = aggregate_tensor(W, FedSA(cv_t=1))
             assert not len(result.high) and result.clusters == []
             ulps = result.w.float().view(torch.int32) - W.double().mean(0).float().view(torch.int32)
             assert int(ulps.abs().max()) <= 1
@@ -133,12 +133,12 @@ def test_few_clients() -> None:
     for options in [{}, {"cv_t": 0.0}, {"cv_clip_quantile": 0.5, "C": 1, "S": 1}]:
         with named_case(options):
             one = draw(0, clients=1)
-            assert torch.equal(aggregate_tensor(one, Options(**options)).w, one[0])
+            assert torch.equal(aggregate_tensor(one, FedSA(**options)).w, one[0])
             two = draw(1, clients=2)  # equal deviations: one cluster
-            mean = aggregate_tensor(two, Options(**options)).w
+            mean = aggregate_tensor(two, FedSA(**options)).w
             torch.testing.assert_close(mean, two.mean(0), rtol=1e-14, atol=1e-16)
             three = draw(2, clients=3)  # fewer clients than clusters
-            assert len(aggregate_tensor(three, Options(S=5, cv_t=0.01)).clusters) == 1
+            assert len(aggregate_tensor(three, FedSA(S=5, cv_t=0.01)).clusters) == 1
 
 
 def test_identical_clients_keep_their_value() -> None:
@@ -146,17 +146,17 @@ def test_identical_clients_keep_their_value() -> None:
     for clients in [3, 6, 10, 17, 20]:
         with named_case(clients):
             values = draw(3, clients=1).float()
-            for options in (Options(), Options(cv_t=0.0), Options(cv_clip_quantile=0.5)):
+            for options in (FedSA(), FedSA(cv_t=0.0), FedSA(cv_clip_quantile=0.5)):
                 result = aggregate_tensor(values.expand(clients, -1), options)
                 assert torch.equal(result.w.float(), values[0])
 
 
 def test_one_class_or_one_cluster_is_the_mean_of_the_clustered() -> None:
     W = draw(4)
-    one_class = aggregate_tensor(W, Options(C=1, cv_t=0.02))  # all are equal: one cluster of all
+    one_class = aggregate_tensor(W, FedSA(C=1, cv_t=0.02))  # all are equal: one cluster of all
     assert one_class.clusters == [list(range(len(W)))]
     torch.testing.assert_close(one_class.w, W.mean(0), rtol=1e-13, atol=1e-15)
-    result = aggregate_tensor(W, Options(S=1, cv_t=0.02, sim_t=0.5))
+    result = aggregate_tensor(W, FedSA(S=1, cv_t=0.02, sim_t=0.5))
     (members,) = result.clusters
     assert 1 < len(members) < len(W)
     expected = W[members].mean(0)[result.high]
@@ -166,20 +166,20 @@ def test_one_class_or_one_cluster_is_the_mean_of_the_clustered() -> None:
 def test_means_of_zero() -> None:
     """With some spread, cv is the largest finite cv; without spread, it is 0."""
     W = torch.tensor([[1.0, 0.0, 1.0, 5.0], [-1.0, 0.0, 3.0, 5.5], [0.0, 0.0, 2.0, 4.5]])
-    cv = aggregate_tensor(W, Options()).cv
+    cv = aggregate_tensor(W, FedSA()).cv
     assert float(cv[1]) == 0
     assert float(cv[0]) == float(cv[2]) == pytest.approx((2 / 3) ** 0.5 / 2, rel=1e-12)
-    assert aggregate_tensor(W[:2, :1], Options()).cv.tolist() == [1.0]
+    assert aggregate_tensor(W[:2, :1], FedSA()).cv.tolist() == [1.0]
     opposite = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-    assert not len(aggregate_tensor(opposite, Options(cv_t=0)).high)
-    assert aggregate_tensor(torch.zeros(3, 0), Options()).w.shape == (0,)
+    assert not len(aggregate_tensor(opposite, FedSA(cv_t=0)).high)
+    assert aggregate_tensor(torch.zeros(3, 0), FedSA()).w.shape == (0,)
 
 
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
         with named_case(seed):
             W = draw(seed, entries=301)
-            options = Options(cv_t=0.01, cv_clip_quantile=0.9, mic_scale="layer")
+            options = FedSA(cv_t=0.01, cv_clip_quantile=0.9, mic_scale="layer")
             weights = torch.rand(len(W), generator=torch.Generator().manual_seed(seed)).double()
             whole = aggregate_tensor(W, options, weights)
             with monkeypatch.context() as patched:
@@ -198,15 +198,15 @@ def test_sums_follow_the_clients_order() -> None:
             total = np.zeros(W.shape[1])
             for row in W.numpy():
                 total = total + row
-            assert (aggregate_tensor(W, Options(cv_t=1)).w.numpy() == total / clients).all()
+            assert (aggregate_tensor(W, FedSA(cv_t=1)).w.numpy() == total / clients).all()
 
 
 def test_the_cut_quantile() -> None:
     for q in [0.3, 0.95, 1.0]:
         with named_case(q):
             W = draw(6, entries=500)
-            plain = aggregate_tensor(W, Options())
-            cut = aggregate_tensor(W, Options(cv_clip_quantile=q))
+            plain = aggregate_tensor(W, FedSA())
+            cut = aggregate_tensor(W, FedSA(cv_clip_quantile=q))
             cv = np.minimum(plain.cv.numpy(), np.quantile(plain.cv.numpy(), q))
             scaled = (cv - cv.min()) / (cv.max() - cv.min())
             assert cut.high.tolist() == np.flatnonzero(scaled > 0.2).tolist()
@@ -217,7 +217,7 @@ def test_the_cut_quantile() -> None:
 def test_read_literally_few_entries_are_high_whatever_the_size() -> None:
     """About 1/cv_t of them: a coefficient of variation has a 1/|mean| tail."""
     for entries in (1000, 100_000):
-        results = [aggregate_tensor(draw(seed, entries=entries), Options()) for seed in SEEDS]
+        results = [aggregate_tensor(draw(seed, entries=entries), FedSA()) for seed in SEEDS]
         counts = [len(result.high) for result in results]
         assert min(counts) >= 1 and max(counts) < 60 and 2 < np.mean(counts) < 20
 
@@ -225,7 +225,7 @@ def test_read_literally_few_entries_are_high_whatever_the_size() -> None:
 def test_client_weights_count_in_the_means_only() -> None:
     for seed in SEEDS:
         with named_case(seed):
-            W, options = draw(seed), Options(cv_t=0.02)
+            W, options = draw(seed), FedSA(cv_t=0.02)
             weights = (
                 torch.rand(len(W), generator=torch.Generator().manual_seed(seed)).double() + 0.1
             )
@@ -251,7 +251,7 @@ def test_client_weights_count_in_the_means_only() -> None:
 def test_a_cluster_without_weight_has_a_plain_mean() -> None:
     W, weights = draw(7), torch.zeros(9).double()
     weights[0] = 1
-    result = aggregate_tensor(W, Options(cv_t=0.02), weights)
+    result = aggregate_tensor(W, FedSA(cv_t=0.02), weights)
     assert len(result.clusters) > 1 and torch.isfinite(result.w).all()
 
 
@@ -269,7 +269,7 @@ def test_scales_of_the_micro_classes() -> None:
         with named_case(scale, expected):
             block = torch.tensor([[1.2, 6.0], [-0.6, -3.0], [-0.6, -3.0]]).double()
             exact = torch.round(block * 64) / 64
-            classes = fedsa.micro_classes(exact - exact.mean(0), Options(mic_scale=scale), 36.5)
+            classes = fedsa.micro_classes(exact - exact.mean(0), FedSA(mic_scale=scale), 36.5)
             assert classes.tolist() == expected
 
 
@@ -284,7 +284,7 @@ def test_values_that_are_not_finite_are_reported() -> None:
             W = draw(0)
             W[4, 17] = value
             with pytest.raises(ValueError, match=r"participants \[4\] hold NaN or infinite"):
-                aggregate_tensor(W, Options())
+                aggregate_tensor(W, FedSA())
 
 
 def test_bad_options_are_reported() -> None:
@@ -307,4 +307,4 @@ def test_bad_options_are_reported() -> None:
         with named_case(bad):
             ((name, value),) = bad.items()
             with pytest.raises(ConfigError, match=rf"method\.{name}={str(value).lower()}"):
-                Options(**bad)
+                FedSA(**bad)

@@ -13,10 +13,12 @@ from methods.by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradien
 from torch import nn
 
 from fedhet.core.plugin import Plugin
-from fedhet.methods.fedlex import FedLEx, FedLExPlugin, G
+from fedhet.methods.fedlex import FedLEx, FedLExPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 
 Make = Callable[..., Any]
+
+G = "fedlex.G"
 
 MU = 0.8
 MOMENTUM = 0.6

@@ -17,12 +17,15 @@ from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import FedAvgM, FedOpt
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedlex import D, FedLExPlugin, G
+from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsgd import FedSGD
 
 Make = Callable[..., Any]
+
+D = "fedlex.D"
+G = "fedlex.G"
 
 
 def still(plan: list[Broadcast], replies: list[Any]) -> list[Reply]:
@@ -203,7 +206,7 @@ def test_an_exploration_has_the_rate_that_it_is_given(federation: Make) -> None:
         return made
 
     one, other, same = run(0.1, lr_exp=0.3), run(0.3), run(0.1, lr_exp=0.1)
-    explored = [made.strategy.plugins[0]._deviations for made in (one, other)]
+    explored = [made.strategy.plugins[0].state["deviations"] for made in (one, other)]
     assert explored[0].keys() == explored[1].keys()
     for pid, d in explored[0].items():
         assert all(torch.equal(t, explored[1][pid][name]) for name, t in d.items())

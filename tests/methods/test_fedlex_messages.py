@@ -12,9 +12,12 @@ from maths.cases import named_case
 
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedlex import D, FedLExPlugin, G
+from fedhet.methods.fedlex import FedLExPlugin
 
 Make = Callable[..., Any]
+
+D = "fedlex.D"
+G = "fedlex.G"
 
 
 def test_how_many_explore(federation: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,12 +13,14 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.messages import Broadcast, Update
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedlex import D, FedLExPlugin
+from fedhet.methods.fedlex import FedLExPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 
 Make = Callable[..., Any]
 Change = Callable[[Update], Any]
+
+D = "fedlex.D"
 
 
 def damaged(pid: int, change: Change) -> Callable[[list[Broadcast], list[Any]], list[Any]]:
@@ -35,7 +37,7 @@ def damaged(pid: int, change: Change) -> Callable[[list[Broadcast], list[Any]], 
 
 BAD: dict[str, tuple[Change, str]] = {
     "nan": (lambda u: u.extras[D]["head.bias"].fill_(float("nan")), "head.bias.*NaN or infinite"),
-    "negative": (lambda u: u.extras[D]["head.bias"][1:].fill_(-1e-9), r"head.bias.*negative.*>= 0"),
+    "negative": (lambda u: u.extras[D]["head.bias"][1:].fill_(-1e-9), r"head.bias.*-1e-09.*>= 0"),
     "dtype": (
         lambda u: u.extras[D].update({"head.bias": torch.zeros(2, dtype=torch.float64)}),
         r"head.bias.*float64.*expected.*float32",

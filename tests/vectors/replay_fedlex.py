@@ -10,7 +10,7 @@ from torch import Tensor
 from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import SGD
 from fedhet.core.trees import Tree
-from fedhet.maths.fedlex import contributors, deviation, global_guidance, mask_gradient
+from fedhet.methods.fedlex import contributors, deviation, global_guidance, mask
 
 Params = dict[str, Any]
 
@@ -35,28 +35,20 @@ def _global_guidance(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
 def _rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
     explored = {pid: {"": inputs[f"D.{pid}"]} for pid in params["explorers"]}
     guidances: dict[str, Tensor] = {}
+    used: list[int] = []
     for step, participants in enumerate(params["participants"], 1):
         used = contributors(
-            list(explored),
-            participants,
-            first=step == 1,
-            refresh=params["refresh"],
-            empty=params["empty"],
+            list(explored), participants, used, refresh=params["refresh"], empty=params["empty"]
         )
-        if used is None:
-            guidance = guidances[f"G.{step - 1}"]
-        else:
-            guidance = global_guidance([explored[pid] for pid in used])[""]
-        guidances[f"G.{step}"] = guidance
+        guidances[f"G.{step}"] = global_guidance([explored[pid] for pid in used])[""]
     return guidances
 
 
 def _sgd_steps(params: Params, W: Tensor, grads: Tensor, G: Tensor) -> dict[str, Tensor]:
     w = W.clone()
     optimizer = SGD([w], LocalSettings(**params))  # type: ignore[list-item]
-    for grad in grads.clone():
-        mask_gradient([grad], [G])
-        optimizer.step([grad])
+    for grad in grads:
+        optimizer.step([grad * mask({}, None, {"w": G})["w"]])
     return {"W_new": w}
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhet.maths import fedsa
-from fedhet.maths.fedsa import Options
+from fedhet.methods import fedsa
+from fedhet.methods.fedsa import FedSA
 
 
 def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
-    options = Options(**params)
+    options = FedSA(**params)
     result = fedsa.aggregate_tensor(W, options)
 
     def spread(values: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
 
 
 def _cluster(params: dict[str, Any], SIM: Tensor) -> dict[str, Any]:
-    clusters, unclustered = fedsa.cluster(SIM, Options(**params))
+    clusters, unclustered = fedsa.cluster(SIM, FedSA(**params))
     return {"clusters": clusters, "unclustered": unclustered}
 
 
