@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedhet.core.hosted import (
     step_at,
     step_of,
     withhold,
+    without,
 )
 from fedhet.core.kernel import Expected, Method, State, Step
 from fedhet.core.messages import Broadcast, Extras
@@ -43,6 +44,7 @@ AnyMethod = type[FedStrategy] | Method
 FACTS = {
     "takes_steps": "local steps",
     "weighted": "used weights",
+    "by_samples": "sample weights",
     "only_means": "means",
     "only_weights": "weights alone",
     "plain_steps": "plain steps",
@@ -86,6 +88,7 @@ class Bound(FedStrategy):
     """
 
     memory = ("state",)
+    by_samples = True  # type: ignore[assignment]
 
     def __init__(self, setting: Setting, method: Method) -> None:
         self.method = method
@@ -100,7 +103,7 @@ class Bound(FedStrategy):
             needed = fact in ("plain_steps", "sgd_steps", "counts_steps")
             setattr(self, fact, word in method.needs if needed else word not in method.breaks)
         self.otherwise = {  # type: ignore[misc]
-            fact: option for fact, word in FACTS.items() if (option := _without(method, word))
+            fact: option for fact, word in FACTS.items() if (option := without(method, word))
         }
         self.evaluates = method.evaluates(setting.workspace)
         self.personal_names = method.personal(setting.workspace)
@@ -136,14 +139,11 @@ class Bound(FedStrategy):
         return bool(phase.until and phase.until(self.state))
 
     def base_weight(self, update: messages.Update) -> float:
-        if not hasattr(self, "current"):  # a plug-in asks before the run begins
-            sent = kernel.Message("train", 1, 1, update.pid, self.local, {})
-            return self.method.weight(
-                self._first_step(),
-                kernel.Update(update.pid, update.num_examples, 0.0, {}, {}, {}, {}, sent),
-            )
-        step = step_of(self, self.name)
+        step = self._step()
         return self.method.weight(step, self._seen(step, update))
+
+    def _step(self, msg: Broadcast | None = None) -> Step:
+        return step_of(self, self.name, msg, self.state)
 
     def _first_step(self) -> Step:
         """The first step of the training, as far as it is known before the run."""
@@ -155,6 +155,7 @@ class Bound(FedStrategy):
             local=self.local,
             trains=True,
             slots=self.method.slots(self.setting),
+            state=self.state,
         )
 
     def _seen(self, step: Step, update: messages.Update) -> kernel.Update:
@@ -165,31 +166,19 @@ class Bound(FedStrategy):
 
     def begin(self, msg: Broadcast) -> Extras:
         self._shapes: dict[str, tuple[int, ...]] = {}
-        step = step_of(self, self.name, msg)
+        step = self._step(msg)
         return prefixed(self.name, self.method.broadcast(step, self.state))
 
     def check(self, update: messages.Update) -> None:
-        check_update(self.name, update, self._expected(step_of(self, self.name)), self._shapes)
+        check_update(self.name, update, self._expected(self._step()), self._shapes)
 
     def _merge(self, phase: kernel.Phase, updates: Iterator[messages.Update], old: Tree) -> Tree:
-        step = step_of(self, self.name)
+        step = self._step()
         merged = phase.merge(step, self.state, old, (self._seen(step, one) for one in updates))
         self.state = merged.state
         self.recorded = {**self.recorded, **merged.metrics}
         replace_slots(self, merged.slots)
         return dict(merged.weights)
-
-
-def _without(method: Method, word: str) -> str:
-    """The option with which the method does not need, or break, this; "" for none."""
-    if word not in {*method.needs, *method.breaks}:
-        return ""
-    for one in fields(method):  # type: ignore[arg-type]
-        for value in one.metadata.get("limits", {}).get("allowed", ()):
-            other = replace(method, **{one.name: value})  # type: ignore[type-var]
-            if word not in {*other.needs, *other.breaks}:
-                return f"method.{one.name}={value}"
-    return ""
 
 
 class BoundClient(FedClient):

@@ -63,6 +63,12 @@ PLUGINS = (
         "it changes aggregation weights, which this method ignores",
     ),
     Rule(
+        "by_samples",
+        False,
+        lambda plugin, _: plugin.adds_samples,
+        "it adds drawn samples to n_k, by which this method does not weigh clients",
+    ),
+    Rule(
         "plain_steps",
         True,
         lambda plugin, _: plugin.changes_gradients,
@@ -163,8 +169,8 @@ def _refusals(method: FedStrategy) -> Iterator[str]:
 def _reason(rules: tuple[Rule, ...], piece: object, method: FedStrategy) -> str:
     """Why the method refuses the piece, and the option with which it does not; "" if it fits."""
     for fact, value, excludes, because in rules:
-        if bool(getattr(method, fact)) is value and (found := excludes(piece, method)):
-            other = method.otherwise.get(fact)
+        if (found := excludes(piece, method)) and bool(getattr(method, fact)) is value:
+            other = method.otherwise.get(fact) or getattr(piece, "otherwise", {}).get(fact)
             return because.format(found=found, method=method) + (f"; use {other}" if other else "")
     return ""
 

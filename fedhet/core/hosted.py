@@ -6,7 +6,7 @@ It holds their states, and gives their extras the prefixes under which they trav
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +71,10 @@ def local_steps(strategy: FedStrategy, pid: int) -> int | None:
     return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
 
 
-def step_of(strategy: FedStrategy, owner: str, msg: Broadcast | None = None) -> Step:
-    """The step in progress, as a piece sees it."""
+def step_of(
+    strategy: FedStrategy, owner: str, msg: Broadcast | None = None, state: State | None = None
+) -> Step:
+    """The step in progress, as a piece with this state sees it."""
     current = strategy.current
     sent = msg or strategy.template
     rule = strategy.setting.merge
@@ -89,6 +91,7 @@ def step_of(strategy: FedStrategy, owner: str, msg: Broadcast | None = None) -> 
         average=rule.average,
         steps=partial(local_steps, strategy),
         sent=None if msg is not None else message_of(owner, sent, sent.weights),
+        state=state or {},
     )
 
 
@@ -145,7 +148,7 @@ def releases_in(expected: Mapping[str, Expected]) -> int:
     """How many releases under privacy.noise the extras of a reply are."""
 
     def is_release(what: Expected) -> bool:
-        if what.public is True or what.whole:
+        if what.public is True or (what.whole and not what.repair):
             return False
         public = what.public or ()
         like = {"": None} if what.like is None else what.like
@@ -180,6 +183,7 @@ class Hosted(Plugin):
         self.needs_all = piece.overrides("weights")  # type: ignore[misc]
         self._keeps = self.needs_all or piece.keeps_all
         self.unsized = tuple(f"{piece.name}.{name}" for name in piece.unsized)  # type: ignore[misc]
+        self.otherwise = {"by_samples": without(piece, "sample weights")}  # type: ignore[misc]
         self.state: State = {}
         super().__init__(**piece.settings)
 
@@ -197,7 +201,11 @@ class Hosted(Plugin):
 
     @property
     def changes_weights(self) -> bool:
-        return self.piece.overrides("weights") or self.piece.overrides("weight")
+        return self.piece.reweighs
+
+    @property
+    def adds_samples(self) -> bool:  # type: ignore[override]
+        return "sample weights" in self.piece.needs
 
     @property
     def needs_steps(self) -> bool:
@@ -224,6 +232,7 @@ class Hosted(Plugin):
                 round=1,
                 local=server.local,
                 trains=phase is None,
+                state=self.state,
             )
             self.releases[step.phase] = releases_in(self.piece.expects(step))
 
@@ -239,16 +248,19 @@ class Hosted(Plugin):
     def _ended(self, phase: kernel.Phase) -> bool:
         return bool(phase.until and phase.until(self.state))
 
+    def _step(self, msg: Broadcast | None = None) -> Step:
+        return step_of(self.server, self.name, msg, self.state)
+
     def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._updates: list[kernel.Update] = []
         if msg.trains:
-            msg.local = self.piece.local(step_of(self.server, self.name, msg), msg.local)
-        extras = self.piece.broadcast(step_of(self.server, self.name, msg), self.state)
+            msg.local = self.piece.local(self._step(msg), msg.local)
+        extras = self.piece.broadcast(self._step(msg), self.state)
         msg.extras |= prefixed(self.name, extras)
 
     def check(self, update: messages.Update) -> None:
-        expected = self.piece.expects(step_of(self.server, self.name))
+        expected = self.piece.expects(self._step())
         check_update(self.name, update, expected, self._shapes)
 
     def _take(self, merged: kernel.Merged) -> Tree:
@@ -258,7 +270,7 @@ class Hosted(Plugin):
         return dict(merged.weights)
 
     def _merge(self, phase: kernel.Phase, updates: Iterator[messages.Update], old: Tree) -> Tree:
-        step = step_of(self.server, self.name)
+        step = self._step()
         expected = self.piece.expects(step)
         seen = (read_update(self.name, step, update, expected) for update in updates)
         return self._take(phase.merge(step, self.state, old, seen))
@@ -271,7 +283,7 @@ class Hosted(Plugin):
         return self._weighted(updates) if self.piece.overrides("weight") else updates
 
     def _weighted(self, updates: Iterator[messages.Update]) -> Iterator[messages.Update]:
-        step = step_of(self.server, self.name)
+        step = self._step()
         expected = self.piece.expects(step)
         for update in updates:
             seen = read_update(self.name, step, update, expected)
@@ -279,7 +291,7 @@ class Hosted(Plugin):
             yield update
 
     def _reweighted(self, updates: list[messages.Update]) -> Iterator[messages.Update]:
-        step = step_of(self.server, self.name)
+        step = self._step()
         expected = self.piece.expects(step)
         self._updates = [read_update(self.name, step, update, expected) for update in updates]
         if self.piece.overrides("weights"):
@@ -292,7 +304,7 @@ class Hosted(Plugin):
     def merged(self, new: Tree, old: Tree) -> Tree:
         if not self.server.current.entry.phase.trains:
             return new
-        step = step_of(self.server, self.name)
+        step = self._step()
         updates, self._updates = self._updates, []
         return self._take(self.piece.after(step, self.state, old, new, updates))
 
@@ -314,6 +326,8 @@ class Hosted(Plugin):
         return serve(self.client, self.name, function, msg)
 
     def data(self, raw: Samples) -> Samples:
+        if not self.client.msg.trains:
+            return raw
         return self.piece.data(raw, self._state())  # type: ignore[arg-type]
 
     def terms(self, msg: Broadcast) -> list[kernel.Term]:
@@ -342,6 +356,18 @@ class Hosted(Plugin):
 
     def released(self, update: messages.Update) -> None:
         repair(self.name, self._expected(), update)
+
+
+def without(piece: kernel.Piece, word: str) -> str:
+    """The option with which the piece does not need, or break, this; "" for none."""
+    if word not in {*piece.needs, *piece.breaks}:
+        return ""
+    for one in fields(piece):  # type: ignore[arg-type]
+        for value in one.metadata.get("limits", {}).get("allowed", ()):
+            other = replace(piece, **{one.name: value})  # type: ignore[type-var]
+            if word not in {*other.needs, *other.breaks}:
+                return f"{piece.GROUP}.{one.name}={value}"
+    return ""
 
 
 def replace_slots(strategy: FedStrategy, slots: Mapping[str, AnyTree]) -> None:
@@ -468,4 +494,4 @@ def repair(owner: str, expected: Mapping[str, Expected], update: messages.Update
                 value = value.clamp(what.low, what.high)
             else:
                 value = float(torch.tensor(value).clamp(what.low, what.high))
-        update.extras[key] = what.repair(value) if what.repair else value
+        update.extras[key] = what.repair(value, update) if what.repair else value

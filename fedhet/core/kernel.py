@@ -124,33 +124,37 @@ class Expected:
     """What an extra of a reply must be. From it follow the server's check, the noise, and what a
     client with few samples withholds.
 
-    One of `like` (a tree), `shape` (a tensor) or neither (a number).
+    One of `like` or `tree` (a tree), `shape` (a tensor) or none of them (a number).
 
     Attributes:
         like: a tree with the names, shapes and types.
+        tree: whether it is a tree of any names, at which `check` looks.
         shape: the shape; -1 stands for any size, which is the same in all replies of a step.
         low: the least value of each entry; None for any.
         high: the largest; None for any.
         whole: whether it is of whole numbers.
         exactly: client -> the only number that is believed; None where it cannot be known.
-        check: (value, client) -> None, raises ValueError where the value is bad all the same.
+        check: (value, update) -> None, raises ValueError where the value is bad all the same. In
+            the update are the extras before it, under their names in messages.
         statistic: whether it is a statistic of the client's samples, which a client with fewer than
             privacy.min_count withholds.
         public: whether it reveals no more of the data than their number, so that it needs no noise;
             or the names of the tensors of which that is true.
-        repair: makes of a noised value one that the checks accept, after `low` and `high`.
+        repair: (noised value, update) -> one that the checks accept, after `low` and `high`. A
+            client sends for it what can be noised, and not whole numbers.
     """
 
     like: AnyTree | None = None
+    tree: bool = False
     shape: tuple[int, ...] | None = None
     low: float | None = None
     high: float | None = None
     whole: bool = False
     exactly: Callable[[int], int | None] | None = None
-    check: Callable[[Any, int], None] | None = None
+    check: Callable[[Any, messages.Update], object] | None = None
     statistic: bool = False
     public: bool | Sequence[str] = False
-    repair: Callable[[Any], Any] | None = None
+    repair: Callable[[Any, messages.Update], Any] | None = None
 
     def read(self, name: str, update: messages.Update) -> Any:
         """The value of the extra `name`, after all checks; None where it is withheld.
@@ -161,7 +165,7 @@ class Expected:
         if self.statistic and is_withheld(update.extras.get(name)):
             update.read.add(name)
             return None
-        if self.like is not None:
+        if self.tree or self.like is not None:
             value: Any = update.tree(name, self.like)
         elif self.shape is None:
             value = self._number(name, update)
@@ -169,7 +173,7 @@ class Expected:
             value = self._tensor(name, update)
         self._bounds(name, value)
         if self.check:
-            self.check(value, update.pid)
+            self.check(value, update)
         return value
 
     def _number(self, name: str, update: messages.Update) -> float:
@@ -195,6 +199,8 @@ class Expected:
         return value
 
     def _bounds(self, name: str, value: Any) -> None:
+        if self.low is None and self.high is None:
+            return
         tree = value if isinstance(value, dict) else {"": value}
         for part, t in tree.items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
@@ -275,6 +281,7 @@ class Step:
         mean: (pairs of a tree and its weight) -> their average, in float64: the run's `merge`.
         steps: client -> the number of local steps that it takes; None where it is not known.
         sent: the message of the step, without a client; None before it is made.
+        state: what the server keeps for the owner; {} on a client.
     """
 
     workspace: Workspace
@@ -289,6 +296,7 @@ class Step:
     average: Callable[[], Any] = trees.Sum
     steps: Callable[[int], int | None] = lambda pid: None
     sent: Message | None = None
+    state: State = field(default_factory=dict)
 
 
 class Merged(NamedTuple):
@@ -346,6 +354,7 @@ WORDS = {
     "plain steps": "local steps are plain SGD's along the gradient of the local loss",
     "known steps": "the number of local steps follows from the number of samples",
     "used weights": "the merge uses the weights of the updates",
+    "sample weights": "the weight of an update is the client's number of samples",
     "means": "all that the merge takes of replies are means",
     "weights alone": "all that the merge takes of replies are their weights",
     "noise": "noised replies are of use",
@@ -482,8 +491,8 @@ class Method(Piece, base=True):
     """The server half of a method, and its options. Its defaults are FedAvg's.
 
     A subclass is a frozen dataclass, whose fields say what they allow by `fedhet.core.check.
-    setting`. A class that overrides `merge` states `breaks`, because nothing else can know what
-    the merge takes of the replies.
+    setting`. A class that overrides `merge` or `weight` states `breaks`, because nothing else can
+    know what the merge takes of the replies, or what weighs them.
 
     Attributes:
         client: the client half.
@@ -500,9 +509,10 @@ class Method(Piece, base=True):
 
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__(base)
-        if "merge" in vars(cls) and "breaks" not in vars(cls):
+        own = [hook for hook in ("merge", "weight") if hook in vars(cls)]
+        if own and "breaks" not in vars(cls):
             raise TypeError(
-                f"{cls.__qualname__} overrides merge: state in `breaks` which of"
+                f"{cls.__qualname__} overrides {own[0]}: state in `breaks` which of"
                 f" {', '.join(map(repr, WORDS))} are not true of it, or {{}}"
             )
 
@@ -576,6 +586,11 @@ class Plugin(Piece, base=True):
         super().__init_subclass__(base)
         if "name" in vars(cls):
             cls.GROUP = f"plugin.{cls.name}"
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether it changes aggregation weights."""
+        return self.overrides("weight") or self.overrides("weights")
 
     # ---- server
     def init(self, setting: Setting) -> State:

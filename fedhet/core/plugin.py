@@ -75,6 +75,8 @@ class Plugin(Checked):
             reads an iterator once and the weights are relative.
         needs_model: whether it refers to the model that clients receive.
         compares: whether it compares the weights that clients send.
+        adds_samples: whether it weighs clients by samples that it adds to their own.
+        otherwise: a fact of methods -> its option that does not need it.
         memory: the names of the attributes that outlast a step on the server, for checkpoints.
         releases: the name of a phase of its own, or "train" -> how many floating extras it adds to
             a reply, each of which is a release under privacy.noise.
@@ -93,6 +95,8 @@ class Plugin(Checked):
     needs_all: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
     compares: ClassVar[bool] = False
+    adds_samples: ClassVar[bool] = False
+    otherwise: ClassVar[dict[str, str]] = {}
     memory: ClassVar[tuple[str, ...]] = ()
     releases: ClassVar[dict[str, int]] = {}
     public: ClassVar[tuple[str, ...]] = ()

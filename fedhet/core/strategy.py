@@ -172,6 +172,11 @@ class FedStrategy(Strategy):
         return self.receives_model
 
     @property
+    def by_samples(self) -> bool:
+        """Whether the aggregation weight of an update is its number of samples."""
+        return self.base_weight(Update(0, num_examples=2)) == 2
+
+    @property
     def refuses(self) -> dict[str, str]:
         """Further plug-ins and merges that the method cannot be combined with: name -> reason."""
         return {}
