@@ -118,6 +118,7 @@ class Scaffold(Method):
     breaks = {
         "means": "control variates",
         "weights alone": "control variates",
+        "sample weights": "clients count alike",
         "noise": "the noise of all earlier control variates would add up without end",
     }
 

@@ -82,7 +82,7 @@ def test_drawn_samples(federation: Federation) -> None:
     run.step(claiming(fedgmm__generated=10**15))
     [failure] = run.strategy.current.failures
     assert failure.pid == LIAR
-    assert "would follow from the counts" in failure.cause
+    assert "would follow from" in failure.cause
 
 
 def test_a_missing_reply_does_not_let_an_attacker_in(federation: Federation) -> None:

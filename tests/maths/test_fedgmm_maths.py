@@ -11,8 +11,8 @@ from maths.cases import named_case
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from fedhet.maths import fedgmm as maths
-from fedhet.maths.fedgmm import Mixture
+from fedhet.methods.fedgmm import gaussians as maths
+from fedhet.methods.fedgmm.gaussians import Mixture
 
 REG = 1e-6
 

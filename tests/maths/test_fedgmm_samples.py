@@ -7,8 +7,8 @@ import pytest
 import torch
 from maths.cases import named_case
 
-from fedhet.maths import fedgmm as maths
-from fedhet.maths.fedgmm import Mixture
+from fedhet.methods.fedgmm import gaussians as maths
+from fedhet.methods.fedgmm.gaussians import Mixture
 
 
 def test_samples_follow_the_mixture() -> None:

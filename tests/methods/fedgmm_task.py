@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet.core.task import ClientData, Task
-from fedhet.methods.fedgmm.client import KEPT
 
+KEPT, GENERATED, GLOBAL_MAX = "fedgmm.samples", "fedgmm.generated", "fedgmm.global_max"
 CLASSES = 4
 SHAPE = (1, 2, 2)
 LR = 0.5

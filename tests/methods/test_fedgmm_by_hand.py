@@ -11,6 +11,7 @@ from methods.fedgmm_task import (
     CLASSES,
     COUNTS_BY_CLIENT,
     DATA,
+    GLOBAL_MAX,
     LR,
     PSI,
     REG,
@@ -21,7 +22,6 @@ from methods.fedgmm_task import (
     task_of,
 )
 
-from fedhet.methods.fedgmm.client import GLOBAL_MAX
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 
 Launch = Callable[..., Any]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from maths.cases import named_case
 
-from fedhet.maths.fedgmm import Mixture, check_mixture
-from fedhet.methods.fedgmm.mixtures import unpack
-from fedhet.methods.fedgmm.noised import accepted, content, whole
+from fedhet.methods.fedgmm.gaussians import Mixture, check_mixture
+from fedhet.methods.fedgmm.mixtures import content, counts_in, mixtures_in, unpack, whole
 
 COUNTS = torch.tensor([6, 0, 1, 13])
 DRAW = torch.Generator().manual_seed(0)
@@ -24,7 +23,8 @@ MIXTURES = {0: mixture(3), 3: mixture(3)}
 
 def test_without_noise_it_is_what_was_fitted() -> None:
     shares, tree = content(COUNTS, MIXTURES, 3, 5)
-    counts, packed = accepted(shares, tree, 20, 2, 1e-6)
+    counts = counts_in(shares, 20)
+    packed = mixtures_in(tree, counts, 2, 1e-6)
     assert torch.equal(counts, COUNTS)
     read = unpack(packed, 5, 4, 1e-6)
     assert sorted(read) == [0, 3]
@@ -49,7 +49,8 @@ def test_whatever_the_noise_the_server_gets_valid_mixtures() -> None:
             tree = {
                 name: t + std * torch.randn(t.shape, generator=DRAW) for name, t in tree.items()
             }
-            counts, packed = accepted(shares, tree, 20, 2, 1e-3)
+            counts = counts_in(shares, 20)
+            packed = mixtures_in(tree, counts, 2, 1e-3)
             assert int(counts.sum()) == 20
             assert int(counts.min()) >= 0
             read = unpack(packed, 5, 4, 1e-6)

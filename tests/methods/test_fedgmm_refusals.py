@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from maths.cases import named_case
-from methods.fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, kept, task
+from methods.fedgmm_task import CLASSES, COUNTS_BY_CLIENT, DATA, GENERATED, kept, task
 from sklearn.mixture import GaussianMixture
 
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.messages import Broadcast, Failure
-from fedhet.methods.fedgmm import FedGMMPlugin
-from fedhet.methods.fedgmm.client import COUNTS, GENERATED
+from fedhet.methods.fedgmm import COUNTS, FedGMMPlugin
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 
 Launch = Callable[..., Any]

@@ -19,9 +19,8 @@ from fedhet.methods.feddisk import FedDiskPlugin
 from fedhet.methods.feddisk.client import VAL
 from fedhet.methods.fedgen import COUNTS as LABELS
 from fedhet.methods.fedgen import FedGen
-from fedhet.methods.fedgmm import FedGMMPlugin
-from fedhet.methods.fedgmm.client import COUNTS as SAMPLES
-from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
+from fedhet.methods.fedgmm import COUNTS as SAMPLES
+from fedhet.methods.fedgmm import PER_COMPONENT, FedGMMPlugin
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import FedNormPlugin, Z, contribution
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
@@ -106,7 +105,7 @@ def test_what_is_drawn_tells_no_count_that_is_not_told(federation: Make) -> None
         run = fedgmm(federation, few(), least)
         run.step()
         replies = replies_of(run).values()
-        assert [reply.extras[GENERATED] for reply in replies] == told
+        assert [reply.extras["fedgmm.generated"] for reply in replies] == told
         for pid, version in run.strategy.versions.items():
             kept = run.store.load(pid, version)
             assert len(kept["fedgmm.samples/y"]) == exact[pid]

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedhet.maths import fedgmm as maths
-from fedhet.maths.fedgmm import Mixture
+from fedhet.methods.fedgmm import gaussians as maths
+from fedhet.methods.fedgmm.gaussians import Mixture
 
 Params = dict[str, Any]
 

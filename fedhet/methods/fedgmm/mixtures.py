@@ -1,16 +1,24 @@
-"""How FedGMM's mixtures travel: one tree for the mixtures of all classes."""
+"""How FedGMM's mixtures travel: one tree for the mixtures of all classes.
+
+Under privacy.noise a client sends a share for every class and the full number of components, all as
+differences from neutral ones: classes that are equally frequent, and mixtures of uniform pixels. A
+class without samples is neutral. So the content has the same form at every client. Counts and
+mixtures that the server accepts are made of it once it is noised.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedhet.core.check import counted
 from fedhet.core.errors import RunFailed
 from fedhet.core.trees import Tree, kind
-from fedhet.maths import fedgmm as maths
-from fedhet.maths.fedgmm import Mixture
+from fedhet.methods.fedgmm import gaussians
+from fedhet.methods.fedgmm.gaussians import Mixture
 
-MIXTURES = "fedgmm.mixtures"
+MIXTURES = "fedgmm.mixtures"  # as the extra is named in messages
+MEAN, VARIANCE, LARGEST = 0.5, 1 / 12, 0.25  # of uniform pixels; no pixels in [0, 1] vary more
 
 _DIMENSIONS = {"label": 1, "pi": 1, "mu": 2, "var": 2}
 _MB = 10**6
@@ -31,14 +39,14 @@ def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
     return tree
 
 
-def unpack(tree: Tree, d: int | None, classes: int, reg_covar: float) -> dict[int, Mixture]:
+def unpack(tree: Tree, d: int, classes: int, reg_covar: float) -> dict[int, Mixture]:
     """The inverse of `pack`, with every mixture checked.
 
     The result is on the CPU, where scikit-learn fits mixtures and NumPy draws from them.
 
     Args:
         tree: the extra as it was received.
-        d: the number of pixels; None where it is not known yet.
+        d: the number of pixels.
         classes: the number of classes.
         reg_covar: what EM adds to each variance.
 
@@ -65,7 +73,7 @@ def unpack(tree: Tree, d: int | None, classes: int, reg_covar: float) -> dict[in
             raise ValueError(f"extra {MIXTURES!r}: class {c}; classes go from 0 to {classes - 1}")
         mixtures[c] = Mixture(*(tensors[name][label == c] for name in Mixture._fields))
         try:
-            maths.check_mixture(mixtures[c], d)
+            gaussians.check_mixture(mixtures[c], d)
             _check_pixels(mixtures[c], reg_covar)
         except ValueError as error:
             raise ValueError(f"extra {MIXTURES!r}, class {c}: {error}") from error
@@ -101,3 +109,74 @@ def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:
             " smaller images"
         )
     return megabytes
+
+
+# ---- under privacy.noise
+def content(
+    counts: Tensor, mixtures: dict[int, Mixture], components: int, d: int
+) -> tuple[Tensor, Tree]:
+    """Return the counts and the mixtures as differences from the neutral ones, in float32.
+
+    Args:
+        counts: (C,) the samples of each class.
+        mixtures: those of the classes that have enough, of at most `components` components.
+        components: how many each class has; those that are missing have the weight 0.
+        d: the number of pixels.
+    """
+    classes = len(counts)
+    shares = counts / counts.sum().clamp(min=1) - 1 / classes
+    tree = {
+        "pi": torch.zeros(classes, components),
+        "mu": torch.zeros(classes, components, d),
+        "var": torch.zeros(classes, components, d),
+    }
+    for c, (pi, mu, var) in mixtures.items():
+        k = len(pi)
+        tree["pi"][c] = -1 / components
+        tree["pi"][c, :k] += pi
+        tree["mu"][c, :k] = mu - MEAN
+        tree["var"][c, :k] = var - VARIANCE
+    return shares.float(), tree
+
+
+def counts_in(shares: Tensor, n: int) -> Tensor:
+    """The counts (C,) that noised shares stand for: whole numbers of sum n."""
+    return whole(_weights(shares.double() + 1 / len(shares)), n)
+
+
+def mixtures_in(tree: Tree, counts: Tensor, least: int, smallest: float) -> Tree:
+    """The packed mixtures that noised content stands for.
+
+    Args:
+        tree: the content after its noise.
+        counts: (C,) the client's samples of each class, as the server takes them.
+        least: classes with fewer samples have no mixture.
+        smallest: the smallest variance.
+    """
+    _, components, d = tree["mu"].shape
+    pis = _weights(tree["pi"].double() + 1 / components)
+    mixtures: dict[int, Mixture] = {}
+    for c, count in enumerate(counts.tolist()):
+        if count < least:
+            continue
+        kept = pis[c].topk(gaussians.components(count, components)).indices.sort().values
+        mu = (tree["mu"][c, kept] + MEAN).clamp(0, 1)
+        var = (tree["var"][c, kept] + VARIANCE).clamp(smallest, LARGEST)
+        mixtures[c] = Mixture(_weights(pis[c, kept]), mu, var)
+    return pack(mixtures, d)
+
+
+def _weights(noised: Tensor) -> Tensor:
+    """The last dimension as weights >= 0 of sum 1; equal ones where none is positive."""
+    positive = noised.clamp(min=0)
+    total = positive.sum(-1, keepdim=True)
+    return torch.where(total > 0, positive / total, 1 / noised.shape[-1])
+
+
+def whole(shares: Tensor, n: int) -> Tensor:
+    """The shares (C,) of n as whole numbers of sum n, by the largest remainders."""
+    exact = shares * n
+    counts = exact.floor().long()
+    missing = n - int(counts.sum())
+    counts[(exact - counts).argsort(descending=True, stable=True)[:missing]] += 1
+    return counts

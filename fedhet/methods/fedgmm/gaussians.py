@@ -1,6 +1,6 @@
 """FedGMM (Nagaraju, Sen and Mohan, section 4): diagonal Gaussian mixtures of one class.
 
-The paper gives no equations for its mixtures; methods/fedgmm/ describes the choices made here.
+The paper gives no equations for its mixtures; __init__.py describes the choices made here.
 Shapes: k components, d pixels, n samples.
 """
 
