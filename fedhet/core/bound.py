@@ -108,7 +108,8 @@ class Bound(FedStrategy):
         super().__init__(replace(setting, local=method.local(setting.local)))
 
     def setup(self) -> None:
-        self.state = self.method.init(self.setting)
+        init = self.method.init  # which in FedROD is the name of an option
+        self.state = init(self.setting) if callable(init) else {}
         self.releases = releases_in(self.method.expects(self._first_step()))
 
     @property

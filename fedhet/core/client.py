@@ -17,7 +17,8 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor, nn
 
-from fedhet.core import messages
+from fedhet.core import messages, trees
+from fedhet.core.descent import descend
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.hosted import AnyPlugin, hosted
 from fedhet.core.interruptions import time_limit
@@ -33,6 +34,7 @@ from fedhet.core.messages import (
     Update,
 )
 from fedhet.core.metrics import assess
+from fedhet.core.optimizers import Optimizer
 from fedhet.core.parts import own_tensors
 from fedhet.core.site import Fitted
 from fedhet.core.state import UNSHARED, ClientState, Store
@@ -312,6 +314,32 @@ class FedClient(LocalTraining, NumPyClient):
         if not alone:
             self._fitted = fitted
         return fitted
+
+    def adapt(
+        self,
+        start: AnyTree,
+        names: Sequence[str],
+        optimizer: Callable[[list[Tensor]], Optimizer],
+        *,
+        index: Tensor,
+        epochs: int,
+        until: Callable[[list[float]], bool],
+        stream: str,
+    ) -> None:
+        """As `Site.adapt`."""
+        workspace, msg = self.workspace, self.msg
+        with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
+            model = self.holding(start)
+            self._held = None
+            descent = self.descent(model, workspace.train_data(self.pid), hooks=False)
+            params = trees.pick(descent.params, names)
+            steps = optimizer(list(params.values()))
+            descent = replace(descent, params=params, optimizer=steps, clip=None)
+            used = self.train_mode(model, len(index), self.local.batch_size)
+            index = index[:used].to(workspace.device)
+            losses: list[float] = []
+            while len(losses) < epochs and not (losses and until(losses)):
+                losses.append(float(descend(descent, [index], workspace.performer)) / used)
 
     def gradient_at(
         self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool

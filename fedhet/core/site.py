@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from fedhet.core.client import FedClient
+    from fedhet.core.optimizers import Optimizer
     from fedhet.core.workspace import Workspace
 
 
@@ -134,6 +135,36 @@ class Site:
             momentum=momentum,
             stream=stream,
             alone=alone,
+        )
+
+    def adapt(
+        self,
+        start: AnyTree,
+        names: Sequence[str],
+        optimizer: Callable[[list[Tensor]], Optimizer],
+        *,
+        index: Tensor,
+        epochs: int,
+        until: Callable[[list[float]], bool],
+        stream: str,
+    ) -> None:
+        """Take steps of another optimiser than the run's, on the loss of the model.
+
+        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
+        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
+        each epoch, and the model is lost.
+
+        Args:
+            start: the values with which the model begins.
+            names: the parameters whose gradient it is.
+            optimizer: makes it of them; it changes them in place.
+            index: the client's own samples in their order.
+            epochs: at most so many passes over them.
+            until: the mean losses of the epochs so far -> whether it ends.
+            stream: the name of the random stream of dropout.
+        """
+        self._client.adapt(
+            start, names, optimizer, index=index, epochs=epochs, until=until, stream=stream
         )
 
     def gradient(
