@@ -25,7 +25,7 @@ FedSGD's clients send gradients, no models, and FedPCL's send no parameters: bot
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +33,12 @@ from torch import Tensor
 
 from fedhet.core import streams
 from fedhet.core.check import setting
-from fedhet.core.messages import Update
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Merged, Plugin, State, Step, Update
+from fedhet.core.messages import Recorded
 from fedhet.core.trees import AnyTree, Tree
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DriftPlugin(Plugin):
     """The measures above, after each step of the training.
 
@@ -47,23 +47,17 @@ class DriftPlugin(Plugin):
     """
 
     name = "drift"
-    needs_model = True
-    compares = True
-    changes_weights = False  # though it sees all updates
+    needs = frozenset({"model", "weights"})
+    keeps_all = True
 
     sample: int = setting(0, low=0)
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        self._models: list[tuple[int, Tensor]] = []
-        for update in updates:
-            self._models.append((update.pid, _flat(update.weights, update.change)))
-            yield update
-
-    def merged(self, new: Tree, old: Tree) -> Tree:
-        pids, models = [pid for pid, _ in self._models], [model for _, model in self._models]
-        self._models = []
-        if not models:
-            return new
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        if not updates:
+            return Merged(new, state)
+        models = [_flat(update.weights, update.change) for update in updates]
         w = _flat(new, new).double()
         center = torch.zeros_like(w)
         for model in models:
@@ -73,8 +67,8 @@ class DriftPlugin(Plugin):
             similarity.append(torch.nn.functional.cosine_similarity(model, w, dim=0))
             distance.append((model - w).norm())
             scatter += float((model - center).square().sum()) / len(models)
-        self.recorded = {
-            "pids": torch.tensor(pids),
+        recorded: Recorded = {
+            "pids": torch.tensor([update.pid for update in updates]),
             "similarity": torch.stack(similarity),
             "distance": torch.stack(distance),
             # The variance of the changes is that of the models: all change from the same one.
@@ -82,11 +76,11 @@ class DriftPlugin(Plugin):
             "dispersion": scatter**0.5 / float(center.norm()),
         }
         if self.sample:
-            draw = streams.torch_generator(self.server.workspace.seed, "drift")
+            draw = streams.torch_generator(step.workspace.seed, "drift")
             entries = torch.randperm(len(w), generator=draw)[: self.sample].to(w.device)
-            self.recorded["clients"] = torch.stack([model[entries] for model in models])
-            self.recorded["merged"] = w[entries].float()
-        return new
+            recorded["clients"] = torch.stack([model[entries] for model in models])
+            recorded["merged"] = w[entries].float()
+        return Merged(new, state, recorded)
 
 
 def _flat(tree: AnyTree, like: AnyTree) -> Tensor:

@@ -8,7 +8,7 @@ with weights A_k that it learns on its own data (algorithm 1):
 
 E epochs of local SGD from start_k follow; the server is FedAvg's.
 
-    down:          x, `fedala.*` (the options)
+    down:          x
     up:            w_k, n_k
     client keeps:  w_k and A_k of the top layers
     server keeps:  x
@@ -36,30 +36,22 @@ learning".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from statistics import pstdev
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.descent import descend
+from fedhet.core import check, trees
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree
+from fedhet.core.kernel import Client, Message, Method, Result, State, serves
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 
-ETA = "fedala.eta"
-PERCENTAGE = "fedala.s"
-LAYERS = "fedala.layers"
-THRESHOLD = "fedala.threshold"
-EPOCHS = "fedala.max_epochs"
-LOCAL = "fedala.w"  # client state: w_k
-WEIGHTS = "fedala.A"  # client state: A_k
 WINDOW = 10  # the number of epochs whose losses must have settled
 
 
@@ -98,21 +90,29 @@ def step(
 
 
 class Mixing:
-    """Steps of A, from which the parameters are computed."""
+    """Steps of A, from which the parameters are computed.
+
+    Args:
+        weights: A, changed in place; a tensor for each parameter, as all lists here.
+        local: w.
+        received: x.
+        eta: the learning rate of A.
+        params: the parameters of the model.
+    """
 
     def __init__(
         self,
-        params: list[Tensor],
         weights: list[Tensor],
         local: list[Tensor],
         received: list[Tensor],
         eta: float,
+        params: list[Tensor],
     ) -> None:
-        self.params = params
         self.weights = weights
         self.local = local
         self.received = received
         self.eta = eta
+        self.params = params
 
     def step(self, grads: list[Tensor]) -> None:
         mixed = step(self.weights, grads, self.local, self.received, self.eta)
@@ -120,158 +120,99 @@ class Mixing:
         torch._foreach_copy_(self.params, start(self.local, self.received, mixed))
 
 
-def layers(workspace: Workspace) -> list[list[str]]:
-    """The names of the trained parameters, by the module that holds them, in the model's order."""
+def top(workspace: Workspace, p: int | str) -> list[str]:
+    """The names of the trained parameters of the last p modules that hold some, in their order."""
     by_module: dict[str, list[str]] = {}
     for name in workspace.trained:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
-    return list(by_module.values())
+    layers = list(by_module.values())[0 if p == "all" else -int(p) :]
+    return [name for layer in layers for name in layer]
 
 
-def settled(losses: list[float], threshold: float) -> bool:
-    """Whether the last WINDOW losses have a standard deviation below the threshold."""
-    return len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
+def ended(losses: list[float], threshold: float) -> bool:
+    """Whether the last WINDOW losses have a standard deviation below the threshold.
+
+    A loss that is not finite ends the learning, too, because it cannot settle.
+    """
+    settled = len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
+    return not isfinite(losses[-1]) or settled
 
 
-class FedALAClient(FedClient):
+def mixture(x: AnyTree, w: AnyTree, weights: AnyTree) -> AnyTree:
+    """x, with start_k in the place of the parameters that have weights A."""
+    mixed = start(*trees.columns(weights, w, x, weights))
+    return {**x, **dict(zip(weights, mixed, strict=True))}
+
+
+class FedALAClient(Client):
     """Starts its top layers between its own last model and the received one."""
 
-    def train(self, msg: Broadcast) -> Update:
-        self._learn_weights(msg)
-        update = super().train(msg)
-        self.state.put(LOCAL, self.workspace.read(self._top(msg)))
-        return update
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        x, learned = self._start(msg, state, site)
+        y = site.fit(x).params
+        return Result(y), {**learned, "w": trees.pick(y, top(site.workspace, self.options.p))}
 
-    def start(self, msg: Broadcast) -> AnyTree:
-        received = self.received_weights(msg)
-        local = self.state.get(LOCAL)
-        weights = self.state.get(WEIGHTS)
-        if local is None or weights is None:
-            return received
-        mixed = start(
-            [local[name] for name in weights],
-            [received[name] for name in weights],
-            list(weights.values()),
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        # What it learns in order to be evaluated is forgotten.
+        personal = lambda: site.model(self._start(msg, state, site)[0])  # noqa: E731
+        return {**super().views(msg, state, site), "personal": personal}
+
+    def _start(self, msg: Message, state: State, site: Site) -> tuple[AnyTree, State]:
+        """(start_k, the state with the A_k from which it follows)."""
+        x, w, weights = msg.weights, state.get("w"), state.get("A")
+        if w is not None and not all(torch.equal(w[name], x[name]) for name in w):
+            weights = self._learned(x, w, weights, site)
+        if w is None or weights is None:
+            return x, {}
+        return mixture(x, w, weights), {"A": weights}
+
+    def _learned(self, x: AnyTree, w: Tree, weights: Tree | None, site: Site) -> Tree:
+        """A_k, adapted to the received x; `weights` are those of the last time, if there are."""
+        options, n = self.options, len(site.own)
+        epochs = options.max_epochs if weights is None else 1
+        weights = weights or trees.map(torch.ones_like, w)
+        drawn = torch.randperm(n, generator=site.stream("fedala.samples"))
+        site.adapt(
+            mixture(x, w, weights),
+            list(w),
+            partial(Mixing, *trees.columns(w, weights, w, x), options.eta),
+            index=drawn[: max(1, round(n * options.s / 100))],
+            epochs=epochs,
+            until=partial(ended, threshold=options.threshold),
+            stream="fedala",
         )
-        return {**received, **dict(zip(weights, mixed, strict=True))}
-
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {**super().views(msg), "personal": lambda: self._start_model(msg)}
-
-    def _start_model(self, msg: Broadcast) -> nn.Module:
-        """The model start_k that this client would train from."""
-        self._learn_weights(msg)  # an evaluation never commits the state
-        return self.workspace.load(self.start(msg))
-
-    def _top(self, msg: Broadcast) -> list[str]:
-        """The names of the trained parameters of the top layers."""
-        count = msg.integer(LAYERS, low=1)
-        return [name for layer in layers(self.workspace)[-count:] for name in layer]
-
-    def _learn_weights(self, msg: Broadcast) -> None:
-        """Adapt A_k, which the state keeps, to the received weights.
-
-        The model that this leaves behind is overwritten by the next load.
-        """
-        local = self.state.get(LOCAL)
-        top = self._top(msg)
-        if local is None or all(torch.equal(local[name], msg.weights[name]) for name in top):
-            return
-        weights = self.state.get(WEIGHTS)
-        if weights is None:
-            weights = {name: torch.ones_like(local[name]) for name in top}
-            epochs = msg.epochs(EPOCHS, low=1)
-        else:
-            epochs = 1
-        with self.workspace.seeded("fedala", msg.phase, msg.step, msg.pid):
-            learned = self._adapted(
-                msg,
-                [weights[name] for name in top],
-                [local[name] for name in top],
-                [msg.weights[name] for name in top],
-                epochs,
-            )
-        self.state.put(WEIGHTS, dict(zip(top, learned, strict=True)))
-
-    def _adapted(
-        self,
-        msg: Broadcast,
-        weights: list[Tensor],
-        local: list[Tensor],
-        received: list[Tensor],
-        epochs: int,
-    ) -> list[Tensor]:
-        """A_k after at most `epochs` epochs over the drawn samples.
-
-        All lists hold one tensor per top parameter.
-        """
-        model = self.workspace.load(self.start(msg))
-        data = self.workspace.train_data(self.pid)
-        descent = self.descent(model, data, hooks=False)
-        descent.clip = None
-        descent.params = {name: descent.params[name] for name in self._top(msg)}
-        weights = [a.clone() for a in weights]
-        in_order = list(descent.params.values())
-        descent.optimizer = Mixing(in_order, weights, local, received, msg.scalar(ETA))
-        index = self._drawn_samples(msg, len(data))
-        index = index[: self.train_mode(model, len(index), self.local.batch_size)]
-        losses: list[float] = []
-        for _ in range(epochs):
-            losses.append(float(descend(descent, [index], self.workspace.performer)) / len(index))
-            if not isfinite(losses[-1]) or settled(losses, msg.scalar(THRESHOLD)):
-                break
         return weights
 
-    def _drawn_samples(self, msg: Broadcast, n: int) -> Tensor:
-        """The positions of s % of n samples, drawn afresh for each message."""
-        count = max(1, round(n * msg.scalar(PERCENTAGE) / 100))
-        order = torch.randperm(n, generator=self.generator("fedala.samples"))
-        return order[:count].to(self.workspace.device)
 
-
-class FedALA(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedALA(Method):
     """FedAvg of the w_k; how a client mixes them with x never leaves it."""
 
     name = "fedala"
-    client_cls = FedALAClient
-    evaluates = ("global", "personal")
+    client = FedALAClient
 
-    def __init__(
-        self,
-        setting: Setting,
-        *,
-        eta: float = 1.0,
-        s: float = 80.0,
-        p: int | str = 1,
-        threshold: float = 0.1,
-        max_epochs: int = 100,
-    ) -> None:
-        self.eta = check.number("method.eta", eta, low=0)
-        self.s = check.number("method.s", s, open_low=0, high=100)
-        self.p = p if p == "all" else _layer_count("method.p", p)
-        self.threshold = check.number("method.threshold", threshold, low=0)
-        self.max_epochs = check.integer("method.max_epochs", max_epochs, low=1)
-        super().__init__(setting)
+    eta: float = setting(1.0, low=0)
+    s: float = setting(80.0, open_low=0, high=100)
+    p: int | str = 1
+    threshold: float = setting(0.1, low=0)
+    max_epochs: int = setting(100, low=1)
 
-    def setup(self) -> None:
-        all_layers = layers(self.workspace)
-        top = len(all_layers) if self.p == "all" else int(self.p)
-        self.personal_names = [name for layer in all_layers[-top:] for name in layer]
-        self.evaluation_extras = {
-            ETA: self.eta,
-            PERCENTAGE: self.s,
-            LAYERS: top,
-            THRESHOLD: self.threshold,
-            EPOCHS: self.max_epochs,
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.p != "all":
+            _layer_count("method.p", self.p)
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return self.evaluation_extras  # A_k is learnt both for training and for evaluation
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return "global", "personal"
+
+    def personal(self, workspace: Workspace) -> list[str]:
+        return top(workspace, self.p)
 
 
-def _layer_count(name: str, value: object) -> int:
-    """A whole number >= 1; the error message also offers "all"."""
+def _layer_count(name: str, value: object) -> None:
+    """Refuse what is no whole number >= 1; the error message also offers "all"."""
     try:
-        return check.integer(name, value, low=1)
+        check.integer(name, value, low=1)
     except ConfigError as error:
         raise ConfigError(f"{error}, or all") from error

@@ -37,10 +37,11 @@ from torch.nn import functional
 from fedhet.core import check
 from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Message, Plugin, State, Term
+from fedhet.core.setting import Setting
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 
 
@@ -72,38 +73,34 @@ def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau:
     return tau**2 * (log_p.exp() * (log_p - log_q)).sum(1)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedNTDPlugin(Plugin):
     """Adds the distillation term to the loss of each sample."""
 
     name = "fedntd"
-    needs_model = True
-    needs_steps = True  # at the received model the term has no gradient
+    needs = frozenset({"model", "local steps"})  # at the received model it has no gradient
 
     beta: float = setting(1.0, low=0)
     tau: float = setting(1.0, open_low=0)
 
-    # ---- server
-    def setup(self) -> None:
-        self.server.workspace.task.check_classes("plugin 'fedntd'")
-        classes = self.server.workspace.task.classes
-        if classes < 2:
+    def init(self, setting: Setting) -> State:
+        task = setting.workspace.task
+        task.check_classes("plugin 'fedntd'")
+        if task.classes < 2:
             raise ConfigError(
                 "fedntd distils the classes other than the label, which needs at least two classes;"
-                f" the task has {check.counted(classes, 'class', 'classes')}"
+                f" the task has {check.counted(task.classes, 'class', 'classes')}"
             )
+        return {}
 
-    # ---- client
-    def prepare(self, msg: Broadcast) -> Tree | None:
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
         if not self.beta:
-            return None
-        return self.client.workspace.completed(self.client.received_weights(msg))
+            return []
+        return [Term("loss", self._distil, site.workspace.completed(msg.weights))]
 
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        if not own:
-            return batch.logits.new_zeros(len(batch.y))
+    def _distil(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         with torch.no_grad():
-            teacher_logits = self.client.workspace.teacher(own)(batch.x)
+            teacher_logits = batch.workspace.teacher(own)(batch.x)
         logits = batch.logits.to(teacher_logits.dtype)  # they are bfloat16 under engine.amp
         return self.beta * not_true_distillation(logits, teacher_logits, batch.y, self.tau)
 

@@ -10,7 +10,7 @@ layer like the head of the model, learns what the class frequencies of the clien
 
 Here n_k are the client's label counts, and no gradient flows through [].
 
-    down:          x, `fedrod.gamma`, `fedrod.init`
+    down:          x
     up:            w_k, n_k
     client keeps:  h_k
     server keeps:  x
@@ -33,26 +33,23 @@ classification".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core import check
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.check import setting
+from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.workspace import Workspace
 from fedhet.models.base import feature_head
 
-GAMMA = "fedrod.gamma"
-INIT = "fedrod.init"
-HEAD = "fedrod.head"  # client state, and what begins the names of its parameters in training
+HEAD = "fedrod.head"  # what begins the names of the personal head's parameters in training
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -97,79 +94,73 @@ class TwoHeadModel(nn.Module):
         return generic + self.personal_head(z)
 
 
-class FedRODClient(FedClient):
+class FedRODClient(Client):
     """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
 
-    def train(self, msg: Broadcast) -> Update:
-        self.model = self.workspace.load(self.start(msg))
-        head = self._personal_head(msg)
-        beside = {f"{HEAD}.{name}": p for name, p in head.named_parameters()}
-        self.train_model(self.model, self.data, self.prepare(msg), beside=beside)
-        self.state.put(HEAD, head.state_dict())
-        return self.reply()
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        head = {name: nn.Parameter(t) for name, t in self._head(state, site).items()}
+        counts = torch.bincount(site.data.y, minlength=site.workspace.task.classes)
+        y = site.fit(
+            msg.weights,
+            [Term("penalty", self._personal)],
+            loss=Term("loss", self._balanced, {"counts": counts}),
+            beside={f"{HEAD}.{name}": p for name, p in head.items()},
+        )
+        return Result(y.params), {"head": head}
 
-    def prepare(self, msg: Broadcast) -> Prepared:
-        return {"counts": torch.bincount(self.data.y, minlength=self.workspace.task.classes)}
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        if not own:  # a plug-in's own phase
-            return self.workspace.task.criterion(batch.logits, batch.y)
+    def _balanced(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
         # and these are the labels that were counted.
-        logits = balanced_logits(batch.logits, own["counts"], self.msg.scalar(GAMMA))
+        logits = balanced_logits(batch.logits, own["counts"], self.options.gamma)
         return functional.cross_entropy(logits, batch.y, reduction="none")
 
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+    def _personal(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         """The personal head's loss, of which no gradient reaches the model."""
-        if not own:
-            return batch.logits.new_zeros(())
-        with self.workspace.autocast():
+        with batch.workspace.autocast():
             z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
             own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
             return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
 
-    def _personal_head(self, msg: Broadcast) -> nn.Module:
+    def _head(self, state: State, site: Site) -> Tree:
         """h_k as this client keeps it, or else its initial value."""
-        head: nn.Module = deepcopy(self.workspace.model.head)  # type: ignore[assignment]
-        values = self.state.get(HEAD)
-        if values is None:
-            values = {name: self.workspace.initial[f"head.{name}"] for name in head.state_dict()}
-            if msg.text(INIT) == "zeros":
-                values = {name: torch.zeros_like(t) for name, t in values.items()}
-        head.load_state_dict(values)
-        return head.requires_grad_()
+        if (kept := state.get("head")) is not None:
+            return kept  # type: ignore[no-any-return]
+        first = torch.zeros_like if self.options.init == "zeros" else torch.clone
+        initial, head = site.workspace.initial, site.workspace.model.head
+        return {name: first(initial[f"head.{name}"]) for name in head.state_dict()}  # type: ignore[operator,union-attr]
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        return {**super().views(msg), "personal": lambda: self._two_head_model(msg)}
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        def personal() -> nn.Module:
+            model = self.personal_module(site.model(msg.weights))
+            model.personal_head.load_state_dict(self._head(state, site))  # type: ignore[operator,union-attr]
+            return model
+
+        return {**super().views(msg, state, site), "personal": personal}
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
         return TwoHeadModel(model, deepcopy(model.head))  # type: ignore[arg-type]
 
-    def _two_head_model(self, msg: Broadcast) -> nn.Module:
-        return TwoHeadModel(
-            self.workspace.load(self.received_weights(msg)), self._personal_head(msg)
-        )
 
-
-class FedROD(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class FedROD(Method):
     """FedAvg of the body and the generic head."""
 
     name = "fedrod"
-    client_cls = FedRODClient
-    evaluates = ("global", "personal")
+    client = FedRODClient
 
-    def __init__(self, setting: Setting, *, gamma: float = 1.0, init: str = "zeros") -> None:
-        self.gamma = check.number("method.gamma", gamma, low=0)
-        self.init = check.one_of("method.init", init, ("zeros", "copy"))
-        super().__init__(setting)
+    gamma: float = setting(1.0, low=0)
+    init: str = setting("zeros", allowed=("zeros", "copy"))  # type: ignore[assignment]
 
-    def setup(self) -> None:
-        self.workspace.task.check_classes("method=fedrod")
+    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+        return "global", "personal"
+
+    def personal(self, workspace: Workspace) -> Sequence[str]:
+        """The names in the personal head. It refuses what cannot be trained, because `init` is an
+        option here.
+        """
+        workspace.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        head = feature_head(self.workspace.model, why)
-        self.personal_names = [f"personal_head.{name}" for name in head.state_dict()]
-        self.evaluation_extras = {INIT: self.init}
-
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {GAMMA: self.gamma, INIT: self.init}
+        head = feature_head(workspace.model, why)
+        return [f"personal_head.{name}" for name in head.state_dict()]

@@ -39,15 +39,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.plugin import Plugin, Terms
+from fedhet.core.kernel import Message, Plugin, Result, State, Term
+from fedhet.core.setting import Setting
+from fedhet.core.site import Fitted, Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared
+from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
-PREVIOUS = "moon.previous"  # client state
 TERM = "moon.term"  # what is recorded
 
 
@@ -69,34 +70,35 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> 
     return -functional.logsigmoid((s_global - s_previous) / tau)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class MoonPlugin(Plugin):
     """Adds the contrastive term to the loss of each sample."""
 
     name = "moon"
-    needs_model = True
+    needs = frozenset({"model"})
 
     mu: float = setting(1.0, low=0)
     tau: float = setting(0.5, open_low=0)
 
-    # ---- server
-    def setup(self) -> None:
-        require_features(self.server.workspace.model, "moon")
+    def init(self, setting: Setting) -> State:
+        require_features(setting.workspace.model, "moon")
+        return {}
 
-    # ---- client
-    def prepare(self, msg: Broadcast) -> Prepared | None:
-        previous = self.client.state.get(PREVIOUS) if self.mu else None
-        if previous is None:
-            return None
-        received = self.client.received_weights(msg)
-        completed = self.client.workspace.completed
-        return {"global": completed(received), "previous": completed(previous)}
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if not self.mu:
+            return []
+        previous, completed = state.get("previous"), site.workspace.completed
+        own: Prepared = {}
+        if previous is not None:
+            own = {"global": completed(msg.weights), "previous": completed(previous)}
+        return [Term("loss", self._contrast, own)]
 
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Terms:
+    def _contrast(self, params: AnyTree, batch: Batch, own: Prepared) -> tuple[Tensor, Tree]:
+        """mu times the term of each sample, of which the term itself is recorded."""
         if not own:
             term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         else:
-            teacher = self.client.workspace.teacher
+            teacher = batch.workspace.teacher
             with torch.no_grad():
                 z_global, z_previous = (
                     teacher(own[key]).features(batch.x).flatten(1)  # type: ignore[operator]
@@ -105,18 +107,21 @@ class MoonPlugin(Plugin):
             term = contrastive(batch.z.flatten(1), z_global, z_previous, self.tau)
         return self.mu * term, {TERM: term}
 
-    def finish(self, update: Update) -> None:
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
         """Keep the local model, and record the mean of the term without the factor mu.
 
         Each sample's term is the one with which it was trained.
         """
-        if self.mu:
-            workspace = self.client.workspace
-            self.client.state.put(PREVIOUS, workspace.read([*workspace.shared, *workspace.kept]))
-            terms = self.client.recorded(TERM)
-            # No sample is drawn twice before all have been.
-            if min(self.client.num_examples, len(terms)) >= max(1, workspace.min_count):
-                update.metrics[TERM] = float(terms.mean())
+        if not self.mu:
+            return Result(), state
+        workspace, terms = site.workspace, fitted.records.get(TERM, torch.empty(0))
+        # No sample is drawn twice before all have been.
+        told = min(site.n, len(terms)) >= max(1, workspace.min_count)
+        metrics = {TERM: float(terms.mean())} if told else {}
+        previous = trees.pick(fitted.params, [*workspace.shared, *workspace.kept])
+        return Result(metrics=metrics), {"previous": previous}
 
 
 @dataclass(frozen=True, kw_only=True)

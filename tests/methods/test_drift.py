@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Update
+from fedhet.core.groups import LocalSettings
+from fedhet.core.kernel import Message, Step, Update
 from fedhet.data.toy import toy_task
 from fedhet.methods.drift import DriftPlugin
 from fedhet.methods.fedavg import FedAvg
@@ -23,12 +25,16 @@ SENT = {
 
 
 def measured(new: dict[str, torch.Tensor], sample: int = 0) -> dict[str, Any]:
-    plugin = DriftPlugin(sample=sample)
-    plugin.server = type("Server", (), {"workspace": type("Workspace", (), {"seed": 3})()})()  # type: ignore[assignment]
-    updates = [Update(pid=pid, num_examples=1, weights=w, change=w) for pid, w in SENT.items()]
-    assert list(plugin.incoming(iter(updates), OLD)) == updates
-    assert plugin.merged(new, OLD) is new
-    return plugin.recorded
+    local = LocalSettings()
+    workspace: Any = SimpleNamespace(seed=3)
+    step = Step(workspace=workspace, phase="train", number=1, round=1, local=local)
+    updates = [
+        Update(pid, 1, 1.0, w, w, {}, {}, Message("train", 1, 1, pid, local, OLD))
+        for pid, w in SENT.items()
+    ]
+    merged = DriftPlugin(sample=sample).after(step, {}, OLD, new, updates)
+    assert merged.weights is new and merged.state == {} and not merged.slots
+    return dict(merged.metrics)
 
 
 def test_the_measures_by_hand() -> None:

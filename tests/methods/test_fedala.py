@@ -14,18 +14,20 @@ from methods.by_hand import same
 from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
 
+from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA, FedALAClient
+from fedhet.methods.fedala import FedALA
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 
 Federation = Callable[..., Any]
+LOCAL, WEIGHTS = "fedala.w", "fedala.A"  # client state
 
 
 def with_plugins() -> list[Plugin]:
@@ -136,7 +138,7 @@ def test_the_samples_are_drawn_afresh(
 ) -> None:
     """s % of a client's own samples, each once: others in each round, the same in its epochs."""
     learnings: list[list[torch.Tensor]] = []
-    original = FedALAClient.descent
+    original = FedClient.descent
 
     def descent(self: Any, *given: Any, hooks: bool = True, **more: Any) -> Any:
         found = original(self, *given, hooks=hooks, **more)
@@ -152,7 +154,7 @@ def test_the_samples_are_drawn_afresh(
 
         return replace(found, terms=noting)
 
-    monkeypatch.setattr(FedALAClient, "descent", descent)
+    monkeypatch.setattr(FedClient, "descent", descent)
     federation(
         toy_task(3, equal=True),
         FedALA,

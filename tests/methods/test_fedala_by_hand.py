@@ -25,10 +25,11 @@ from methods.readouts import arrays, client_state, copied
 
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.task import ClientData, Task
-from fedhet.methods.fedala import LOCAL, WEIGHTS, FedALA
+from fedhet.methods.fedala import FedALA
 
 __all__ = ["case"]
 Federation = Callable[..., Any]
+LOCAL, WEIGHTS = "fedala.w", "fedala.A"  # client state
 TOP = {1: ("head.weight", "head.bias"), 2: ("body.weight", "body.bias", "head.weight", "head.bias")}
 
 

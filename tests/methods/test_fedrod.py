@@ -231,7 +231,7 @@ def test_samples_that_a_plugin_adds_are_counted(federation: Federation) -> None:
 
 
 def test_a_plugins_own_phase_trains_on_the_criterion(federation: Federation) -> None:
-    """As under FedAvg, because FedROD's extras travel in its own phase only.
+    """As under FedAvg, because FedROD's terms are those of its own training.
 
     The rounds after it stay the same.
     """

@@ -174,11 +174,11 @@ def test_hooks_change_the_gradient_that_is_sent(federation: Federation) -> None:
 
 
 class Prox(FedProxPlugin):
-    needs_steps = False
+    needs = frozenset({"model"})
 
 
 class NTD(FedNTDPlugin):
-    needs_steps = False
+    needs = frozenset({"model"})
 
 
 @pytest.mark.parametrize(("plugin", "own"), [(Prox, FedProxPlugin), (NTD, FedNTDPlugin)])

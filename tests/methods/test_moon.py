@@ -21,11 +21,12 @@ from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.methods.moon import PREVIOUS, Moon, MoonPlugin, contrastive
+from fedhet.methods.moon import Moon, MoonPlugin, contrastive
 
 Federation = Callable[..., Any]
 MU = 3.0
 TAU = 0.7
+PREVIOUS = "moon.previous"  # client state
 
 
 def moon(**options: float) -> Callable[[], list[MoonPlugin]]:
