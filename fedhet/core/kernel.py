@@ -559,7 +559,7 @@ class Method(Piece, base=True):
         """How clients train, given what the configuration says."""
         return local
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         """What the server keeps beside the weights. It refuses what it cannot train."""
         return {}
 
@@ -615,7 +615,7 @@ class Plugin(Piece, base=True):
         return self.overrides("weight") or self.overrides("weights")
 
     # ---- server
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         """What the server keeps for it. It refuses what it cannot act on."""
         return {}
 

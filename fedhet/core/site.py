@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from fedhet.core.client import FedClient
+    from fedhet.core.optimizers import Optimizer
     from fedhet.core.workspace import Workspace
 
 
@@ -135,6 +136,36 @@ class Site:
             changed: whether plug-ins change it as they change the gradient of a step.
         """
         return self._client.trainer.gradient(params, index, chunk, changed=changed)
+
+    def adapt(
+        self,
+        start: AnyTree,
+        names: Sequence[str],
+        optimizer: Callable[[list[Tensor]], Optimizer],
+        *,
+        index: Tensor,
+        epochs: int,
+        until: Callable[[list[float]], bool],
+        stream: str,
+    ) -> None:
+        """Take steps of another optimiser than the run's, on the loss of the model.
+
+        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
+        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
+        each epoch, and the model is lost.
+
+        Args:
+            start: the values with which the model begins.
+            names: the parameters whose gradient it is.
+            optimizer: makes it of them; it changes them in place.
+            index: the client's own samples in their order.
+            epochs: at most so many passes over them.
+            until: the mean losses of the epochs so far -> whether it ends.
+            stream: the name of the random stream of dropout.
+        """
+        self._client.trainer.adapt(
+            start, names, optimizer, index=index, epochs=epochs, until=until, stream=stream
+        )
 
     def order(self) -> Tensor:
         """The order of the samples in the first epoch of the message."""

@@ -78,7 +78,7 @@ class FedStrategy(Strategy):
         self.digests[METHOD] = method.digest()
         owners: list[tuple[str, Any]] = [(METHOD, method)]
         owners += [(state_of(plugin), plugin) for plugin in self.plugins]
-        states = {name: piece.init(self.setting) for name, piece in owners}
+        states = {name: piece.setup(self.setting) for name, piece in owners}
         weights = {"model": dict(self.workspace.initial)}
         for _, piece in owners:
             weights |= piece.slots(self.setting)

@@ -353,6 +353,32 @@ class Trainer:
         self.fitted = Fitted(after, 0, joined(descent.recorded), params)
         return grads, after
 
+    def adapt(
+        self,
+        start: AnyTree,
+        names: Sequence[str],
+        optimizer: Callable[[list[Tensor]], optimizers.Optimizer],
+        *,
+        index: Tensor,
+        epochs: int,
+        until: Callable[[list[float]], bool],
+        stream: str,
+    ) -> None:
+        """As `fedhet.core.site.Site.adapt`."""
+        workspace, msg = self.workspace, self.msg
+        with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
+            model = self.holding(start)
+            self._held = None
+            descent = self.descent(model, workspace.train_data(msg.pid), msg.local, ())
+            params = trees.pick(descent.params, names)
+            steps = optimizer(list(params.values()))
+            descent = replace(descent, params=params, optimizer=steps, clip=None)
+            used = self.train_mode(model, len(index), msg.local.batch_size)
+            index = index[:used].to(workspace.device)
+            losses: list[float] = []
+            while len(losses) < epochs and not (losses and until(losses)):
+                losses.append(float(descend(descent, [index], workspace.performer)) / used)
+
     def train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
 

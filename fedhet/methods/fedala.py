@@ -176,7 +176,7 @@ class FedALAClient(Client):
         site.adapt(
             mixture(x, w, weights),
             list(w),
-            partial(Mixing, *trees.columns(w, weights, w, x), options.eta),
+            lambda params: Mixing(*trees.columns(w, weights, w, x), options.eta, params),
             index=drawn[: max(1, round(n * options.s / 100))],
             epochs=epochs,
             until=partial(ended, threshold=options.threshold),

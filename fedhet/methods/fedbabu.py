@@ -75,7 +75,7 @@ class FedBABU(Method):
     def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
         return ("global", "personal")
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         if self.finetune == "head" and self.finetune_epochs:
             setting.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
         return {}

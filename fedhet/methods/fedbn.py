@@ -123,7 +123,7 @@ class FedBN(Method):
     def personal(self, workspace: Workspace) -> Sequence[str]:
         return ()  # only the batch norms, which stay with the clients
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         workspace = setting.workspace
         if workspace.frozen_norms:
             raise ConfigError(

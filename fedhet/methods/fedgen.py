@@ -267,7 +267,7 @@ class FedGen(Method):
     server_lr: float = setting(0.005, open_low=0)
     server_batch_size: int = setting(32, low=2)  # batch norm cannot train on one sample
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedgen")
         why = "method=fedgen generates the features that a model's last layer reads, for each class"
         feature_head(setting.workspace.model, why)

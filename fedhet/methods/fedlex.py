@@ -238,7 +238,7 @@ class FedLExPlugin(Plugin):
         return frozenset({"model", *(["local steps"] if self.apply_to == "update" else [])})
 
     # ---- server
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         return {"deviations": {}, "used": [], "guidance": {}, "statistics": {}}
 
     def phases(self, setting: Setting) -> list[Phase]:

@@ -182,7 +182,7 @@ class FedNormPlugin(Plugin):
         return z[-min(last, used) :].double().mean(0).float()
 
     # ---- server
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         require_features(setting.workspace.model, "fednorm")
         return {}
 

@@ -83,7 +83,7 @@ class FedNTDPlugin(Plugin):
     beta: float = setting(1.0, low=0)
     tau: float = setting(1.0, open_low=0)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         task = setting.workspace.task
         task.check_classes("plugin 'fedntd'")
         if task.classes < 2:

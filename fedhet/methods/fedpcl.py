@@ -346,7 +346,7 @@ class FedPCL(Method):
     def local(self, local: LocalSettings) -> LocalSettings:
         return replace(local, clip=self.clip) if local.clip is None else local
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedpcl")
         why = "method=fedpcl compares the features that a model's last layer reads, by class"
         feature_head(setting.workspace.model, why)

@@ -156,7 +156,7 @@ class FedProto(Method):
     def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
         return ("personal",)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedproto")
         why = "method=fedproto compares the features that a model's last layer reads, by class"
         feature_head(setting.workspace.model, why)

@@ -79,7 +79,7 @@ class FedRep(Method):
     def personal(self, workspace: Workspace) -> Sequence[str]:
         return ()  # only the heads, which stay with the clients
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         own = "" if self.joint else " in a phase of their own"
         setting.workspace.require(
             lambda name: not in_head(name), f"method=fedrep trains the layers before the head{own}"

@@ -80,7 +80,7 @@ class MoonPlugin(Plugin):
     mu: float = setting(1.0, low=0)
     tau: float = setting(0.5, open_low=0)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         require_features(setting.workspace.model, "moon")
         return {}
 

@@ -60,7 +60,7 @@ class Pooled(Method):
 
     only: int | None = setting(None, low=0)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         task = setting.workspace.task
         if not setting.workspace.simulated or task.example is not None:
             raise ConfigError(

@@ -130,7 +130,7 @@ class Scaffold(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({"plain steps", "known steps"} if self.control == "steps" else ())
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         workspace = setting.workspace
         return {
             "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),

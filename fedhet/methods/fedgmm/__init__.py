@@ -78,7 +78,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.messages import Extras
+from fedhet.core.messages import Extras, Recorded
 from fedhet.core.setting import Setting
 from fedhet.core.site import Site
 from fedhet.core.task import Samples
@@ -247,7 +247,7 @@ class FedGMMPlugin(Plugin):
             "global_max": int(counts.max()),
             "counts": dict(zip(pids, counts.tolist(), strict=True)),
         }
-        recorded = {
+        recorded: Recorded = {
             "counts": counts,
             "pids": torch.tensor(pids),
             "components": components,
@@ -255,7 +255,7 @@ class FedGMMPlugin(Plugin):
             "megabytes": megabytes,
             "absent": len(absent),
         }
-        return Merged({}, state | after, recorded)
+        return Merged({}, {**state, **after}, recorded)
 
     def _unpacked(self, workspace: Workspace, tree: Tree) -> dict[int, Mixture]:
         return unpack(tree, _pixels_of(workspace), workspace.task.classes, self.reg_covar)
@@ -287,7 +287,7 @@ class FedGMMPlugin(Plugin):
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
-        lacking = partial(self._lacking, mixtures, msg.extras.get("global_max", 0))
+        lacking = partial(self._lacking, mixtures, msg["global_max"] if "global_max" in msg else 0)
         counts = data.y.bincount(minlength=classes).cpu()
         missing = lacking(counts)
         total = int(missing.sum())
@@ -325,16 +325,16 @@ class FedGMMPlugin(Plugin):
 
     def _note(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
-        after = state | {"mixtures": {}, "counts": {}}
+        after = {**state, "mixtures": {}, "counts": {}}
         if step.workspace.noise:  # then no client sends how many
             return Merged({}, after)
         known = [update for update in updates if update.pid in state["counts"]]
         generated = {update.pid: int(update["generated"]) for update in known}
-        recorded = {"generated": sum(generated.values())}
-        return Merged({}, after | {"generated": generated}, recorded)
+        recorded: Recorded = {"generated": sum(generated.values())}
+        return Merged({}, {**after, "generated": generated}, recorded)
 
     # ---- server
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         task = setting.workspace.task
         task.check_classes("plugin 'fedgmm'")
         task.check_density(self.name)
