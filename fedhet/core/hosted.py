@@ -97,10 +97,12 @@ def read_update(
 ) -> kernel.Update:
     """The update as the owner sees it, with what has been checked."""
     assert step.sent is not None
-    extras = {}
-    for name in expected:
+    extras: dict[str, Any] = {}
+    for name, what in expected.items():
         value = update.extras.get(f"{owner}.{name}")
-        extras[name] = None if expected[name].statistic and is_withheld(value) else value
+        if what.whole and isinstance(value, float):
+            value = int(value)
+        extras[name] = None if what.statistic and is_withheld(value) else value
     return kernel.Update(
         update.pid,
         update.num_examples,

@@ -313,7 +313,7 @@ class LocalTraining:
         if momentum is None:
             optimizer = self.optimizer(params, own)  # type: ignore[arg-type]
         else:
-            buffers = list(momentum.values())
+            buffers = [momentum[name] for name in params]
             optimizer = optimizers.SGD(list(params.values()), self.local, buffers)
         for wrap, i in wrapping:
             optimizer = wrap(optimizer, params, every[i])
