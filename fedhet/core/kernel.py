@@ -569,7 +569,11 @@ class Method(Piece, base=True):
 
     def phases(self, setting: Setting) -> list[Phase]:
         """The phases, in order. Those of plug-ins come before them."""
-        return [Phase("train", setting.rounds, self.merge, trains=True, evaluate=True)]
+        uploads = "weights" not in self.breaks
+        train = Phase(
+            "train", setting.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
+        )
+        return [train]
 
     def broadcast(self, step: Step, state: State) -> Extras:
         """What every client of the step receives beside the weights."""

@@ -13,8 +13,9 @@ import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from fedhet.core.phases import Record
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
+AnyUpdate = TypeVar("AnyUpdate")  # of messages.py, or as the owner of a phase sees it
 LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
 
 
@@ -111,8 +113,11 @@ def normalised(updates: list[Update]) -> list[Update]:
 
 
 def averaging_buffers(
-    updates: Iterable[Update], average: Average, buffers: Tree
-) -> Iterator[Update]:
+    updates: Iterable[AnyUpdate],
+    average: Average,
+    buffers: Tree,
+    of: Callable[[Any], AnyTree] = attrgetter("buffers"),
+) -> Iterator[AnyUpdate]:
     """Pass updates on to a merge, and combine their buffers, which merges never see.
 
     Floating-point buffers become the average of the run's `merge`, under the updates' final
@@ -122,14 +127,16 @@ def averaging_buffers(
         updates: the updates.
         average: an average of the run's `merge`.
         buffers: gets the combined buffers, once every update has been read.
+        of: update -> its buffers.
     """
     averaged = False
     for update in updates:
-        if floating := floating_buffers(update):
-            average.add(floating, update.weight)
+        own = of(update)
+        if floating := {name: t for name, t in own.items() if t.is_floating_point()}:
+            average.add(floating, update.weight)  # type: ignore[attr-defined]
             averaged = True
-        for name in update.buffers.keys() - floating.keys():
-            t = update.buffers[name]
+        for name in own.keys() - floating.keys():
+            t = own[name]
             buffers[name] = torch.maximum(buffers.get(name, t), t)
         yield update
     if averaged:

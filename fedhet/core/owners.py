@@ -49,9 +49,11 @@ def read_update(
 ) -> kernel.Update:
     """The update as the piece of this name sees it, after the checks; what is withheld is None."""
     assert step.sent is not None
-    extras = {}
+    extras: dict[str, Any] = {}
     for key, what in expected.items():
         value = (update.metrics if what.metric else update.extras).get(f"{name}.{key}")
+        if what.whole and isinstance(value, float):
+            value = int(value)
         extras[key] = None if what.statistic and is_withheld(value) else value
     return kernel.Update(
         pid=update.pid,

@@ -254,7 +254,9 @@ class Trainer:
                 drawn[i] |= term.draws(n)  # type: ignore[misc]
             return drawn
 
-        optimizer = optimizers.make(local, list(params.values()), list((momentum or {}).values()))
+        optimizer = optimizers.make(
+            local, list(params.values()), [momentum[n] for n in params] if momentum else ()
+        )
         for term, _ in by_kind["step"]:
             factors = term.f(params, None, term.own)
             optimizer = optimizers.Masked(optimizer, *trees.columns(factors, params, factors))

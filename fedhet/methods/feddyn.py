@@ -8,7 +8,7 @@ clients and the participants P.
     server: h <- h - alpha/m sum_{k in P} (w_k - x)
             x <- 1/|P| sum_{k in P} w_k - h/alpha
 
-    down:          x, `feddyn.alpha`
+    down:          x
     up:            w_k
     client keeps:  g_k, which is 0 before its first participation
     server keeps:  x, h
@@ -32,70 +32,72 @@ Default: `alpha = 0.1`, the largest of the paper's values (`0.1`, `0.01` and `0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import check, trees
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.kernel import (
+    Client,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.methods.fedprox import add_proximal
-
-ALPHA = "feddyn.alpha"
-GRADIENT = "feddyn.g"  # client state: g_k
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.methods.fedprox import away
 
 
-class FedDynClient(FedClient):
+def linear(params: AnyTree, batch: None, g: Tree) -> Tree:
+    """g_k, the gradient of <g_k, w>."""
+    return g
+
+
+class FedDynClient(Client):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        own = self.prepare(msg)
-        moved = trees.Difference(trees.pick(update.weights, own["x"]), own["x"])
-        g = trees.add(own["g"], moved, -msg.scalar(ALPHA))
-        self.state.put(GRADIENT, trees.cast(g, own["g"]))
-        return update
-
-    def prepare(self, msg: Broadcast) -> Prepared:
-        x = trees.pick(msg.weights, self.workspace.mergeable)
-        return {"x": x, "g": self.state.get(GRADIENT) or trees.map(torch.zeros_like, x)}
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if own:
-            added, w, x, g = trees.columns(own["x"], grads, params, own["x"], own["g"])
-            torch._foreach_sub_(added, g)
-            add_proximal(added, w, x, self.msg.scalar(ALPHA))
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        alpha = self.options.alpha
+        x = trees.pick(msg.weights, site.workspace.mergeable)
+        g = state.get("g") or trees.map(torch.zeros_like, x)
+        terms = [Term("gradient", linear, g, -1.0), Term("gradient", away, x, alpha)]
+        w = site.fit(msg.weights, terms).params
+        moved = trees.Difference(trees.pick(w, x), x)
+        return Result(w), {"g": trees.cast(trees.add(g, moved, -alpha), g)}
 
 
-class FedDyn(FedStrategy):
-    """The plain mean of the weights, corrected by h."""
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Method):
+    """The plain mean of the weights, corrected by h, which is the server's state."""
 
     name = "feddyn"
-    client_cls = FedDynClient
-    weighted = False
-    only_means = only_weights = True
-    memory = ("_h",)
-    refuses_noise = "the noise of all earlier changes would add up in h"
+    client = FedDynClient
+    breaks = {
+        "used weights": "the means of the paper are plain",
+        "noise": "the noise of all earlier changes would add up in h",
+    }
 
-    def __init__(self, setting: Setting, *, alpha: float = 0.1) -> None:
-        self.alpha = check.number("method.alpha", alpha, open_low=0)
-        super().__init__(setting)
+    alpha: float = setting(0.1, open_low=0)
 
-    def setup(self) -> None:
-        self._h = trees.zeros(trees.pick(self.workspace.initial, self.workspace.mergeable))
+    def init(self, setting: Setting) -> State:
+        workspace = setting.workspace
+        return {"h": trees.zeros(trees.pick(workspace.initial, workspace.mergeable))}
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {ALPHA: self.alpha}
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        average = self.setting.merge.average()
-        participants = 0
-        for update in updates:
-            average.add(update.change, 1.0)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        average, participants = step.average(), 0
+        for u in updates:
+            average.add(u.change, 1.0)
             participants += 1
         moved = average.mean()  # the mean of w_k - x
-        self._h = trees.add(self._h, moved, -self.alpha * participants / len(self.sizes))
-        return trees.add(trees.add(old, moved), self._h, -1 / self.alpha)
+        clients = len(step.workspace.task.sizes)
+        h = trees.add(state["h"], moved, -self.alpha * participants / clients)
+        return Merged(trees.add(trees.add(old, moved), h, -1 / self.alpha), {"h": h})

@@ -37,19 +37,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedhet.core import check, trees
-from fedhet.core.admission import check_steps
-from fedhet.core.client import FedClient
+from fedhet.core import trees
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Site
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import FedProxPlugin
-
-STEPS = "fednova.steps"
 
 
 def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
@@ -107,8 +116,8 @@ def _momentum_sum(steps: int, rho: float) -> float:
     return total
 
 
-class Term(NamedTuple):
-    """One client's contribution to `combine`.
+class Part(NamedTuple):
+    """What `combine` takes of one client.
 
     Attributes:
         change: w_i - x, its model minus the global one.
@@ -123,7 +132,7 @@ class Term(NamedTuple):
     tau: float
 
 
-def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
+def combine(parts: Iterable[Part]) -> tuple[Tree, float]:
     """Return tau_eff sum_i p_i (w_i - x)/a_i in float64, and tau_eff = sum_i p_i tau_i.
 
     A client with a = 0 is left out. Both sums are taken in one pass and relative to the first
@@ -137,13 +146,13 @@ def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
     weight = 0.0
     taus = 0.0
     unit = 0.0
-    for term in terms:
-        if not term.a:
+    for part in parts:
+        if not part.a:
             continue
-        unit = unit or term.a
-        total.add(term.change, term.weight / (term.a / unit))
-        weight += term.weight
-        taus += term.weight * (term.tau / unit)
+        unit = unit or part.a
+        total.add(part.change, part.weight / (part.a / unit))
+        weight += part.weight
+        taus += part.weight * (part.tau / unit)
     if not weight > 0:
         raise ValueError(
             f"the clients that took a step have a total weight of {weight}; it must be positive"
@@ -153,50 +162,50 @@ def combine(terms: Iterable[Term]) -> tuple[Tree, float]:
     return trees.map(lambda t: t.mul_(factor), total.mean(reuse=True)), gain * unit
 
 
-class FedNovaClient(FedClient):
+class FedNovaClient(Client):
     """Trains as in FedAvg, and sends the number of optimiser steps that it has really taken."""
 
-    public = (STEPS,)
-
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        update.extras[STEPS] = self.steps
-        return update
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        w = site.fit(msg.weights)
+        return Result(w.params, {"steps": w.steps}), state
 
 
-class FedNova(FedStrategy):
-    """Takes the mean direction of the clients, and moves the model by their mean progress."""
+@dataclass(frozen=True, kw_only=True)
+class FedNova(Method):
+    """Takes the mean direction of the clients, and moves the model by their mean progress.
+
+    The server's state is "mu", the factor of the proximal term; it does not change.
+    """
 
     name = "fednova"
-    client_cls = FedNovaClient
-    sgd_steps = True
-    counts_steps = True
-    enters = "numbers of steps"
+    client = FedNovaClient
+    needs = frozenset({"sgd steps", "known steps"})
+    breaks = dict.fromkeys(("means", "weights alone"), "numbers of steps")
 
-    def __init__(self, setting: Setting, *, tau_eff: str = "normalised") -> None:
-        self.tau_eff = check.one_of("method.tau_eff", tau_eff, ("normalised", "mean_steps"))
+    tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))
+
+    def init(self, setting: Setting) -> State:
         factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
-        self._mu = factors[0] if factors else 0.0
-        local = setting.local
+        mu, local = sum(factors), setting.local
         try:
-            normaliser(1, momentum=local.momentum, eta_mu=local.lr * self._mu)
+            normaliser(1, momentum=local.momentum, eta_mu=local.lr * mu)
         except ValueError as error:
             raise ConfigError(
                 f"method=fednova with client.momentum={local.momentum}, client.lr={local.lr} and"
-                f" plugin.fedprox.mu={self._mu}: {error}"
+                f" plugin.fedprox.mu={mu}: {error}"
             ) from error
-        super().__init__(setting)
+        return {"mu": mu}
 
-    def check(self, update: Update) -> None:
-        check_steps(self, update, STEPS)
+    def expects(self, step: Step) -> dict[str, Expected]:
+        return {"steps": Expected(low=0, whole=True, exactly=step.steps, public=True)}
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        change, tau_eff = combine(map(self._term, updates))
-        self.recorded = {"tau_eff": tau_eff}
-        return trees.add(change, old)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        change, tau_eff = combine(self._part(state["mu"], u) for u in updates)
+        return Merged(trees.add(change, old), state, {"tau_eff": tau_eff})
 
-    def _term(self, update: Update) -> Term:
-        steps = update.integer(STEPS)
-        a = normaliser(steps, momentum=self.local.momentum, eta_mu=self.local.lr * self._mu)
-        tau = a if self.tau_eff == "normalised" else steps
-        return Term(update.change, update.weight, a, tau)
+    def _part(self, mu: float, u: Update) -> Part:
+        local = u.sent.local
+        a = normaliser(u["steps"], momentum=local.momentum, eta_mu=local.lr * mu)
+        tau = a if self.tau_eff == "normalised" else u["steps"]
+        return Part(u.change, u.weight, a, tau)

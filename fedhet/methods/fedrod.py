@@ -43,6 +43,7 @@ from torch.nn import functional
 
 from fedhet.core.check import setting
 from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
+from fedhet.core.setting import Setting
 from fedhet.core.site import Site
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
@@ -151,16 +152,16 @@ class FedROD(Method):
     client = FedRODClient
 
     gamma: float = setting(1.0, low=0)
-    init: str = setting("zeros", allowed=("zeros", "copy"))  # type: ignore[assignment]
+    init: str = setting("zeros", allowed=("zeros", "copy"))
 
     def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
         return "global", "personal"
 
     def personal(self, workspace: Workspace) -> Sequence[str]:
-        """The names in the personal head. It refuses what cannot be trained, because `init` is an
-        option here.
-        """
-        workspace.task.check_classes("method=fedrod")
+        return [f"personal_head.{name}" for name in workspace.model.head.state_dict()]  # type: ignore[operator,union-attr]
+
+    def setup(self, setting: Setting) -> State:
+        setting.workspace.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
-        head = feature_head(workspace.model, why)
-        return [f"personal_head.{name}" for name in head.state_dict()]
+        feature_head(setting.workspace.model, why)
+        return {}

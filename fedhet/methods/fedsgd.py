@@ -5,7 +5,7 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
     client: g_k = the gradient of its local loss at x, over all its samples
     server: x <- x - lr (sum_k p_k g_k + weight_decay x),  p_k = n_k / sum_j n_j
 
-    down:          x, `fedsgd.chunk` (0 for batches=1)
+    down:          x
     up:            n_k, `fedsgd.g`; with batch norm: `fedsgd.buffers`
     client keeps:  nothing
     server keeps:  x
@@ -30,22 +30,26 @@ Deviations and choices: weight decay, clipping and batches=1 are additions; all 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 
-import torch
-
-from fedhet.core import check, optimizers, trees
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.training import trained
+from fedhet.core import optimizers, trees
+from fedhet.core.check import setting
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
+from fedhet.core.merging import averaging_buffers
+from fedhet.core.site import Site
 from fedhet.core.trees import AnyTree, Tree
-
-CHUNK = "fedsgd.chunk"
-GRADIENT = "fedsgd.g"
-BUFFERS = "fedsgd.buffers"
+from fedhet.core.workspace import Workspace
 
 
 def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 0.0) -> Tree:
@@ -54,66 +58,59 @@ def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 
     return trees.add(x, direction, -lr)
 
 
-class FedSGDClient(FedClient):
+class FedSGDClient(Client):
     """Sends the gradient of its local loss; it takes no step."""
 
-    def train(self, msg: Broadcast) -> Update:
-        self.model = self.workspace.load(self.start(msg))
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
-        index = next(self.orders(len(self.data))).to(self.workspace.device)
-        chunk = msg.integer(CHUNK)
-        if not chunk:
-            chunk = self.local.batch_size
+        index, chunk = site.order().to(site.workspace.device), self.options.chunk
+        if self.options.batches == "1":
+            chunk = msg.local.batch_size
             index = index[:chunk]
-        self._check_batch("method.chunk", chunk, self.data)
-        grads = self.full_gradient(self.model, self.data, index, chunk)
-        with torch.no_grad():
-            self.apply_gradient_hooks(grads, trained(self.model))
-            if self.local.clip is not None:
-                optimizers.clip_norm(list(grads.values()), self.local.clip)
-        update = self.reply({GRADIENT: grads})
-        buffers = [name for name in update.weights if name not in self.workspace.trained]
-        if buffers:
-            update.extras[BUFFERS] = trees.pick(update.weights, buffers)
-        update.weights = {}  # the parameters are still x, which the server has
-        return update
+        shape = min(chunk, len(site.data)), *site.data.stored.shape[1:]
+        site.workspace.limits.check_array(f"method.chunk={chunk}", *shape)
+        g, after = site.gradient(msg.weights, index, chunk, changed=True)
+        if msg.local.clip is not None:
+            optimizers.clip_norm(list(g.values()), msg.local.clip)
+        buffers = trees.pick(after, sent_buffers(site.workspace))
+        return Result(after, {"g": g, **({"buffers": buffers} if buffers else {})}), state
 
 
-class FedSGD(FedStrategy):
+def sent_buffers(workspace: Workspace) -> list[str]:
+    """The names of the buffers that clients send."""
+    return [name for name in workspace.shared if name not in workspace.trained]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD(Method):
     """Takes one step along the mean of the clients' gradients."""
 
     name = "fedsgd"
-    client_cls = FedSGDClient
-    only_means = True
-    takes_steps = False
-    sends_weights = False
+    client = FedSGDClient
+    breaks = {
+        "local steps": "a client computes one gradient",
+        "weights": "a client sends a gradient in their place",
+    }
 
-    def __init__(self, setting: Setting, *, batches: str | int = "full", chunk: int = 1024) -> None:
-        self.batches = check.one_of("method.batches", str(batches), ("full", "1"))
-        self.chunk = check.integer("method.chunk", chunk, low=1)
-        super().__init__(setting)
+    batches: str = setting("full", allowed=("full", "1"))
+    chunk: int = setting(1024, low=1)
 
-    def setup(self) -> None:
-        workspace = self.workspace
-        buffers = [name for name in workspace.shared if name not in workspace.trained]
-        self._like = trees.pick(workspace.initial, workspace.trained)
-        self._buffers = trees.pick(workspace.initial, buffers)
-        self.releases = 2 if any(t.is_floating_point() for t in self._buffers.values()) else 1
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batches", str(self.batches))  # 1 is a number in YAML
+        super().__post_init__()
 
-    def phases(self) -> list[Phase]:
-        # Clients send gradients instead of weights.
-        return [replace(phase, uploads=False) for phase in super().phases()]
+    def expects(self, step: Step) -> dict[str, Expected]:
+        workspace = step.workspace
+        trees_of = {"g": workspace.trained, "buffers": sent_buffers(workspace)}
+        like = {name: trees.pick(workspace.initial, of) for name, of in trees_of.items() if of}
+        return {name: Expected(like=tree) for name, tree in like.items()}
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {CHUNK: self.chunk if self.batches == "full" else 0}
-
-    def check(self, update: Update) -> None:
-        update.tree(GRADIENT, self._like)
-        if self._buffers:
-            # The server averages them beside the merge, as it does when they come with weights.
-            update.buffers = update.tree(BUFFERS, self._buffers)
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        gradients = ((update.tree(GRADIENT), update.weight) for update in updates)
-        gradient = self.setting.merge.mean(gradients)
-        return server_step(old, gradient, self.local.lr, self.local.weight_decay)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        buffers: Tree = {}
+        passing = averaging_buffers(
+            updates, step.average(), buffers, lambda u: u.extras.get("buffers", {})
+        )
+        gradient = step.mean((u["g"], u.weight) for u in passing)
+        new = server_step(old, gradient, step.local.lr, step.local.weight_decay)
+        return Merged(new, state, slots={"model": buffers})

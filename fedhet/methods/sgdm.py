@@ -26,92 +26,78 @@ Default: gamma = 0.9, which is not from the paper, nor from those that compare w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-import torch
-from torch import nn
-
-from fedhet.core import check, optimizers, trees
-from fedhet.core.client import FedClient
+from fedhet.core import trees
+from fedhet.core.check import setting
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.groups import LocalSettings
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import Prepared, Tree
-
-MOMENTUM = "sgdm.d"
+from fedhet.core.site import Site
+from fedhet.core.trees import Tree
 
 
-class SGDMClient(FedClient):
-    """Trains by SGD with momentum gamma from the received d.
+class SGDMClient(Client):
+    """Trains by SGD with momentum gamma from the received d; from 0 where there is none."""
 
-    Where the server sends no d (reset, or a phase of a plug-in), the momentum starts at 0.
-    """
-
-    def train(self, msg: Broadcast) -> Update:
-        self.model = self.workspace.load(self.start(msg))
-        d = self.prepare(msg)  # which the optimiser changes in place
-        self.train_model(self.model, self.data, d)
-        return self.reply({MOMENTUM: d} if d else None)
-
-    def prepare(self, msg: Broadcast) -> Tree:
-        if MOMENTUM not in msg.extras:
-            return {}
-        # A copy, because other clients receive the original.
-        return trees.map(torch.clone, trees.pick(msg.tree(MOMENTUM), self.workspace.trained))
-
-    def optimizer(self, params: dict[str, nn.Parameter], own: Prepared) -> optimizers.Optimizer:
-        return optimizers.SGD(list(params.values()), self.local, list(own.values()) or None)
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        w = site.fit(msg.weights, momentum=msg.extras.get("d"))
+        return Result(w.params, {"d": w.momentum} if "d" in msg else {}), state
 
 
-class SGDM(FedStrategy):
-    """Averages the clients' weights and their momenta."""
+@dataclass(frozen=True, kw_only=True)
+class SGDM(Method):
+    """Averages the clients' weights and their momenta. The server's state is d, unless reset."""
 
     name = "sgdm"
-    client_cls = SGDMClient
-    only_means = True
-    enters = "momenta"
-    otherwise = {"only_weights": "method.momentum_state=reset"}
-    memory = ("_d",)
+    client = SGDMClient
 
-    def __init__(
-        self, setting: Setting, *, gamma: float = 0.9, momentum_state: str = "averaged"
-    ) -> None:
-        self.gamma = check.number("method.gamma", gamma, low=0, open_high=1)
-        states = ("averaged", "reset")
-        self.momentum_state = check.one_of("method.momentum_state", momentum_state, states)
-        local = setting.local
+    gamma: float = setting(0.9, low=0, open_high=1)
+    momentum_state: str = setting("averaged", allowed=("averaged", "reset"))
+
+    @property
+    def breaks(self) -> Mapping[str, str]:
+        return {"weights alone": "momenta"} if self.momentum_state == "averaged" else {}
+
+    def local(self, local: LocalSettings) -> LocalSettings:
         if local.optimizer != "sgd" or local.momentum:
             raise ConfigError(
                 f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=sgdm"
                 " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
             )
-        self.releases = int(momentum_state == "averaged")
-        self.only_weights = momentum_state == "reset"
-        super().__init__(replace(setting, local=replace(local, momentum=self.gamma)))
+        return replace(local, momentum=self.gamma)
 
-    def setup(self) -> None:
-        self._like = trees.pick(self.workspace.initial, self.workspace.trained)
-        self._d = trees.zeros(self._like)
+    def init(self, setting: Setting) -> State:
+        d = trees.pick(setting.workspace.initial, setting.workspace.trained)
+        return {"d": trees.zeros(d)} if self.momentum_state == "averaged" else {}
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        if self.momentum_state == "reset":
-            return {}
-        return {MOMENTUM: trees.cast(self._d, self._like)}
+    def broadcast(self, step: Step, state: State) -> Extras:
+        return {name: trees.cast(d, step.workspace.initial) for name, d in state.items()}
 
-    def check(self, update: Update) -> None:
-        if self.momentum_state == "averaged":
-            update.tree(MOMENTUM, self._like)
+    def expects(self, step: Step) -> dict[str, Expected]:
+        d = Expected(like=trees.pick(step.workspace.initial, step.workspace.trained))
+        return {"d": d} if self.momentum_state == "averaged" else {}
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        change = self.setting.merge.average()
-        d = self.setting.merge.average()
-        for update in updates:
-            change.add(update.change, update.weight)
-            if self.momentum_state == "averaged":
-                d.add(update.tree(MOMENTUM), update.weight)
-        if self.momentum_state == "averaged":
-            self._d = d.mean(reuse=True)
-        return trees.add(change.mean(reuse=True), old)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        change, d = step.average(), step.average()
+        for u in updates:
+            change.add(u.change, u.weight)
+            if "d" in u:
+                d.add(u["d"], u.weight)
+        new = trees.add(change.mean(reuse=True), old)
+        return Merged(new, {"d": d.mean(reuse=True)} if state else state)

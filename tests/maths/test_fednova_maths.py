@@ -7,7 +7,7 @@ import torch
 from maths.cases import named_case
 
 from fedhet.core import trees
-from fedhet.methods.fednova import Term, combine, normaliser
+from fedhet.methods.fednova import Part, combine, normaliser
 
 
 def moved(steps: int, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
@@ -86,10 +86,10 @@ def test_what_has_no_formula_is_refused() -> None:
             normaliser(**kind)  # type: ignore[arg-type]
 
 
-def terms(a: list[float], weights: list[float]) -> list[Term]:
+def parts(a: list[float], weights: list[float]) -> list[Part]:
     g = torch.Generator().manual_seed(1)
     return [
-        Term({"x": torch.randn(5, generator=g)}, weight, a_i, a_i)
+        Part({"x": torch.randn(5, generator=g)}, weight, a_i, a_i)
         for a_i, weight in zip(a, weights, strict=True)
     ]
 
@@ -98,30 +98,30 @@ def test_equal_work_is_the_weighted_mean_bit_for_bit() -> None:
     for weights in [[3.0, 8.0, 5.0], [0.1, 0.7, 0.2]]:
         for a in [7.0, 10 / 3]:
             with named_case(weights, a):
-                given = terms([a] * 3, weights)
+                given = parts([a] * 3, weights)
                 combined, tau_eff = combine(given)
-                mean = trees.mean((term.change, term.weight) for term in given)
+                mean = trees.mean((part.change, part.weight) for part in given)
                 assert torch.equal(combined["x"], mean["x"])
                 assert tau_eff == a
 
 
 def test_only_ratios_of_weights_count_and_the_order_does_not() -> None:
     a, weights = [2.0, 9.0, 4.0], [3.0, 8.0, 5.0]
-    combined, tau_eff = combine(terms(a, weights))
-    scaled, scaled_tau_eff = combine(terms(a, [weight / 16 for weight in weights]))
-    turned, _ = combine(terms(a, weights)[::-1])
+    combined, tau_eff = combine(parts(a, weights))
+    scaled, scaled_tau_eff = combine(parts(a, [weight / 16 for weight in weights]))
+    turned, _ = combine(parts(a, weights)[::-1])
     torch.testing.assert_close(combined["x"], scaled["x"], rtol=1e-14, atol=0)
     torch.testing.assert_close(combined["x"], turned["x"], rtol=1e-12, atol=1e-14)
     assert tau_eff == pytest.approx(scaled_tau_eff) == pytest.approx((6 + 72 + 20) / 16)
 
 
 def test_a_client_without_a_step_is_left_out() -> None:
-    given = terms([0.0, 9.0, 4.0], [3.0, 8.0, 5.0])
+    given = parts([0.0, 9.0, 4.0], [3.0, 8.0, 5.0])
     assert torch.equal(combine(given)[0]["x"], combine(given[1:])[0]["x"])
     with pytest.raises(ValueError, match="took a step"):
-        combine(terms([0.0, 0.0], [1.0, 2.0]))
+        combine(parts([0.0, 0.0], [1.0, 2.0]))
 
 
 def test_weights_of_sum_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
-        combine(terms([1.0, 2.0], [0.0, 0.0]))
+        combine(parts([1.0, 2.0], [0.0, 0.0]))

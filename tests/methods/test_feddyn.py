@@ -15,7 +15,7 @@ from methods.readouts import arrays, client_state, step_and_replies
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.feddyn import GRADIENT, FedDyn
+from fedhet.methods.feddyn import FedDyn
 from fedhet.methods.fedprox import FedProxPlugin
 
 __all__ = ["case"]
@@ -49,7 +49,7 @@ def test_by_hand(case: Callable[..., Case], alpha: float) -> None:
         h = each(lambda h, d: h - alpha / len(SIZES) * d, h, moved)
         same(merged, each(lambda w, h: w - h / alpha, mean(sent, [1] * len(sent)), h))
         for k in range(len(SIZES)):
-            same(arrays(client_state(running.run, k, GRADIENT)) or zero, g[k])
+            same(arrays(client_state(running.run, k, "feddyn.g")) or zero, g[k])
 
 
 def test_the_first_training_is_that_of_fedprox(federation: Federation) -> None:
@@ -95,7 +95,7 @@ def test_at_the_fixed_point_each_g_is_the_gradient_there(federation: Federation)
     how = {"lr": PROBLEM["lr"], "epochs": PROBLEM["steps"], "batch_size": 1, "rounds": 100}
     run = federation(task, FedDyn, options={"alpha": 1.0}, **how).run()
     w = float(run.model["w"])
-    g = [float(client_state(run, pid, GRADIENT)["w"]) for pid in range(3)]
+    g = [float(client_state(run, pid, "feddyn.g")["w"]) for pid in range(3)]
     expected = [a * (w - b) for a, b in zip(PROBLEM["a"], PROBLEM["b"], strict=True)]
     assert g == pytest.approx(expected, abs=1e-6)
     assert sum(g) == pytest.approx(0, abs=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import SGD
-from fedhet.methods.fednova import Term, combine, normaliser
+from fedhet.methods.fednova import Part, combine, normaliser
 from fedhet.methods.fedsgd import server_step
 
 Params = dict[str, Any]
@@ -19,11 +19,11 @@ Params = dict[str, Any]
 def _fednova(params: Params, x: Tensor, W: Tensor, n: Tensor, tau: Tensor) -> dict[str, Any]:
     a = [normaliser(t, momentum=params["momentum"], eta_mu=params["eta_mu"]) for t in tau.tolist()]
     old = {"x": x}
-    terms = (
-        Term(trees.Difference({"x": w}, old), float(k), a_i, a_i)
+    parts = (
+        Part(trees.Difference({"x": w}, old), float(k), a_i, a_i)
         for w, k, a_i in zip(W, n, a, strict=True)
     )
-    change, _ = combine(terms)
+    change, _ = combine(parts)
     return {"a": a, "x_new": trees.add(change, {"x": x})["x"]}
 
 
