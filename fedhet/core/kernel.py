@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from fedhet.core import messages, trees
 from fedhet.core.check import Checked
 from fedhet.core.groups import LocalSettings
-from fedhet.core.messages import Extra, Extras, Recorded
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope, Workspace
 
@@ -60,7 +59,7 @@ class Message:
     pid: int
     local: LocalSettings
     weights: AnyTree
-    extras: Extras = field(default_factory=dict)
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.extras[name]
@@ -81,7 +80,7 @@ class Result:
     """
 
     weights: AnyTree = field(default_factory=dict)
-    extras: Mapping[str, Extra | None] = field(default_factory=dict)
+    extras: Mapping[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -326,7 +325,7 @@ class Merged(NamedTuple):
 
     weights: AnyTree
     state: State
-    metrics: Recorded = {}
+    metrics: Mapping[str, Any] = {}
     slots: Mapping[str, AnyTree] = {}
 
 
@@ -575,11 +574,11 @@ class Method(Piece, base=True):
         )
         return [train]
 
-    def broadcast(self, step: Step, state: State) -> Extras:
+    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
         """What every client of the step receives beside the weights."""
         return {}
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+    def shows(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
         """What clients receive beside the weights in order to evaluate."""
         return {}
 
@@ -635,7 +634,7 @@ class Plugin(Piece, base=True):
         """How clients train in this step."""
         return local
 
-    def broadcast(self, step: Step, state: State) -> Extras:
+    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
         """What every client receives for it."""
         return {}
 
@@ -645,7 +644,7 @@ class Plugin(Piece, base=True):
 
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
-    ) -> tuple[Sequence[float], Recorded]:
+    ) -> tuple[Sequence[float], Mapping[str, Any]]:
         """(the aggregation weights, what is recorded). Overriding it keeps all updates."""
         return [update.weight for update in updates], {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -87,7 +88,7 @@ class Record:
         """A failure of the client in this step."""
         return Failure(pid, self.entry.name, self.step, cause, reason)
 
-    def note(self, piece: str, recorded: Recorded) -> None:
+    def note(self, piece: str, recorded: Mapping[str, Any]) -> None:
         """Add what a piece records of the step."""
         if recorded:
             self.recorded[piece] = {**self.recorded.get(piece, {}), **recorded}

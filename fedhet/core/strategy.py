@@ -22,7 +22,7 @@ from fedhet.core.client import evaluated_views
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.merging import averaging_buffers, normalised
-from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Recorded, Reply, Update
+from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Update
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.phases import Record, TimetableEntry, locate, sample_cohort
 from fedhet.core.run import ByClient, Run
@@ -441,8 +441,7 @@ class FedStrategy(Strategy):
     ) -> None:
         """Take over a piece's new state, what it records, and its values of other slots."""
         states[self.key(piece)] = merged.state
-        recorded: Recorded = merged.metrics
-        self.current.note(piece.name, recorded)
+        self.current.note(piece.name, merged.metrics)
         for slot, tree in merged.slots.items():
             self._put(weights, slot, tree)
 

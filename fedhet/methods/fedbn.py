@@ -50,7 +50,6 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
 from fedhet.core.site import Site
 from fedhet.core.training import norms
@@ -136,7 +135,7 @@ class FedBN(Method):
         bn = trees.pick(workspace.initial, sent_norms(self, workspace))
         return {"bn": bn} if bn else {}
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+    def shows(self, slots: Mapping[str, Tree], state: State) -> State:
         return state
 
     def expects(self, step: Step) -> dict[str, Expected]:
@@ -144,7 +143,7 @@ class FedBN(Method):
         bn = trees.pick(workspace.initial, sent_norms(self, workspace))
         variances = [name for name in workspace.variances if name in bn]
 
-        def check(norms: AnyTree, pid: int) -> None:
+        def check(norms: AnyTree, update: object) -> None:
             if bad := trees.first_negative(trees.pick(norms, variances)):
                 raise ValueError(f"extra 'fedbn.bn': {bad} has negative values; variances are >= 0")
 

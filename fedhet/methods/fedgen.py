@@ -275,7 +275,7 @@ class FedGen(Method):
 
     def slots(self, setting: Setting) -> dict[str, Tree]:
         workspace = setting.workspace
-        classes, like = workspace.task.classes, workspace.model.head.weight
+        classes, like = workspace.task.classes, workspace.initial["head.weight"]
         with workspace.seeded("fedgen.init"):
             g = new_generator(self.noise_dim, classes, self.hidden, like.shape[1])
         return {

@@ -231,8 +231,8 @@ def class_means(
 
 def no_prototypes(workspace: Workspace) -> Tree:
     """Return the initial slot: "mean" (C, d) and "has" (C,), without any class."""
-    head, classes = workspace.model.head, workspace.task.classes
-    mean = head.weight.new_zeros(classes, head.in_features).detach()  # type: ignore[union-attr, operator]
+    like, classes = workspace.initial["head.weight"], workspace.task.classes
+    mean = like.new_zeros(classes, like.shape[1])
     return {"mean": mean, "has": torch.zeros(classes, dtype=torch.bool, device=mean.device)}
 
 
@@ -243,7 +243,7 @@ def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
 
 
 # ---- the method
-def check_norms(sent: Tree, pid: int) -> None:
+def check_norms(sent: Tree, update: object) -> None:
     """Refuse prototypes that cannot be means of unit vectors."""
     longest = float(sent["mean"].norm(dim=1).max())
     if longest > 1 + ROUNDING:
@@ -253,7 +253,7 @@ def check_norms(sent: Tree, pid: int) -> None:
         )
 
 
-def renormalised(sent: Tree) -> Tree:
+def renormalised(sent: Tree, update: object) -> Tree:
     """The prototypes with the length 1."""
     return {**sent, "mean": normalize(sent["mean"])}
 
