@@ -172,11 +172,12 @@ class FedALAClient(Client):
         options, n = self.options, len(site.own)
         epochs = options.max_epochs if weights is None else 1
         weights = weights or trees.map(torch.ones_like, w)
+        a, local, received = trees.columns(w, weights, w, x)
         drawn = torch.randperm(n, generator=site.stream("fedala.samples"))
         site.adapt(
             mixture(x, w, weights),
             list(w),
-            lambda params: Mixing(*trees.columns(w, weights, w, x), options.eta, params),
+            lambda params: Mixing(a, local, received, options.eta, params),
             index=drawn[: max(1, round(n * options.s / 100))],
             epochs=epochs,
             until=partial(ended, threshold=options.threshold),
