@@ -98,9 +98,9 @@ def read_update(
     """The update as the owner sees it, with what has been checked."""
     assert step.sent is not None
     extras = {}
-    for name in expected:
-        value = update.extras.get(f"{owner}.{name}")
-        extras[name] = None if expected[name].statistic and is_withheld(value) else value
+    for name, what in expected.items():
+        value = (update.metrics if what.metric else update.extras).get(f"{owner}.{name}")
+        extras[name] = None if what.statistic and is_withheld(value) else value
     return kernel.Update(
         update.pid,
         update.num_examples,
@@ -145,7 +145,7 @@ def releases_in(expected: Mapping[str, Expected]) -> int:
     """How many releases under privacy.noise the extras of a reply are."""
 
     def is_release(what: Expected) -> bool:
-        if what.public is True or what.whole:
+        if what.public is True or what.whole or what.metric:
             return False
         public = what.public or ()
         like = {"": None} if what.like is None else what.like

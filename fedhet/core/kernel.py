@@ -139,6 +139,8 @@ class Expected:
         public: whether it reveals no more of the data than their number, so that it needs no noise;
             or the names of the tensors of which that is true.
         repair: makes of a noised value one that the checks accept, after `low` and `high`.
+        metric: whether the client sends it as the metric "<owner>.<name>", a number, and not as an
+            extra. Noised replies have no metrics.
     """
 
     like: AnyTree | None = None
@@ -151,6 +153,7 @@ class Expected:
     statistic: bool = False
     public: bool | Sequence[str] = False
     repair: Callable[[Any], Any] | None = None
+    metric: bool = False
 
     def read(self, name: str, update: messages.Update) -> Any:
         """The value of the extra `name`, after all checks; None where it is withheld.
@@ -161,8 +164,10 @@ class Expected:
         if self.statistic and is_withheld(update.extras.get(name)):
             update.read.add(name)
             return None
-        if self.like is not None:
-            value: Any = update.tree(name, self.like)
+        if self.metric:
+            value: Any = self._metric(name, update)
+        elif self.like is not None:
+            value = update.tree(name, self.like)
         elif self.shape is None:
             value = self._number(name, update)
         else:
@@ -181,6 +186,11 @@ class Expected:
             raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
         return value
 
+    def _metric(self, name: str, update: messages.Update) -> float:
+        if name not in update.metrics:
+            raise ValueError(f"the reply lacks the metric {name!r}")
+        return update.metrics[name]
+
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
@@ -198,12 +208,13 @@ class Expected:
         tree = value if isinstance(value, dict) else {"": value}
         for part, t in tree.items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
-            below = self.low is not None and low < self.low
-            above = self.high is not None and high > self.high
+            below = self.low is not None and not low >= self.low  # true for NaN, too
+            above = self.high is not None and not high <= self.high
             if below or above:
                 where = f", tensor {part!r}" if part else ""
+                kind = "metric" if self.metric else "extra"
                 raise ValueError(
-                    f"extra {name!r}{where} has the value {float(low if below else high):g};"
+                    f"{kind} {name!r}{where} has the value {float(low if below else high):g};"
                     f" {self._allowed()} is expected"
                 )
 
@@ -214,7 +225,7 @@ class Expected:
 
 def is_withheld(value: object) -> bool:
     """Whether this stands for a value that the client withholds: a tensor without entries."""
-    return isinstance(value, Tensor) and value.ndim == 1 and not len(value)
+    return isinstance(value, Tensor) and value.shape == (0,) and value.is_floating_point()
 
 
 # ---- local training
