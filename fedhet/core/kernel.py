@@ -165,7 +165,9 @@ class Expected:
             update.read.add(name)
             return None
         if self.metric:
-            value: Any = self._metric(name, update)
+            if name not in update.metrics:
+                raise ValueError(f"the reply lacks the metric {name!r}")
+            value: Any = update.metrics[name]
         elif self.like is not None:
             value = update.tree(name, self.like)
         elif self.shape is None:
@@ -185,11 +187,6 @@ class Expected:
         if only is not None and value != only:
             raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
         return value
-
-    def _metric(self, name: str, update: messages.Update) -> float:
-        if name not in update.metrics:
-            raise ValueError(f"the reply lacks the metric {name!r}")
-        return update.metrics[name]
 
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
@@ -212,10 +209,9 @@ class Expected:
             above = self.high is not None and not high <= self.high
             if below or above:
                 where = f", tensor {part!r}" if part else ""
-                kind = "metric" if self.metric else "extra"
                 raise ValueError(
-                    f"{kind} {name!r}{where} has the value {float(low if below else high):g};"
-                    f" {self._allowed()} is expected"
+                    f"{'metric' if self.metric else 'extra'} {name!r}{where} has the value"
+                    f" {float(low if below else high):g}; {self._allowed()} is expected"
                 )
 
     def _allowed(self) -> str:
