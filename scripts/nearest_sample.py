@@ -42,9 +42,7 @@ from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
-from fedhet.maths import feddisk
-from fedhet.methods.feddisk.client import DensityClient
-from fedhet.methods.feddisk.server import SLOT
+from fedhet.methods.feddisk import SLOT, densities
 from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.methods.fednorm import Z
@@ -162,17 +160,17 @@ def of_density(
     client: FedClient, reply: Update, members: Samples, others: Samples
 ) -> Iterator[Target]:
     """What a MADE tells to someone who knows the one from which its training started."""
-    (plugin,) = (piece for piece in client.active if isinstance(piece, DensityClient))
-    x = members.x
-    masks = plugin.make_masks(x.shape[1], client.workspace.seed)
+    (plugin,) = (piece for piece in client.active if piece.name == "feddisk")
+    x, own = members.x, plugin.settings
+    masks = densities.masks(x.shape[1], own["hidden"], own["masks"], client.workspace.seed)
     expected = torch.zeros_like(x[:1])
     for d in range(x.shape[1]):
-        expected[:, d] = feddisk.logits(reply.weights, masks, expected)[:, d].sigmoid()
+        expected[:, d] = densities.logits(reply.weights, masks, expected)[:, d].sigmoid()
     yield Target(expected, x, x[:0])
     for c in members.y.unique():
         own, rest = x[members.y == c], others.x[others.y == c]
         before, after = (
-            [feddisk.nll(made, masks, part) for part in (own, rest)]
+            [densities.nll(made, masks, part) for part in (own, rest)]
             for made in (client.msg.weights, reply.weights)
         )
         raised = (after[0] - before[0], after[1] - before[1])

@@ -11,10 +11,9 @@ import torch
 from fedhet.core.descent import Descent
 from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import SGD
-from fedhet.core.phases import EarlyStopping
+from fedhet.core.stopping import EarlyStopping
 from fedhet.core.trees import Tree
-from fedhet.maths import feddisk
-from fedhet.methods.feddisk import networks
+from fedhet.methods.feddisk import densities
 
 
 def test_early_stopping_counts_the_losses_that_do_not_beat_the_best() -> None:
@@ -33,7 +32,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
         SGD([w], LocalSettings(lr=0.1)),
         size=3,
     )
-    epochs = networks.epochs_of("thing", descent, 1, torch.Generator())
+    epochs = densities.epochs_of("thing", descent, 1, torch.Generator())
     with pytest.raises(ValueError, match="loss of the thing is nan"):
         next(epochs)
 
@@ -49,20 +48,20 @@ def test_the_local_made_is_that_of_the_epoch_with_the_lowest_held_out_loss(patie
     left = torch.rand(40, 4, generator=g).round()
     flips = (torch.rand(40, 4, generator=g) < 0.2).float()
     data = torch.cat([left, (left - flips).abs()], 1)  # the right half is a noisy copy of the left
-    x, held, mask = data[:20], data[20:], feddisk.masks(8, 20)
+    x, held, mask = data[:20], data[20:], densities.masks(8, 20)
     settings = LocalSettings(lr=0.02, epochs=120, batch_size=4, optimizer="adam")
 
     def fresh() -> Tree:
-        made = feddisk.initial(8, 20, torch.Generator().manual_seed(1))
+        made = densities.initial(8, 20, torch.Generator().manual_seed(1))
         return {name: t.requires_grad_() for name, t in made.items()}
 
     def draws() -> torch.Generator:
         return torch.Generator().manual_seed(2)
 
-    fitted = networks.fit_made(fresh(), mask, x, held, settings, patience, draws())
+    fitted = densities.fit_made(fresh(), mask, x, held, settings, patience, draws())
     again, losses, states = fresh(), [], []
-    for _ in networks.made_epochs("x", again, mask, x, settings, draws()):
-        losses.append(networks.mean_nll(again, mask, held))
+    for _ in densities.made_epochs("x", again, mask, x, settings, draws()):
+        losses.append(densities.mean_nll(again, mask, held))
         states.append({name: t.detach().clone() for name, t in again.items()})
     best = next(
         i
@@ -80,7 +79,7 @@ def test_the_classifier_estimates_a_density_ratio() -> None:
     ones = torch.tensor([[0.0]] * 20 + [[1.0]] * 80)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        p = networks.classify(
+        p = densities.classify(
             zeros,
             ones,
             torch.tensor([[0.0], [1.0]]),

@@ -9,7 +9,7 @@ from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.core import metrics
-from fedhet.maths import feddisk
+from fedhet.methods.feddisk import densities
 
 # ---- sample weights
 
@@ -23,7 +23,7 @@ def test_weights_read_literally() -> None:
         with named_case(seed):
             p, n_local, n_global, lo, hi = draw_p(seed), 20, 35, 0.3, 4.0
             expected = [float(q) / (1 - float(q)) * n_local / n_global for q in p]
-            r = feddisk.density_ratio(p, n_local, n_global, 1e-6)
+            r = densities.density_ratio(p, n_local, n_global, 1e-6)
             np.testing.assert_allclose(r, expected, rtol=1e-12)
             clipped = [min(max(ratio, lo), hi) for ratio in expected]
             mean, low, high = sum(clipped) / len(clipped), min(clipped), max(clipped)
@@ -33,7 +33,7 @@ def test_weights_read_literally() -> None:
                 ("none", clipped),
                 ("minmax2", [2 * (c - low) / (high - low) for c in clipped]),
             ]:
-                w = feddisk.sample_weights(r, lo, hi, normalise)
+                w = densities.sample_weights(r, lo, hi, normalise)
                 np.testing.assert_allclose(w, weights, rtol=1e-12, atol=1e-15)
 
 
@@ -41,27 +41,27 @@ def test_weights_have_mean_one_and_a_bounded_range() -> None:
     for seed in range(4):
         with named_case(seed):
             lo, hi = 0.1, 10.0
-            r = feddisk.density_ratio(draw_p(seed), 1, 1, 1e-6)
-            w = feddisk.sample_weights(r, lo, hi, "mean1")
+            r = densities.density_ratio(draw_p(seed), 1, 1, 1e-6)
+            w = densities.sample_weights(r, lo, hi, "mean1")
             assert float(w.mean()) == pytest.approx(1, rel=1e-12)
             assert float(w.max() / w.min()) <= hi / lo * (1 + 1e-12)
             clipped = float(r.max()) > hi or float(r.min()) < lo
             assert (w.argsort() == draw_p(seed).argsort()).all() or clipped
-            assert 1 <= feddisk.effective_size(w) <= len(w)
+            assert 1 <= densities.effective_size(w) <= len(w)
 
 
 def test_a_constant_probability_gives_ones() -> None:
     for p in [0.0, 0.2, 0.5, 1.0]:
         with named_case(p):
-            r = feddisk.density_ratio(torch.full((9,), p), 3, 4, 1e-6)
+            r = densities.density_ratio(torch.full((9,), p), 3, 4, 1e-6)
             for normalise in ("mean1", "minmax2"):
-                w = feddisk.sample_weights(r, 0.1, 10.0, normalise)
+                w = densities.sample_weights(r, 0.1, 10.0, normalise)
                 assert torch.equal(w, torch.ones(9, dtype=torch.float64))
 
 
 def test_effective_size() -> None:
-    assert feddisk.effective_size(torch.full((8,), 3.0)) == pytest.approx(8)
-    assert feddisk.effective_size(torch.tensor([0.0, 5.0, 0.0])) == pytest.approx(1)
+    assert densities.effective_size(torch.full((8,), 3.0)) == pytest.approx(8)
+    assert densities.effective_size(torch.tensor([0.0, 5.0, 0.0])) == pytest.approx(1)
 
 
 # ---- communication

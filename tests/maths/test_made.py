@@ -6,25 +6,24 @@ import itertools
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.core.trees import Tree
-from fedhet.maths import feddisk
+from fedhet.methods.feddisk import densities
 
 SIZES = [(1, 3), (2, 1), (4, 9), (6, 4), (7, 50)]
 
 
 def made(dim: int, hidden: int, seed: int = 0, scale: float = 3.0) -> Tree:
-    weights = feddisk.initial(dim, hidden, torch.Generator().manual_seed(seed))
+    weights = densities.initial(dim, hidden, torch.Generator().manual_seed(seed))
     return {name: t.double() * scale for name, t in weights.items()}
 
 
-def mask_of(dim: int, hidden: int, kind: str) -> feddisk.Masks:
-    return feddisk.masks(dim, hidden, np.random.default_rng(3) if kind == "random" else None)
+def mask_of(dim: int, hidden: int, kind: str) -> densities.Masks:
+    return densities.masks(dim, hidden, kind, seed=3)
 
 
 def cube(dim: int) -> Tensor:
@@ -51,7 +50,7 @@ def test_masks_read_literally() -> None:
 
 
 def test_even_degrees_use_every_degree_equally_often() -> None:
-    counts = torch.bincount(feddisk.masks(8, 70).degrees)[1:]
+    counts = torch.bincount(densities.masks(8, 70).degrees)[1:]
     assert counts.tolist() == [10] * 7
 
 
@@ -63,7 +62,7 @@ def test_the_jacobian_is_strictly_lower_triangular() -> None:
                 mask, weights = mask_of(dim, hidden, kind), made(dim, hidden)
                 # All ReLUs are active: every path has a derivative.
                 weights["b1"] = weights["b1"].abs() + 10
-                logits = partial(feddisk.logits, weights, mask)
+                logits = partial(densities.logits, weights, mask)
                 jacobian = torch.autograd.functional.jacobian(
                     logits, uniform(1, dim, seed=1)
                 ).squeeze((0, 2))
@@ -77,17 +76,19 @@ def test_it_is_a_normalised_density() -> None:
     for dim, hidden in SIZES[:-1]:
         with named_case(dim, hidden):
             total = (
-                (-feddisk.nll(made(dim, hidden), feddisk.masks(dim, hidden), cube(dim))).exp().sum()
+                (-densities.nll(made(dim, hidden), densities.masks(dim, hidden), cube(dim)))
+                .exp()
+                .sum()
             )
             assert float(total) == pytest.approx(1, rel=1e-12)
 
 
 def test_the_first_output_is_a_constant_and_soft_targets_give_cross_entropies() -> None:
-    weights, mask, x = made(5, 8), feddisk.masks(5, 8), uniform(6, 5, seed=0)
-    out = feddisk.logits(weights, mask, x).sigmoid()
+    weights, mask, x = made(5, 8), densities.masks(5, 8), uniform(6, 5, seed=0)
+    out = densities.logits(weights, mask, x).sigmoid()
     assert torch.equal(out[:, 0], weights["b2"][0].sigmoid().expand(6))
     expected = -(x * out.log() + (1 - x) * (1 - out).log()).sum(1)
-    torch.testing.assert_close(feddisk.nll(weights, mask, x), expected)
+    torch.testing.assert_close(densities.nll(weights, mask, x), expected)
 
 
 def test_sampling_is_the_definition_step_by_step() -> None:
@@ -99,18 +100,18 @@ def test_sampling_is_the_definition_step_by_step() -> None:
                 x = torch.full_like(uniforms, 0.3)  # entries that are not drawn yet must not matter
                 for d in range(dim):
                     x[:, d] = (
-                        uniforms[:, d] < feddisk.logits(weights, mask, x).sigmoid()[:, d]
+                        uniforms[:, d] < densities.logits(weights, mask, x).sigmoid()[:, d]
                     ).double()
-                assert torch.equal(feddisk.sample(weights, mask, uniforms), x)
+                assert torch.equal(densities.sample(weights, mask, uniforms), x)
 
 
 def test_samples_follow_the_density() -> None:
     dim, n = 3, 40_000
-    weights, mask = made(dim, 12), feddisk.masks(dim, 12)
-    x = feddisk.sample(weights, mask, uniform(n, dim, seed=4))
+    weights, mask = made(dim, 12), densities.masks(dim, 12)
+    x = densities.sample(weights, mask, uniform(n, dim, seed=4))
     numbers = (x @ torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)).long()
     shares = torch.bincount(numbers, minlength=8) / n
-    p = (-feddisk.nll(weights, mask, cube(dim))).exp()
+    p = (-densities.nll(weights, mask, cube(dim))).exp()
     assert p.max() / p.min() > 3
     assert ((shares - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
 
@@ -119,7 +120,7 @@ def test_pixels_outside_the_unit_interval_are_refused() -> None:
     for value in [-0.01, 1.01, math.nan, math.inf]:
         with named_case(value):
             x = torch.rand(3, 4)
-            feddisk.check_pixels(x)
+            densities.check_pixels(x)
             x[1, 2] = value
             with pytest.raises(ValueError, match=r"\[0, 1\]"):
-                feddisk.check_pixels(x)
+                densities.check_pixels(x)

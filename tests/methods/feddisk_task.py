@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Message, Plugin
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel
 from fedhet.methods.feddisk import FedDiskPlugin
@@ -68,3 +69,10 @@ def kept(run: Any, pid: int) -> Tensor:
 def phases(run: Any) -> dict[str, int]:
     """The phases of the timetable with their numbers of steps."""
     return {entry.name: entry.rounds for entry in run.strategy.timetable}
+
+
+def site(run: Any, pid: int, client: Any = None) -> Site:
+    """A client's place in a run, before any message unless the client has received one."""
+    client = client or run.client()
+    client.pid = pid
+    return Site(client, Message("density", 1, 1, pid, run.strategy.local, {}))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.feddisk import FedDisk, networks
+from fedhet.methods.feddisk import FedDisk, densities
 from fedhet.methods.scaffold import Scaffold
 
 
@@ -89,13 +89,13 @@ def test_what_the_classifier_tells_apart_with_ratio_outputs(
     """
     fitted = []
     seen = []
-    fit_made = networks.fit_made
-    classify = networks.classify
+    fit_made = densities.fit_made
+    classify = densities.classify
     monkeypatch.setattr(
-        networks, "fit_made", lambda *args: fitted.append(fit_made(*args)) or fitted[-1]
+        densities, "fit_made", lambda *args: fitted.append(fit_made(*args)) or fitted[-1]
     )
     monkeypatch.setattr(
-        networks, "classify", lambda *args: seen.append(args[:3]) or classify(*args)
+        densities, "classify", lambda *args: seen.append(args[:3]) or classify(*args)
     )
     run = federation(toy_task(), FedDisk, plugins=plugins(ratio="outputs", features=features))
     plan = [run.step() for _ in range(4)][-1]

@@ -8,28 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.feddisk_task import Make, phases, plugins
+from methods.feddisk_task import Make, phases, plugins, site
 
 from fedhet.core.errors import RunFailed
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.maths import feddisk
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.feddisk import FedDisk
+from fedhet.methods.feddisk import FedDisk, FedDiskPlugin, densities
 
 
 def held_out_loss(run: Any, made: Tree) -> float:
     """The n-weighted mean loss of a MADE over held-out tenths of the training data."""
-    mask = feddisk.masks(4, 8)
+    mask = densities.masks(4, 8)
     sizes = run.workspace.task.sizes
     total = 0.0
     for pid, n in enumerate(sizes):
-        client = run.client()
-        client.pid = pid
-        train, held_out = client.plugins[0]._split(run.workspace.task.clients[pid].train.x)
+        x = run.workspace.task.clients[pid].train.x
+        train, held_out = FedDiskPlugin()._split(site(run, pid), x)
         assert len(held_out) == round(0.1 * n)
         assert len(train) + len(held_out) == n
-        total += n * float(feddisk.nll(made, mask, held_out).double().mean())
+        total += n * float(densities.nll(made, mask, held_out).double().mean())
     return total / sum(sizes)
 
 

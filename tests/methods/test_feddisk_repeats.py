@@ -9,7 +9,7 @@ import torch
 from methods.feddisk_task import COMMON, LINES, Make, kept, plugins
 
 from fedhet.core import trees
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, task_of
+from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, site, task_of
 from torch import Tensor, nn
 
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin, State
 from fedhet.core.task import Samples
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
-from fedhet.maths import feddisk
-from fedhet.methods.feddisk import FedDisk, FedDiskPlugin, networks
-from fedhet.stores import MemoryStore
+from fedhet.methods.feddisk import FedDisk, FedDiskPlugin, densities, pooled
 
 
 @pytest.mark.parametrize("ratio", ["sampled", "raw"])
@@ -42,7 +41,7 @@ def test_identical_clients_have_weights_near_one(federation: Make, ratio: str) -
     for pid in range(3):
         w = kept(run, pid)
         assert float(w.mean()) == pytest.approx(1, abs=1e-6)
-        assert feddisk.effective_size(w.double()) > 0.93 * 100
+        assert densities.effective_size(w.double()) > 0.93 * 100
 
 
 def test_small_clients_keep_weights_of_one(federation: Make) -> None:
@@ -83,7 +82,7 @@ def test_effective_sample_sizes_are_recorded_and_low_ones_are_reported(
     assert run.strategy.current.entry.name == "feddisk.weigh"
     recorded = run.strategy.plugins[0].recorded
     expected = [
-        feddisk.effective_size(kept(run, int(pid)).double()) / 62 for pid in recorded["pids"]
+        densities.effective_size(kept(run, int(pid)).double()) / 62 for pid in recorded["pids"]
     ]
     np.testing.assert_allclose(recorded["ess"], expected, rtol=1e-12)
     assert recorded["ess_min"] == pytest.approx(min(expected))
@@ -113,9 +112,9 @@ def test_each_network_stops_early_by_its_own_settings(
     assert not same(weights(**early, clf_tolerance=0), two_epochs)
 
     patiences = []
-    fit_made = networks.fit_made
+    fit_made = densities.fit_made
     monkeypatch.setattr(
-        networks, "fit_made", lambda *args: patiences.append(args[5]) or fit_made(*args)
+        densities, "fit_made", lambda *args: patiences.append(args[5]) or fit_made(*args)
     )
     weights(local_patience=7, made_patience=2)
     assert patiences == [7] * 4
@@ -125,34 +124,39 @@ def test_binarised_inputs_are_draws_of_the_pixels(federation: Make) -> None:
     """0 and 1 stay as they are; the share of ones among the draws of others is their value."""
     share = torch.tensor([0.0, 1.0, 0.3, 0.8])
     run = federation(task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True))
-    client = run.client()
-    client.pid = 0
-    x = client.plugins[0]._inputs()
+    x = FedDiskPlugin(binarise=True)._inputs(site(run, 0))
     assert set(x.unique().tolist()) == {0, 1}
     np.testing.assert_allclose(x.mean(0), share, rtol=0, atol=5 * (0.25 / 4000) ** 0.5)
     assert x[:, 0].max() == 0
     assert x[:, 1].min() == 1
 
 
+@dataclass(frozen=True, kw_only=True)
 class More(Plugin):
     """Appends three samples to the training set, as FedGMM does."""
 
     name = "more"
 
-    def data(self, raw: Samples) -> Samples:
-        return Samples(torch.cat([raw.x, raw.x[:3]]), torch.cat([raw.y, raw.y[:3]]))
+    def data(self, samples: Samples, state: State) -> Samples:
+        x, y = samples.x, samples.y
+        return Samples(torch.cat([x, x[:3]]), torch.cat([y, y[:3]]))
 
 
 def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=lambda: [*plugins()(), More()]).run()
     client = run.client()
     client.receive(run.strategy.plan(run.round)[0])
-    plugin = client.plugins[0]
+    client.begin()
     n = client.num_examples
-    weights = plugin.sample_weights(Samples(torch.zeros(n + 3, 4), torch.zeros(n + 3)))
-    assert torch.equal(weights, torch.cat([kept(run, client.pid), torch.ones(3)]))
+    place = site(run, client.pid, client)
+    assert len(place.data) == n + 3
+    w = kept(run, client.pid)
+    (term,) = FedDiskPlugin().terms(place.msg, {"w": {"w": w}}, place)
+    assert term.kind == "weight"
+    assert torch.equal(term.f({}, None, term.own), torch.cat([w, torch.ones(3)]))
+    client.data = Samples(torch.zeros(n - 1, 4), torch.zeros(n - 1))
     with pytest.raises(ValueError, match=f"{n - 1} samples.* weights for {n}"):
-        plugin.sample_weights(Samples(torch.zeros(n - 1, 4), torch.zeros(n - 1)))
+        FedDiskPlugin().terms(place.msg, {"w": {"w": w}}, place)
 
 
 def test_the_pool_is_drawn_from_all_clients_without_replacement() -> None:
@@ -161,13 +165,10 @@ def test_the_pool_is_drawn_from_all_clients_without_replacement() -> None:
         torch.full((n, 4), 0.1 * pid) + torch.arange(n)[:, None] / 100
         for pid, n in enumerate(sizes)
     ]
-    plugin = FedDiskPlugin(ratio="raw")
     workspace = Workspace(task_of(*inputs), device=torch.device("cpu"), seed=0)
-    client = FedDisk.client_cls(workspace, [plugin], MemoryStore())
-    client.pid = 1
     for n in (9, 17):
-        pool = plugin._pooled(n)[:, 0]
+        pool = pooled(workspace, 1, n)[:, 0]
         assert len(pool.unique()) == n
         assert torch.isin(pool, torch.cat(inputs)[:, 0]).all()
-    own = torch.isin(plugin._pooled(9)[:, 0], inputs[1][:, 0])
+    own = torch.isin(pooled(workspace, 1, 9)[:, 0], inputs[1][:, 0])
     assert int(own.sum()) < 9

@@ -16,7 +16,6 @@ from fedhet.core.messages import Reply, Update
 from fedhet.core.phases import locate
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
-from fedhet.methods.feddisk.client import VAL
 from fedhet.methods.fedgen import COUNTS as LABELS
 from fedhet.methods.fedgen import FedGen
 from fedhet.methods.fedgmm import COUNTS as SAMPLES
@@ -189,6 +188,9 @@ def test_without_any_count_there_is_no_generator(federation: Make, caplog: Any) 
 
 
 # ---- FedDisk
+VAL = "feddisk.val"
+
+
 def feddisk(federation: Make, min_count: int) -> Any:
     options = {"min_samples": 2, "hidden": 4, "made_max_rounds": 2, "local_max_epochs": 2}
     plugins: Callable[[], list[Any]] = lambda: [FedDiskPlugin(**options)]  # noqa: E731

@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.core import metrics
-from fedhet.maths import feddisk
-from fedhet.methods.feddisk import FedDiskPlugin
+from fedhet.methods.feddisk import FedDiskPlugin, densities
 
 Params = dict[str, Any]
 
 
-def _masks(params: Params) -> feddisk.Masks:
-    return FedDiskPlugin(hidden=params["H"], masks=params["kind"]).make_masks(params["D"], seed=0)
+def _masks(params: Params) -> densities.Masks:
+    return densities.masks(params["D"], params["H"], params["kind"], seed=0)
 
 
 def _replay_masks(params: Params) -> dict[str, Tensor]:
@@ -24,20 +23,20 @@ def _replay_masks(params: Params) -> dict[str, Tensor]:
 
 
 def _made(params: Params, x: Tensor, **made: Tensor) -> dict[str, Tensor]:
-    feddisk.check_pixels(x)
+    densities.check_pixels(x)
     mask = _masks(params)
-    return {"out": feddisk.logits(made, mask, x).sigmoid(), "nll": feddisk.nll(made, mask, x)}
+    return {"out": densities.logits(made, mask, x).sigmoid(), "nll": densities.nll(made, mask, x)}
 
 
 def _made_sample(params: Params, U: Tensor, **made: Tensor) -> dict[str, Tensor]:
-    return {"x": feddisk.sample(made, _masks(params), U)}
+    return {"x": densities.sample(made, _masks(params), U)}
 
 
 def _sample_weights(params: Params, p: Tensor) -> dict[str, Tensor]:
     options = {name: params[name] for name in ("lo", "hi", "eps", "normalise") if name in params}
     plugin = FedDiskPlugin(**options)
-    r = feddisk.density_ratio(p, params["n_local"], params["n_global"], plugin.eps)
-    return {"r": r, "w": feddisk.sample_weights(r, plugin.lo, plugin.hi, plugin.normalise)}
+    r = densities.density_ratio(p, params["n_local"], params["n_global"], plugin.eps)
+    return {"r": r, "w": densities.sample_weights(r, plugin.lo, plugin.hi, plugin.normalise)}
 
 
 def _ecr(params: Params, acc: Tensor) -> dict[str, int | None]:

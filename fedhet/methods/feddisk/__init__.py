@@ -20,14 +20,15 @@ Phase 1 ends when the n_k-weighted mean of the clients' validation losses no lon
 that holds out fewer than `privacy.min_count` samples withholds its loss, and one that has fewer in
 all returns the MADE as it was (0 is the paper's method).
 
-    density  down: slot `density`            up: slot `density`, `feddisk.val`
+    density  down: slot `density`            up: slot `density`, `feddisk.val`; (0,): withheld
     weigh    down: slot `density`            up: the metric `feddisk.ess`
     train    down: what the host sends       up: what the host sends
 
 Under ratio=raw there is no MADE: phase 1 and the slot are absent, and `weigh` sends no weights.
+Under privacy.noise neither `feddisk.val` nor `feddisk.ess` is sent.
 
     client keeps: w (n_k,)
-    server keeps: the best global MADE, and the numbers of rounds E_1 (density) and E_2 (train)
+    server keeps: the best global MADE with its loss, and the number E_1 of rounds of `density`
 
 Only weights travel. Masks and initial weights are functions of the run's seed, so that local MADEs
 start where the global one does.
@@ -51,25 +52,433 @@ paper's too are at most 500 rounds of the global MADE (made_max_rounds) with 2 l
 most 500 epochs of the local one (local_max_epochs), and a classifier with 100 units at SGD 1e-2.
 The classifier's own limit, clf_max_epochs = 200, is not among them.
 
-options.py has the options; client.py and server.py hold the two halves of the plug-in, each in the
-order of the phases. networks.py trains the MADEs and the classifier; fedhet/maths/feddisk.py has
-the equations.
+The plug-in below has its server half first, and both in the order of the phases; densities.py has
+the equations, and trains the MADEs and the classifier.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedhet.core import streams, trees
+from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted, setting
+from fedhet.core.errors import ConfigError
+from fedhet.core.groups import LocalSettings
+from fedhet.core.kernel import (
+    Expected,
+    Merged,
+    Message,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Recorded
+from fedhet.core.metrics import comm_cost
+from fedhet.core.setting import Setting
+from fedhet.core.site import Site
+from fedhet.core.stopping import EarlyStopping
+from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.workspace import Workspace
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.feddisk.client import DensityClient
-from fedhet.methods.feddisk.server import DensityServer
+from fedhet.methods.feddisk import densities
+from fedhet.methods.feddisk.densities import Masks
+
+log = logging.getLogger("fedhet")
+
+SLOT = "density"  # the global MADE
+HELD_OUT = 0.1  # share of a client's training samples on which MADEs are validated
 
 
-class FedDiskPlugin(DensityClient, DensityServer):
-    """The phases `density` and `weigh`, then sample weights in every training."""
+def pixels(workspace: Workspace, pid: int) -> Tensor:
+    """(n, D) the training inputs of a client, before any normalisation.
+
+    Raises:
+        ValueError: some are outside [0, 1].
+    """
+    x = workspace.floating(workspace.task.clients[pid].train).x.flatten(1).float()
+    try:
+        densities.check_pixels(x)
+    except ValueError as error:
+        raise ValueError(f"the data of client {pid}: {error}") from error
+    return x
+
+
+def pooled(workspace: Workspace, pid: int, n: int) -> Tensor:
+    """(n, D): n samples of all clients' training data, without replacement (FedDiskAb)."""
+    sizes = workspace.task.sizes
+    chosen = streams.generator(workspace.seed, "feddisk.pool", pid=pid).choice(
+        sum(sizes), n, replace=False
+    )
+    # For each sample of the union: whose it is, and which of that client's samples.
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    row = np.arange(sum(sizes)) - np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)
+    parts = []
+    for other in np.unique(owner[chosen]):
+        rows = row[chosen[owner[chosen] == other]]
+        parts.append(pixels(workspace, other)[torch.from_numpy(rows)])
+    return torch.cat(parts)
+
+
+def trainable(made: AnyTree) -> Tree:
+    """A copy of a MADE whose tensors require gradients."""
+    return trees.map(lambda t: t.clone().requires_grad_(), made)
+
+
+def weight_of_sample(params: AnyTree, batch: None, own: Tree) -> Tensor:
+    """w (n,), by which eq. 10 multiplies the losses."""
+    return own["w"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDiskPlugin(Plugin):
+    """The phases `density` and `weigh`, then sample weights in every training.
+
+    Its options are those that conf/plugin/feddisk.yaml explains. The server's state is "E1", the
+    rounds of `density` so far; the lowest validation loss "best" and its "made"; and "stale", how
+    many validated MADEs in a row were no better.
+    """
 
     name = "feddisk"
+
+    ratio: str = setting("sampled", allowed=("sampled", "outputs", "raw"))
+    hidden: int = setting(50, low=1)
+    masks: str = setting("even", allowed=("even", "random"))
+    features: str = setting("outputs", allowed=("outputs", "conditional"))
+    binarise: bool = False
+    made_optimizer: str = setting("adam", allowed=("adam", "sgd"))
+    made_lr: float = setting(1e-3, open_low=0)
+    made_batch_size: int = setting(64, low=1, high=MOST_SAMPLES)
+    made_local_epochs: int = setting(2, low=1, high=MOST_EPOCHS)
+    made_patience: int = setting(3, low=1)
+    made_max_rounds: int = setting(500, low=1)
+    local_patience: int = setting(5, low=1)
+    local_max_epochs: int = setting(500, low=1, high=MOST_EPOCHS)
+    clf_hidden: int = setting(100, low=1)
+    clf_lr: float = setting(0.01, open_low=0)
+    clf_batch_size: int = setting(32, low=1, high=MOST_SAMPLES)
+    clf_patience: int = setting(10, low=1)
+    clf_tolerance: float = setting(1e-4, low=0)
+    clf_max_epochs: int = setting(200, low=1, high=MOST_EPOCHS)
+    normalise: str = setting("mean1", allowed=("mean1", "minmax2", "none"))
+    lo: float = setting(0.1, open_low=0, high=1)
+    hi: float = setting(10.0, low=1)
+    eps: float = setting(1e-6, open_low=0, open_high=0.5)
+    min_samples: int = setting(10, low=2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.binarise and self._raw:
+            raise ConfigError(
+                "plugin.feddisk.binarise=true is for the MADEs; plugin.feddisk.ratio=raw has none"
+            )
+
+    @property
+    def breaks(self) -> Mapping[str, str]:
+        return {"noise": "ratio=raw pools the clients' raw data"} if self._raw else {}
+
+    @property
+    def _raw(self) -> bool:
+        return self.ratio == "raw"
+
+    # ---- server
+    def init(self, setting: Setting) -> State:
+        """Refuse inputs outside [0, 1], and ratio=raw where it is not a simulation's.
+
+        Raises:
+            ConfigError: the inputs or the ratio do not fit.
+        """
+        workspace = setting.workspace
+        workspace.task.check_density(self.name)
+        if self._raw and not workspace.simulated:
+            raise ConfigError(
+                "plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data, which only a"
+                " simulation can do: run it with engine=local or engine=ray"
+            )
+        if self._raw:
+            log.warning(
+                "feddisk: ratio=raw (FedDiskAb) pools the raw data of all clients; it is a"
+                " simulation, not federated learning"
+            )
+        else:
+            self._warn_of_few(workspace)
+        return {"E1": 0, "best": inf, "stale": 0, "made": {}}
+
+    def _warn_of_few(self, workspace: Workspace) -> None:
+        """Say so where no client has enough samples."""
+        largest = MOST_SAMPLES if workspace.task.unsized else max(workspace.task.sizes)
+        if largest < self._weighed(workspace):
+            log.warning(
+                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1",
+                self._weighed(workspace),
+            )
+        if self._held_out(largest) < max(1, workspace.min_count):
+            log.warning(
+                "feddisk: no client validates the global MADE, because none has min_samples=%d and"
+                " holds out privacy.min_count=%d: all made_max_rounds=%d rounds are executed",
+                self.min_samples,
+                workspace.min_count,
+                self.made_max_rounds,
+            )
+
+    def _weighed(self, workspace: Workspace) -> int:
+        """The smallest number of samples of a client that estimates density ratios."""
+        return max(self.min_samples, workspace.min_count)
+
+    def _held_out(self, n: int) -> int:
+        """How many of n samples a client holds out to validate MADEs."""
+        return max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
+
+    def slots(self, setting: Setting) -> dict[str, Tree]:
+        workspace = setting.workspace
+        dim = workspace.task.inputs[0].numel()
+        return {} if self._raw else {SLOT: self._initial(workspace, dim)}
+
+    def phases(self, setting: Setting) -> list[Phase]:
+        slot = "" if self._raw else SLOT
+        weigh = Phase("weigh", 1, self._record, slot=slot, cohort=1.0, uploads=False)
+        if self._raw:
+            return [weigh]
+        rounds, until = self.made_max_rounds, self._stopped
+        return [Phase("density", rounds, self._average, slot=SLOT, cohort=1.0, until=until), weigh]
+
+    def expects(self, step: Step) -> Mapping[str, Expected]:
+        if step.workspace.noise:  # no loss leaves a client, so all rounds are executed
+            return {}
+        if step.phase == "density":  # a negative log-likelihood of bits
+            return {"val": Expected(low=0, statistic=True)}
+        share = Expected(metric=True, low=0, high=1 + 1e-6)  # an effective sample size over n_k
+        return {"ess": share} if step.phase == "weigh" else {}
+
+    def _average(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        """The merge of `density`: equation 12, by n_k whatever the host's own weights are.
+
+        The clients' validation losses are those of the MADE with which the round began. The last
+        merge puts the best MADE back. If that is the last validated one, the one trained from it
+        stays, which no client has validated.
+        """
+        change = step.average()
+        total_loss = 0.0
+        validating = 0  # the samples of the clients that validate
+        for update in updates:
+            change.add(update.change, update.n)
+            if (val := update.extras.get("val")) is not None:
+                total_loss += update.n * val
+                validating += update.n
+        new = trees.add(change.mean(reuse=True), old)
+        state = {**state, "E1": state["E1"] + 1}
+        recorded = self._costs(step, state)
+        if validating:
+            loss = recorded["val_loss"] = total_loss / validating
+            if loss < state["best"]:
+                state |= {"best": loss, "stale": 0, "made": old}
+            else:
+                state |= {"stale": state["stale"] + 1}
+        if state["stale"] and (self._stopped(state) or step.number == self.made_max_rounds):
+            new = state["made"]
+        return Merged(new, state, recorded)
+
+    def _stopped(self, state: State) -> bool:
+        return bool(state["stale"] >= self.made_patience)
+
+    def _record(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
+        costs = self._costs(step, state)
+        shares = {update.pid: update["ess"] for update in updates if "ess" in update}
+        if not shares:  # under privacy.noise they are not sent
+            return Merged({}, state, costs)
+        low = [pid for pid, share in shares.items() if share < 0.5]
+        if low:
+            worst = min(low, key=shares.__getitem__)
+            log.warning(
+                "feddisk: the effective sample size is below n_k / 2 for %d of %s, the"
+                " lowest %.2f n_k for client %d: the weights make their updates noisier",
+                len(low),
+                counted(len(shares), "client"),
+                shares[worst],
+                worst,
+            )
+        ess = torch.tensor(list(shares.values()), dtype=torch.float64)
+        sizes, least = step.workspace.task.sizes, self._weighed(step.workspace)
+        recorded: Recorded = {
+            "ess": ess,
+            "pids": torch.tensor(list(shares)),
+            "ess_mean": float(ess.mean()),
+            "ess_min": float(ess.min()),
+            "unweighted": sum(sizes[pid] < least for pid in shares),
+        }
+        return Merged({}, state, {**recorded, **costs})
+
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        return Merged(new, state, self._costs(step, state, step.number))
+
+    def _costs(self, step: Step, state: State, trained: int = 0) -> Recorded:
+        """E_1, and how many numbers one client has sent and received so far.
+
+        That is equation 19, or equation 18 without a MADE. `trained` is E_2.
+        """
+        model = trees.pick(step.workspace.initial, step.workspace.shared)
+        clf, made = (
+            sum(t.numel() for t in tree.values() if t.is_floating_point())
+            for tree in (model, step.slots.get(SLOT, {}))
+        )
+        return {"E1": state["E1"], "cost": comm_cost(clf, trained, made, state["E1"])}
+
+    # ---- client
+    @serves
+    def density(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        """Train the global MADE for some local epochs, and validate it as it was received.
+
+        A client with fewer than `workspace.min_count` samples returns it unchanged, and none sends
+        the loss of fewer samples.
+        """
+        least, noise = site.workspace.min_count, site.workspace.noise
+        made, val = msg.weights, None
+        metrics: dict[str, float] = {}
+        if site.n >= least:
+            train, held_out = self._split(site, self._inputs(site))
+            masks, made = self._masks(site, train), trainable(made)
+            if len(held_out) >= max(1, least) and not noise:
+                val = densities.mean_nll(made, masks, held_out)
+            how, draws = self._training(self.made_local_epochs), site.stream("feddisk.made")
+            for loss in densities.made_epochs(
+                "global MADE", made, masks, train, how, draws, site.workspace.performer
+            ):
+                if len(train) >= least:
+                    metrics["feddisk.nll"] = loss  # that of the last epoch remains
+        extras = {} if noise else {"val": val}
+        return Result(trees.map(Tensor.detach, made), extras, metrics), state
+
+    @serves
+    def weigh(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        """Compute the sample weights, which stay here; the networks behind them are discarded."""
+        x = self._inputs(site)
+        w = torch.ones(len(x))
+        if len(x) >= self._weighed(site.workspace):
+            r = self._density_ratio(site, x, msg.weights)
+            w = densities.sample_weights(r, self.lo, self.hi, self.normalise).float()
+        ess = densities.effective_size(w.double()) / len(x)
+        return Result(metrics={"feddisk.ess": ess}), {"w": {"w": w}}
+
+    def _density_ratio(self, site: Site, x: Tensor, global_made: AnyTree) -> Tensor:
+        """r (n,), the global over the local density at x (n, D) (eq. 16)."""
+        z_local, z_global, z = self._classifier_inputs(site, x, global_made)
+        how = LocalSettings(
+            lr=self.clf_lr, epochs=self.clf_max_epochs, batch_size=self.clf_batch_size
+        )
+        with site.workspace.seeded("feddisk.classifier", pid=site.pid):
+            p = densities.classify(
+                z_local,
+                z_global,
+                z,
+                self.clf_hidden,
+                how,
+                EarlyStopping(self.clf_patience, self.clf_tolerance),
+                site.stream("feddisk.classifier"),
+                site.workspace.performer,
+            )
+        return densities.density_ratio(p.cpu(), len(z_local), len(z_global), self.eps)
+
+    def _classifier_inputs(
+        self, site: Site, x: Tensor, global_made: AnyTree
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs of local samples (label 0), global ones (label 1), and the client's own n."""
+        if self._raw:
+            return x, pooled(site.workspace, site.pid, len(x)), x
+        masks = self._masks(site, x)
+        local_made = densities.fit_made(
+            trainable(self._initial(site.workspace, x.shape[1])),
+            masks,
+            *self._split(site, x),
+            self._training(self.local_max_epochs),
+            self.local_patience,
+            site.stream("feddisk.local"),
+            site.workspace.performer,
+        )
+        z = self._features(local_made, masks, x)
+        if self.ratio == "outputs":
+            return z, self._features(global_made, masks, x), z
+        draws = site.stream("feddisk.samples")
+        x_local, x_global = (
+            densities.sample(made, masks, torch.rand(x.shape, generator=draws).to(x.device))
+            for made in (local_made, global_made)
+        )
+        z_local = self._features(local_made, masks, x_local)
+        return z_local, self._features(local_made, masks, x_global), z
+
+    @torch.no_grad()
+    def _features(self, made: AnyTree, masks: Masks, x: Tensor) -> Tensor:
+        """z (n, D) of the samples x (n, D), as a MADE sees them."""
+        outputs = densities.logits(made, masks, x).sigmoid()
+        return outputs if self.features == "outputs" else x * outputs + (1 - x) * (1 - outputs)
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        """w of the client's own samples, which come first, and 1 of those of other plug-ins."""
+        n = len(site.data)
+        if "w" not in state:
+            raise ValueError(
+                "the client has no sample weights: phase 'feddisk.weigh' has not reached it, or"
+                " failed there"
+            )
+        w = state["w"]["w"]
+        if n < len(w):
+            raise ValueError(
+                f"the client trains on {counted(n, 'sample')}, but has weights for {len(w)}"
+            )
+        return [Term("weight", weight_of_sample, {"w": torch.cat([w, w.new_ones(n - len(w))])})]
+
+    # ---- inputs, masks and MADEs
+    def _inputs(self, site: Site) -> Tensor:
+        """x (n, D) in [0, 1], before any normalisation.
+
+        With `binarise` it is one Bernoulli draw of each pixel, the same in every phase.
+        """
+        workspace = site.workspace
+        x = pixels(workspace, site.pid)
+        if self.binarise:
+            draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=site.pid)
+            x = (torch.rand(x.shape, generator=draws).to(workspace.device) < x).float()
+        for width in ("hidden", "clf_hidden"):  # of weights, and of what samples become
+            largest = max(x.shape), getattr(self, width)
+            workspace.limits.check_array(f"plugin.feddisk.{width}={largest[1]}", *largest)
+        return x
+
+    def _split(self, site: Site, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(training part, held-out part); clients below `min_samples` hold out nothing."""
+        draws = streams.generator(site.workspace.seed, "feddisk.split", pid=site.pid)
+        order = torch.from_numpy(draws.permutation(len(x)))
+        held_out = self._held_out(len(x))
+        return x[order[held_out:]], x[order[:held_out]]
+
+    def _initial(self, workspace: Workspace, dim: int) -> Tree:
+        """Where the global MADE and every local one start: a function of the run's seed."""
+        draws = streams.torch_generator(workspace.seed, "feddisk.init")
+        made = densities.initial(dim, self.hidden, draws)
+        return trees.map(lambda t: t.to(workspace.device), made)
+
+    def _masks(self, site: Site, x: Tensor) -> Masks:
+        """The masks of every MADE of the run, for x (n, D)."""
+        masks = densities.masks(x.shape[1], self.hidden, self.masks, site.workspace.seed)
+        return Masks(*(t.to(x.device) for t in masks))
+
+    def _training(self, epochs: int) -> LocalSettings:
+        """How MADEs are trained."""
+        lr, size, optimizer = self.made_lr, self.made_batch_size, self.made_optimizer
+        return LocalSettings(lr=lr, epochs=epochs, batch_size=size, optimizer=optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
