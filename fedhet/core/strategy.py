@@ -106,6 +106,11 @@ class FedStrategy(Strategy):
         return self.run.versions
 
     @property
+    def state_bytes(self) -> ByClient:
+        """Client -> the size of that state."""
+        return self.run.state_bytes
+
+    @property
     def timetable(self) -> list[TimetableEntry]:
         """The run's phases in order, those of plug-ins first."""
         pairs = zip(self.phases, self.run.lengths, strict=True)
@@ -185,7 +190,8 @@ class FedStrategy(Strategy):
         local = setting.local_in(phase, number)
         step = self._step(entry, number, server_round, local, cohort)
         for plugin in self.active(entry) if phase.trains else ():
-            local = plugin.local(replace(step, local=local), local)
+            state = run.states[state_of(plugin)]
+            local = plugin.local(replace(step, local=local, state=state), local)
         step = replace(step, local=local)
         pieces = self.owners(entry)
         extras = {

@@ -88,7 +88,7 @@ class FedDyn(Method):
 
     alpha: float = setting(0.1, open_low=0)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         workspace = setting.workspace
         return {"h": trees.zeros(trees.pick(workspace.initial, workspace.mergeable))}
 

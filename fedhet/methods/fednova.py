@@ -185,7 +185,7 @@ class FedNova(Method):
 
     tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
         mu, local = sum(factors), setting.local
         try:

@@ -82,7 +82,7 @@ class SGDM(Method):
             )
         return replace(local, momentum=self.gamma)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         d = trees.pick(setting.workspace.initial, setting.workspace.trained)
         return {"d": trees.zeros(d)} if self.momentum_state == "averaged" else {}
 

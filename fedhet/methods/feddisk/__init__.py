@@ -194,7 +194,7 @@ class FedDiskPlugin(Plugin):
         return self.ratio == "raw"
 
     # ---- server
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         """Refuse inputs outside [0, 1], and ratio=raw where it is not a simulation's.
 
         Raises:
