@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
 from fedhet.core.site import Site
@@ -107,7 +108,7 @@ class FedRODClient(Client):
             loss=Term("loss", self._balanced, {"counts": counts}),
             beside={f"{HEAD}.{name}": p for name, p in head.items()},
         )
-        return Result(y.params), {"head": head}
+        return Result(y.params), {"head": trees.map(Tensor.detach, head)}
 
     def _balanced(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
@@ -157,8 +158,8 @@ class FedROD(Method):
         return "global", "personal"
 
     def personal(self, workspace: Workspace) -> Sequence[str]:
-        """The names in the personal head. It refuses what cannot be trained, because `init` is an
-        option here.
+        """The names in the personal head. What cannot be trained is refused here, because `init`,
+        which usually does that, is an option of this method.
         """
         workspace.task.check_classes("method=fedrod")
         why = "method=fedrod balances the classes of the clients and adds a personal head"
