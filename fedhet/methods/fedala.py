@@ -93,24 +93,13 @@ class Mixing:
     """Steps of A, from which the parameters are computed.
 
     Args:
-        weights: A, changed in place; a tensor for each parameter, as all lists here.
-        local: w.
-        received: x.
+        mixed: A, which is changed in place, w and x, a tensor for each parameter.
         eta: the learning rate of A.
         params: the parameters of the model.
     """
 
-    def __init__(
-        self,
-        weights: list[Tensor],
-        local: list[Tensor],
-        received: list[Tensor],
-        eta: float,
-        params: list[Tensor],
-    ) -> None:
-        self.weights = weights
-        self.local = local
-        self.received = received
+    def __init__(self, mixed: list[list[Tensor]], eta: float, params: list[Tensor]) -> None:
+        self.weights, self.local, self.received = mixed
         self.eta = eta
         self.params = params
 
@@ -134,8 +123,9 @@ def ended(losses: list[float], threshold: float) -> bool:
 
     A loss that is not finite ends the learning, too, because it cannot settle.
     """
-    settled = len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
-    return not isfinite(losses[-1]) or settled
+    if not isfinite(losses[-1]):
+        return True
+    return len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
 
 
 def mixture(x: AnyTree, w: AnyTree, weights: AnyTree) -> AnyTree:
@@ -154,9 +144,11 @@ class FedALAClient(Client):
         return Result(y), {**learned, "w": trees.pick(y, top(site.workspace, self.options.p))}
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        # What it learns in order to be evaluated is forgotten.
-        personal = lambda: site.model(self._start(msg, state, site)[0])  # noqa: E731
-        return {**super().views(msg, state, site), "personal": personal}
+        return {
+            **super().views(msg, state, site),
+            # What it learns in order to be evaluated is forgotten.
+            "personal": lambda: site.model(self._start(msg, state, site)[0]),
+        }
 
     def _start(self, msg: Message, state: State, site: Site) -> tuple[AnyTree, State]:
         """(start_k, the state with the A_k from which it follows)."""
@@ -172,12 +164,11 @@ class FedALAClient(Client):
         options, n = self.options, len(site.own)
         epochs = options.max_epochs if weights is None else 1
         weights = weights or trees.map(torch.ones_like, w)
-        a, local, received = trees.columns(w, weights, w, x)
         drawn = torch.randperm(n, generator=site.stream("fedala.samples"))
         site.adapt(
             mixture(x, w, weights),
             list(w),
-            lambda params: Mixing(a, local, received, options.eta, params),
+            partial(Mixing, trees.columns(w, weights, w, x), options.eta),
             index=drawn[: max(1, round(n * options.s / 100))],
             epochs=epochs,
             until=partial(ended, threshold=options.threshold),

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
 from fedhet.core.setting import Setting
@@ -108,7 +109,7 @@ class FedRODClient(Client):
             loss=Term("loss", self._balanced, {"counts": counts}),
             beside={f"{HEAD}.{name}": p for name, p in head.items()},
         )
-        return Result(y.params), {"head": head}
+        return Result(y.params), {"head": trees.map(Tensor.detach, head)}
 
     def _balanced(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
@@ -158,7 +159,8 @@ class FedROD(Method):
         return "global", "personal"
 
     def personal(self, workspace: Workspace) -> Sequence[str]:
-        return [f"personal_head.{name}" for name in workspace.model.head.state_dict()]  # type: ignore[operator,union-attr]
+        head: nn.Module = workspace.model.head  # type: ignore[assignment]
+        return [f"personal_head.{name}" for name in head.state_dict()]
 
     def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedrod")
