@@ -54,6 +54,7 @@ from torch import Tensor
 
 from fedhet.core.check import setting
 from fedhet.core.kernel import Merged, Method, State, Step, Update
+from fedhet.core.messages import Recorded
 from fedhet.core.trees import Tree
 
 TIE = 1e-12  # similarities that differ by less are treated as equal
@@ -399,7 +400,7 @@ class FedSA(Method):
                 clustered = sum(len(members) for members in aggregate.clusters)
                 unclustered.append(1 - clustered / len(received))
         sizes = torch.tensor([before.numel() for before in old.values()])
-        recorded = {
+        recorded: Recorded = {
             "frac_high": sum(high) / int(sizes.sum()),
             "high": sum(high),
             "unclustered": sum(unclustered) / len(unclustered) if unclustered else 0.0,

@@ -26,18 +26,20 @@ import torch
 from harness import answer, timed
 
 from fedhet.core import trees
-from fedhet.core.messages import LocalSettings, Update
+from fedhet.core.kernel import Message, Step, Update
+from fedhet.core.messages import LocalSettings, Recorded
 from fedhet.core.server_opt import FedOpt
-from fedhet.core.setting import Setting
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
-from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
 
+LOCAL = LocalSettings(lr=0.1)
 
-def server(clients: int) -> FedSA:
-    """A strategy with ResNet-18, whose clients never train."""
+
+def first_step(clients: int) -> Step:
+    """A step with ResNet-18, whose clients never train."""
     sample = Samples(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64))
     task = Task(
         model=lambda: ResNet18(shape=(3, 32, 32), classes=10, norm="batch"),
@@ -46,24 +48,22 @@ def server(clients: int) -> FedSA:
         test=None,
         classes=10,
     )
-    return FedSA(
-        Setting(Workspace(task, device=torch.device("cpu"), seed=0), LocalSettings(lr=0.1))
-    )
+    workspace = Workspace(task, device=torch.device("cpu"), seed=0)
+    return Step(workspace=workspace, phase="train", number=1, round=1, local=LOCAL)
 
 
-def received(strategy: FedSA, clients: int) -> list[Update]:
+def received(step: Step, clients: int) -> list[Update]:
     """The updates of a round, as they are after the server's checks."""
     draw = torch.Generator().manual_seed(0)
-    old = trees.pick(strategy.workspace.initial, strategy.workspace.trained)
+    old = trees.pick(step.workspace.initial, step.workspace.trained)
     updates = []
     for pid in range(clients):
         weights = {}
         for name, t in old.items():
             weights[name] = torch.randn(t.shape, generator=draw).mul_(0.01).add_(t)
-        latents = torch.rand(512, generator=draw)
-        update = Update(pid, 1, weights, weight=1 / clients, extras={Z: latents})
-        update.change = trees.Difference(weights, old)
-        updates.append(update)
+        extras = {"z": torch.rand(512, generator=draw)}
+        change, sent = trees.Difference(weights, old), Message("train", 1, 1, pid, LOCAL, old)
+        updates.append(Update(pid, 1, 1 / clients, weights, change, extras, {}, sent))
     return updates
 
 
@@ -79,32 +79,31 @@ def copying(updates: list[Update]) -> Callable[[], None]:
     return copy
 
 
-def aggregations(strategy: FedSA, updates: list[Update]) -> dict[str, Callable[[], Any]]:
+def aggregations(step: Step, updates: list[Update]) -> dict[str, Callable[[], Any]]:
     """The pieces that read all updates; each returns its result."""
-    old = trees.pick(strategy.workspace.initial, strategy.workspace.trained)
-    fednorm = FedNormPlugin()
+    old = trees.pick(step.workspace.initial, step.workspace.trained)
     return {
         "mean": lambda: trees.mean((update.change, update.weight) for update in updates),
-        "fedsa": lambda: strategy.merge(iter(updates), old),
-        "fednorm": lambda: fednorm.incoming(iter(updates), old),
+        "fedsa": lambda: FedSA().merge(step, {}, old, iter(updates)),
+        "fednorm": lambda: FedNormPlugin().weights(step, {}, updates),
     }
 
 
 def peak(piece: str, clients: int = 20) -> dict[str, float]:
     """The most memory of one aggregation, relative to the clients' trees; in this process."""
-    strategy = server(clients)
+    step = first_step(clients)
     before = psutil.Process().memory_info().rss
-    updates = received(strategy, clients)
-    aggregations(strategy, updates)[piece]()
+    updates = received(step, clients)
+    aggregations(step, updates)[piece]()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"peak": (most - before) / sum(trees.nbytes(update.weights) for update in updates)}
 
 
-def ratios(clients: int = 20, reps: int = 5) -> dict[str, float]:
+def ratios(clients: int = 20, reps: int = 5) -> Recorded:
     """What the pieces take, relative to the mean, and the mean relative to a plain copy."""
-    strategy = server(clients)
-    updates = received(strategy, clients)
-    pieces = {"copy": copying(updates), **aggregations(strategy, updates)}
+    step = first_step(clients)
+    updates = received(step, clients)
+    pieces = {"copy": copying(updates), **aggregations(step, updates)}
     adam = FedOpt(kind="adam")
     proposed = pieces["mean"]()
     pieces["fedadam"] = lambda: adam.step(trees.zeros(proposed), proposed)
@@ -118,7 +117,7 @@ def ratios(clients: int = 20, reps: int = 5) -> dict[str, float]:
         "seconds": statistics.median(times["mean"]),
         "of_copy": ratio("mean", "copy"),
         **{name: ratio(name, "mean") for name in ("fedsa", "fednorm", "fedadam")},
-        "frac_high": strategy.recorded["frac_high"],
+        "frac_high": pieces["fedsa"]().metrics["frac_high"],
         "bytes": sum(trees.nbytes(update.weights) for update in updates),
     }
 
