@@ -78,7 +78,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.messages import Extras
+from fedhet.core.messages import Extras, Recorded
 from fedhet.core.setting import Setting
 from fedhet.core.site import Site
 from fedhet.core.task import Samples
@@ -247,7 +247,7 @@ class FedGMMPlugin(Plugin):
             "global_max": int(counts.max()),
             "counts": dict(zip(pids, counts.tolist(), strict=True)),
         }
-        recorded = {
+        recorded: Recorded = {
             "counts": counts,
             "pids": torch.tensor(pids),
             "components": components,
@@ -287,7 +287,8 @@ class FedGMMPlugin(Plugin):
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
-        lacking = partial(self._lacking, mixtures, msg.extras.get("global_max", 0))
+        largest = int(msg["global_max"]) if "global_max" in msg else 0
+        lacking = partial(self._lacking, mixtures, largest)
         counts = data.y.bincount(minlength=classes).cpu()
         missing = lacking(counts)
         total = int(missing.sum())
@@ -329,9 +330,8 @@ class FedGMMPlugin(Plugin):
         if step.workspace.noise:  # then no client sends how many
             return Merged({}, after)
         known = [update for update in updates if update.pid in state["counts"]]
-        generated = {update.pid: int(update["generated"]) for update in known}
-        recorded = {"generated": sum(generated.values())}
-        return Merged({}, {**after, "generated": generated}, recorded)
+        after["generated"] = {update.pid: int(update["generated"]) for update in known}
+        return Merged({}, after, {"generated": sum(after["generated"].values())})
 
     # ---- server
     def setup(self, setting: Setting) -> State:
