@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedhet.core.trees import AnyTree, Tree
 
 AnyPlugin = Plugin | kernel.Plugin
+BREAKS = {"scale": "plain steps", "step": "sgd steps"}  # by the terms of these kinds
 
 
 def hosted(plugin: AnyPlugin) -> Plugin:
@@ -320,7 +321,13 @@ class Hosted(Plugin):
         if not msg.trains:
             return []
         seen = self._seen(msg)
-        return self.piece.terms(seen, self._state(), self._site(seen))  # type: ignore[arg-type]
+        terms = self.piece.terms(seen, self._state(), self._site(seen))  # type: ignore[arg-type]
+        for word in (BREAKS[term.kind] for term in terms if term.kind in BREAKS):
+            if word not in self.piece.breaks:
+                raise TypeError(
+                    f"{type(self.piece).__qualname__} has to state {word!r} in `breaks`"
+                )
+        return terms
 
     def finish(self, update: messages.Update) -> None:
         msg = self.client.msg

@@ -464,7 +464,8 @@ def _add(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
 def _scale(term: Term, grads: Tree, own: Prepared) -> None:
     """Multiply by what a term of the kind "scale" gives."""
     factors = term.f({}, None, own)
-    torch._foreach_mul_(*trees.columns(factors, grads, factors))
+    if factors:
+        torch._foreach_mul_(*trees.columns(factors, grads, factors))
 
 
 def _masked(
