@@ -16,7 +16,7 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
-from fedhet.core.kernel import Method, Piece, Plugin, Step
+from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
 from fedhet.core.messages import (
     EVALUATE,
     LOST,
@@ -170,7 +170,13 @@ class FedClient(NumPyClient):
         plugins = self.plugins if msg.trains else []
         self.trainer.data = self._data(plugins)
         for plugin in plugins:
-            self.trainer.terms += plugin.terms(*self._seen(plugin))
+            terms = plugin.terms(*self._seen(plugin))
+            for word in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
+                if word not in plugin.breaks:
+                    raise TypeError(
+                        f"{type(plugin).__qualname__} has to state {word!r} in `breaks`"
+                    )
+            self.trainer.terms += terms
         prepared = now()
         piece: Piece = owner or self.method
         seen, state, site = self._seen(piece)

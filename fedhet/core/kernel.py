@@ -17,7 +17,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -246,6 +246,7 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
+BREAKS = {"scale": "plain steps", "step": "sgd steps"}  # what terms of these kinds make untrue
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +276,7 @@ class Term:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise TypeError(f"a term of the kind {self.kind!r}; choose from: {', '.join(KINDS)}")
+            raise TypeError(f"{self.kind!r} is no kind of term{_meant(self.kind, KINDS)}")
 
 
 # ---- a step on the server
@@ -402,16 +403,24 @@ class Piece(Checked):
         super().__init_subclass__()
         if base:
             cls._hooks = {"expects": Piece.expects, **_functions(cls)}
-        else:
-            check_class(cls)
+            return
+        check_class(cls)
+        for words in (cls.needs, cls.breaks):
+            if not isinstance(words, property):
+                _check_words(cls, words)
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        made = vars(cls).get("__dataclass_params__")
+        if made is None or not made.frozen:
+            raise TypeError(
+                f"{cls.__qualname__} is no dataclass that is frozen: write"
+                " @dataclass(frozen=True, kw_only=True) before it"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if unknown := sorted({*self.needs, *self.breaks} - WORDS.keys()):
-            raise TypeError(
-                f"{type(self).__name__}: {unknown[0]!r} is no word of needs or"
-                f" breaks{_meant(unknown[0], WORDS)}"
-            )
+        _check_words(type(self), {*self.needs, *self.breaks})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -440,6 +449,15 @@ class Piece(Checked):
     def overrides(self, hook: str) -> bool:
         """Whether the class has a `hook` of its own."""
         return getattr(type(self), hook) is not self._hooks[hook]
+
+
+def _check_words(cls: type, words: Iterable[str]) -> None:
+    """Refuse what is in `needs` or `breaks` and is no word."""
+    if unknown := sorted(set(words) - WORDS.keys()):
+        raise TypeError(
+            f"{cls.__qualname__}: {unknown[0]!r} is no word of needs or"
+            f" breaks{_meant(unknown[0], WORDS)}"
+        )
 
 
 def _functions(cls: type) -> dict[str, Callable[..., Any]]:

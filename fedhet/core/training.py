@@ -403,15 +403,14 @@ def joined(recorded: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
 
 def add(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
     """Add what a term of the kind "gradient" gives."""
-    added = term.f(params, None, own)
-    if added:
+    if added := term.f(params, None, own):
         torch._foreach_add_(*trees.columns(added, grads, added), alpha=term.factor)
 
 
 def scale(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
     """Multiply by what a term of the kind "scale" gives."""
-    factors = term.f(params, None, own)
-    torch._foreach_mul_(*trees.columns(factors, grads, factors))
+    if factors := term.f(params, None, own):
+        torch._foreach_mul_(*trees.columns(factors, grads, factors))
 
 
 def _named(f: Callable[..., Any] | None) -> tuple[str, str]:

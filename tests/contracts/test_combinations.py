@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from contracts.short import shortened, slow_unless
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.config import catalogue
 from fedhet.core import trees
-from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.optimizers import Optimizer
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.kernel import Message, Plugin, State, Step, Term, Update
+from fedhet.core.messages import Recorded
 from fedhet.core.phases import locate
-from fedhet.core.plugin import Plugin
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -33,48 +34,103 @@ from fedhet.stores import MemoryStore
 Federation = Callable[..., Any]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Newcomer(Plugin):
     """No method knows these plug-ins."""
 
     name = "newcomer"
 
 
-class Clips(Newcomer):
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        torch.nn.utils.get_total_norm(grads.values())
+def unchanged(params: AnyTree, batch: None, own: Tree) -> Tree:
+    return own
 
 
-class Adds(Newcomer):
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        next(iter(grads.values())).add_(1)
+def falls(params: AnyTree, batch: None, own: Tree) -> Tree:
+    return trees.map(torch.ones_like, params)
 
 
-class Wraps(Newcomer):
-    def optimizer(
-        self, inner: Optimizer, params: dict[str, nn.Parameter], own: Prepared
-    ) -> Optimizer:
-        return inner
+def square(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    return batch.logits.square().mean()
 
 
-class Penalises(Newcomer):
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return batch.logits.square().mean()
+class OwnTerm(Newcomer):
+    """It has one term, whose `own` is one for each trained parameter."""
+
+    term: ClassVar[tuple[str, Callable[..., Any]]]
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        workspace = site.workspace
+        ones = trees.map(torch.ones_like, trees.pick(workspace.initial, workspace.trained))
+        return [Term(*self.term, ones)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clips(OwnTerm):
+    breaks = {"plain steps": "it scales gradients"}
+    term = "scale", unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adds(OwnTerm):
+    breaks = {"plain steps": "no loss has this gradient"}
+    term = "gradient", falls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wraps(OwnTerm):
+    breaks = {"plain steps": "it masks steps", "sgd steps": "it masks steps"}
+    term = "step", unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrapsAlone(Wraps):
+    """What it does to the steps matters to nothing else, so that it needs some."""
+
+    needs = frozenset({"local steps"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalises(OwnTerm):
+    term = "penalty", square
+
+
+@dataclass(frozen=True, kw_only=True)
 class Weighs(Newcomer):
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        return updates
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return update.weight
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeighsAll(Newcomer):
+    def weights(
+        self, step: Step, state: State, updates: Sequence[Update]
+    ) -> tuple[list[float], Recorded]:
+        return [update.weight for update in updates], {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Refers(Newcomer):
-    needs_model = True
+    needs = frozenset({"model"})
 
-    def prepare(self, msg: Broadcast) -> None:
-        assert msg.weights or not msg.trains
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        assert msg.weights
+        return []
 
 
-class AddsATerm(Adds):
-    changes_gradients = False
+@dataclass(frozen=True, kw_only=True)
+class AddsATerm(OwnTerm):
+    term = "gradient", falls
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalesInSilence(OwnTerm):
+    term = Clips.term
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrapsInSilence(OwnTerm):
+    breaks = Clips.breaks
+    term = Wraps.term
 
 
 METHODS = catalogue.choices("method")
@@ -98,12 +154,13 @@ SAMPLES = {"client_weighting": "samples"}
         (Scaffold, OPTION_I, Wraps, None),
         (FedNova, {}, Wraps, "knows the length of SGD's steps only"),
         (FedNova, {}, Clips, None),
-        (FedSGD, {}, Wraps, "this method's clients take none"),
+        (FedSGD, {}, WrapsAlone, "this method's clients take none"),
         (FedSGD, {}, FedProxPlugin, "this method's clients take none"),
         (FedSGD, {}, Clips, None),
         (FedSA, UNIFORM, Weighs, "method.client_weighting=samples"),
         (FedSA, SAMPLES, Weighs, None),
         (FedPCL, {}, Weighs, "weights.*ignores"),
+        (FedPCL, {}, WeighsAll, "weights.*ignores"),
         (FedPCL, {}, Refers, "clients receive none"),
         (FedPCL, {}, Clips, None),
         (FedAvg, {}, Weighs, None),
@@ -126,6 +183,18 @@ def test_a_newcomer_is_refused_by_what_it_does(
         federation(toy_task(), cls, plugins=lambda: [plugin()], options=options)
     with pytest.raises(ConfigError, match=reason):
         federation(toy_task(), cls, plugins=lambda: [plugin()], options=options)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "word"), [(ScalesInSilence, "plain steps"), (WrapsInSilence, "sgd steps")]
+)
+def test_a_plugin_that_does_not_say_what_its_terms_break_is_told(
+    federation: Federation, plugin: type[Plugin], word: str
+) -> None:
+    run = federation(toy_task(), FedAvg, plugins=lambda: [plugin()])
+    match = rf"TypeError: {plugin.__name__} has to state '{word}' in `breaks`"
+    with pytest.raises(RunFailed, match=match):
+        run.step()
 
 
 def weights_after(job: Job, favoured: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import nn
 from fedhet.config import Config
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.groups import Evaluation
-from fedhet.core.messages import Broadcast
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin, Step
+from fedhet.core.messages import LocalSettings
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedala import FedALA
@@ -92,13 +92,14 @@ def test_every_evaluation_is_sent_the_settings_of_the_configuration(
     assert not offenders
 
 
+@dataclass(frozen=True, kw_only=True)
 class Slower(Plugin):
     """Schedules every local setting that a plug-in can."""
 
     name = "slower"
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        msg.local = replace(msg.local, lr=0.01 * msg.local.lr, epochs=7, batch_size=1)
+    def local(self, step: Step, local: LocalSettings) -> LocalSettings:
+        return replace(local, lr=0.01 * local.lr, epochs=7, batch_size=1)
 
 
 def test_a_plugin_schedules_training_alone(federation: Callable[..., Any]) -> None:

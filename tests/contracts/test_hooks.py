@@ -1,104 +1,156 @@
-"""Plug-ins: the order of their hooks, the settings that they may change, and what they refuse."""
+"""Plug-ins: the order of their hooks, the settings that they may change, and what they refuse.
+
+Below are the errors that an author of a piece gets where the class is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedhet.core import kernel
+from fedhet.core.check import setting
+from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import (
+    Client,
+    Merged,
+    Message,
+    Method,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras, LocalSettings
+from fedhet.core.plugin import Plugin as OldPlugin
+from fedhet.core.site import Fitted, Site
+from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
-from fedhet.methods.fedavg import FedAvg, FedAvgClient
+from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 
 Federation = Callable[..., Any]
+ANY = Any  # in the signatures of wrong hooks
 
 
-class Noting(Plugin):
-    """Notes every call of a hook and changes nothing."""
+def noting(letter: str, notes: list[str]) -> Plugin:
+    """A plug-in that notes every call of a hook and changes nothing."""
 
-    def __init__(self, name: str, notes: list[str]) -> None:
-        super().__init__()
-        self.name = name  # type: ignore[misc]
-        self.notes = notes
+    @dataclass(frozen=True, kw_only=True)
+    class Noting(Plugin):
+        name = letter
 
-    def note(self, hook: str) -> None:
-        self.notes.append(f"{hook} {self.name}")
+        def _note(self, hook: str) -> None:
+            notes.append(f"{hook} {letter}")
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        self.note("outgoing")
+        def local(self, step: Step, local: LocalSettings) -> LocalSettings:
+            self._note("local")
+            return local
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        self.note("incoming")
-        return updates
+        def broadcast(self, step: Step, state: State) -> Extras:
+            self._note("broadcast")
+            return {}
 
-    def merged(self, new: Tree, old: Tree) -> Tree:
-        self.note("merged")
-        assert all(t.dtype == torch.float64 for t in new.values())
-        return new
+        def weight(self, step: Step, state: State, update: Update) -> float:
+            self._note("weight")
+            return update.weight
 
-    def prepare(self, msg: Broadcast) -> None:
-        self.note("prepare")
+        def after(
+            self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+        ) -> Merged:
+            self._note("after")
+            assert all(t.dtype == torch.float64 for t in new.values())
+            return Merged(new, state)
 
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        self.note("losses")
-        return torch.zeros(len(batch.y))
+        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+            self._note("terms")
+            return [
+                Term("loss", self._loss),
+                Term("penalty", self._penalty),
+                Term("gradient", self._gradient),
+                Term("scale", self._scale),
+                Term("weight", self._weight),
+            ]
 
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        self.note("penalty")
-        return torch.zeros(())
+        def _loss(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+            self._note("loss")
+            return torch.zeros(len(batch.y))
 
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        self.note("gradient")
+        def _penalty(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+            self._note("penalty")
+            return torch.zeros(())
 
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        self.note("scale")
+        def _gradient(self, params: AnyTree, batch: None, own: Tree) -> Tree:
+            self._note("gradient")
+            return {}
 
-    def finish(self, update: Update) -> None:
-        self.note("finish")
+        def _scale(self, params: AnyTree, batch: None, own: Tree) -> Tree:
+            self._note("scale")
+            return {"head.bias": torch.ones(2)}
+
+        def _weight(self, params: AnyTree, batch: None, own: Tree) -> Tensor:
+            return torch.ones(12)
+
+        def finish(
+            self, msg: Message, state: State, site: Site, fitted: Fitted
+        ) -> tuple[Result, State]:
+            self._note("finish")
+            return Result(), state
+
+    return Noting()
 
 
 def test_the_order_of_hooks(federation: Federation) -> None:
     """In order on the way out, reversed on the way back; shared work is done once per step."""
     notes: list[str] = []
     run = federation(
-        toy_task(1), FedAvg, plugins=lambda: [Noting("a", notes), Noting("b", notes)], batch_size=12
+        toy_task(1), FedAvg, plugins=lambda: [noting("a", notes), noting("b", notes)], batch_size=12
     )
     run.step()
-    way_out = ["outgoing", "prepare", "losses", "penalty", "gradient", "scale"]
-    way_back = ["finish", "incoming", "merged"]
+    way_out = ["terms", "loss", "penalty", "gradient", "scale"]
+    way_back = ["finish", "weight", "after"]
+    first = [f"{hook} {name}" for name in "ab" for hook in ("local", "broadcast")]
     in_order = [f"{hook} {name}" for hook in way_out for name in "ab"]
     in_reverse = [f"{hook} {name}" for hook in way_back for name in "ba"]
-    assert notes == in_order + in_reverse
+    assert notes == first + in_order + in_reverse
 
-    notes.clear()
-    run = federation(toy_task(3), FedAvg, plugins=lambda: [Noting("a", notes)])
+
+def test_what_is_done_once_in_a_step_and_what_for_each_client(federation: Federation) -> None:
+    notes: list[str] = []
+    run = federation(toy_task(3, equal=True), FedAvg, plugins=lambda: [noting("a", notes)])
     run.step()
-    hooks = ("outgoing", "prepare", "finish", "incoming", "merged")
-    assert [notes.count(f"{hook} a") for hook in hooks] == [1, 3, 3, 1, 1]
+    counts = {hook: notes.count(f"{hook} a") for hook in ("local", "broadcast", "after")}
+    assert set(counts.values()) == {1}
+    counts = {hook: notes.count(f"{hook} a") for hook in ("terms", "finish", "weight")}
+    assert set(counts.values()) == {3}
 
 
 def test_hooks_that_change_nothing_change_no_bit(federation: Federation) -> None:
-    noted = federation(toy_task(), FedAvg, plugins=lambda: [Noting("a", [])]).run()
-    assert noted.sha256 == federation(toy_task(), FedAvg).run().sha256
+    task = toy_task(equal=True)
+    noted = federation(task, FedAvg, plugins=lambda: [noting("a", [])]).run()
+    assert noted.sha256 == federation(task, FedAvg).run().sha256
 
 
+@dataclass(frozen=True, kw_only=True)
 class Schedule(Plugin):
     """Halves the learning rate after each round."""
 
     name = "schedule"
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        msg.local = replace(msg.local, lr=msg.local.lr * 0.5 ** (msg.step - 1))
+    def local(self, step: Step, local: LocalSettings) -> LocalSettings:
+        return replace(local, lr=local.lr * 0.5 ** (step.number - 1))
 
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
@@ -116,11 +168,13 @@ def test_the_cosine_schedule(federation: Federation) -> None:
     """1, .75, .25 of the rate in three rounds, on top of the decay."""
     rates: list[float] = []
 
+    @dataclass(frozen=True, kw_only=True)
     class Watching(Plugin):
         name = "watching"
 
-        def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-            rates.append(msg.local.lr)
+        def broadcast(self, step: Step, state: State) -> Extras:
+            rates.append(step.local.lr)
+            return {}
 
     federation(
         toy_task(),
@@ -134,7 +188,7 @@ def test_the_cosine_schedule(federation: Federation) -> None:
     assert rates == pytest.approx([0.4, 0.75 * 0.2, 0.25 * 0.1])
 
 
-class Solitary(Plugin):
+class Solitary(OldPlugin):
     """Refuses a plug-in and a method."""
 
     name = "solitary"
@@ -144,7 +198,7 @@ class Solitary(Plugin):
         return {"fedprox": "it pulls", "scaffold": "it corrects"}
 
 
-class Choosy(FedAvg):
+class Choosy(FedStrategy):
     """Refuses a plug-in."""
 
     name = "choosy"
@@ -164,7 +218,7 @@ class Choosy(FedAvg):
     ],
 )
 def test_refusals(
-    federation: Federation, cls: type, plugins: Callable[[], list[Plugin]], message: str
+    federation: Federation, cls: type, plugins: Callable[[], list[Any]], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         federation(toy_task(), cls, plugins=plugins)
@@ -184,7 +238,7 @@ def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:
         match=r"Old has losses\(self, batch\), which is called as losses\(self, params, batch, own",
     ):
 
-        class Old(Plugin):
+        class Old(OldPlugin):
             def losses(self, batch: Batch) -> Tensor:  # type: ignore[override]
                 return batch.logits.new_zeros(len(batch.y))
 
@@ -192,6 +246,127 @@ def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:
         ConfigError, match=r"gradient\(self, grads\), .*gradient\(self, grads, params, own"
     ):
 
-        class OldClient(FedAvgClient):
+        class OldClient(FedClient):
             def gradient(self, grads: list[Tensor]) -> None:  # type: ignore[override]
                 grads[0].zero_()
+
+
+# ---- what is wrong is said where the class, the piece or the term is made
+BASES = {"method": Method, "derived": FedAvg, "client": Client, "plugin": Plugin}
+
+
+def made(base: Any, **members: Any) -> Any:
+    """A class of this name, as a class statement makes it."""
+    return type("Mine", (base,), members)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "meant"),
+    [
+        ("method", "broadcats", r" \(is 'broadcast' meant\?\)"),
+        ("derived", "merged", r" \(is 'merge' meant\?\)"),
+        ("client", "view", r" \(is 'views' meant\?\)"),
+        ("client", "term", r" \(is 'terms' meant\?\)"),
+        ("plugin", "expect", r" \(is 'expects' meant\?\)"),
+        ("plugin", "xyz", r"; there are after, broadcast, data, expects, .*weight, weights"),
+    ],
+)
+def test_a_misspelt_hook_is_named_with_the_nearest_one(base: str, name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook{meant}"):
+        made(BASES[base], **{name: lambda self: None})
+
+
+def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
+    """The client half of a method has no `broadcast`, and its server half no `terms`."""
+    for base, name in (("client", "broadcast"), ("method", "terms"), ("plugin", "merge")):
+        with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook"):
+            made(BASES[base], **{name: lambda self: None})
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "function", "called"),
+    [
+        ("method", "weight", lambda self, update: 1.0, "self, step, update"),
+        ("derived", "init", lambda self: {}, "self, setting"),
+        ("derived", "merge", lambda self, updates, old: {}, "self, step, state, old, updates"),
+        ("client", "train", lambda self, msg: None, "self, msg, state, site"),
+        ("client", "terms", lambda self, msg, site, state: [], "self, msg, state, site"),
+        ("plugin", "weight", lambda self, step, update: 1.0, "self, step, state, update"),
+        ("plugin", "local", lambda self, local: local, "self, step, local"),
+    ],
+)
+def test_another_signature_is_refused(
+    base: str, name: str, function: Callable[..., Any], called: str
+) -> None:
+    with pytest.raises(
+        TypeError, match=rf"Mine\.{name}\(self.*\) is called as {name}\({called}\)$"
+    ):
+        made(BASES[base], breaks={}, **{name: function})
+
+
+def test_helpers_phases_and_properties_are_no_hooks() -> None:
+    def explore(self: ANY, msg: ANY, state: ANY, site: ANY) -> ANY: ...
+
+    made(Client, _helper=lambda self: None, explore=serves(explore))
+    made(Plugin, _helper=lambda self: None, rate=property(lambda self: 1.0))
+    with pytest.raises(TypeError, match=r"Mine\.explore is no hook.*is marked by @serves"):
+        made(Client, explore=lambda self, msg, state, site: None)
+
+
+@pytest.mark.parametrize("base", [FedAvg, Plugin])
+@pytest.mark.parametrize("where", ["needs", "breaks"])
+def test_an_unknown_word_is_named_with_the_nearest_one(base: Any, where: str) -> None:
+    words = {"plain step": "it does"}
+    with pytest.raises(
+        TypeError,
+        match=r"Mine: 'plain step' is no word of needs or breaks \(is 'plain steps' meant\?\)",
+    ):
+        made(base, **{where: frozenset(words) if where == "needs" else words})
+
+
+def test_words_that_follow_from_options_are_checked_as_well() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Plugin):
+        name = "mine"
+        how: str = setting("well", allowed=("well", "badly"))
+
+        @property
+        def needs(self) -> frozenset[str]:
+            return frozenset({"modle"} if self.how == "badly" else ())
+
+    Mine()
+    with pytest.raises(TypeError, match=r"'modle' is no word .*\(is 'model' meant\?\)"):
+        Mine(how="badly")
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.how=bad is not allowed"):
+        Mine(how="bad")
+
+
+@pytest.mark.parametrize("base", [Method, FedAvg, Plugin])
+def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
+    """Else its options would be no options, and its attributes could change."""
+    makes = [lambda cls: cls]
+    if base is not FedAvg:  # dataclass itself refuses it then
+        makes.append(dataclass(kw_only=True))
+    for make in makes:
+        cls = make(made(base))
+        with pytest.raises(TypeError, match=r"Mine is no dataclass that is frozen: write @data"):
+            cls()
+    piece = dataclass(frozen=True, kw_only=True)(made(base))()
+    with pytest.raises(AttributeError, match="cannot assign to field 'rate'"):
+        piece.rate = 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        ("gradients", r" \(is 'gradient' meant\?\)"),
+        ("xyz", r"; there are gradient, loss, .*weight"),
+    ],
+)
+def test_an_unknown_kind_of_term_is_named_with_the_nearest_one(kind: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{kind}' is no kind of term{meant}"):
+        Term(kind, lambda params, batch, own: None)
+
+
+def test_the_checks_know_all_kinds() -> None:
+    assert [Term(kind, len).kind for kind in kernel.KINDS] == list(kernel.KINDS)

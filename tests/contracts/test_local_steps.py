@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,8 +16,8 @@ from fused.fusing import groups
 from fedhet.config import catalogue
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation
+from fedhet.core.kernel import Plugin, Step
 from fedhet.core.messages import Broadcast, LocalSettings
-from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
@@ -112,13 +112,14 @@ def test_fednova_with_equal_steps_is_fedavg(federation: Federation, momentum: fl
             assert nova.strategy.recorded["tau_eff"] == 5
 
 
+@dataclass(frozen=True, kw_only=True)
 class Growing(Plugin):
     """One step in the first round, two in the second, ..."""
 
     name = "growing"
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        msg.local = replace(msg.local, steps=msg.step)
+    def local(self, step: Step, local: LocalSettings) -> LocalSettings:
+        return replace(local, steps=step.number)
 
 
 def test_a_plugin_can_schedule_them(federation: Federation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,16 +13,23 @@ from contracts.three import TOLERANCE, Three
 
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Broadcast, Failure, Update
-from fedhet.core.phases import Phase
+from fedhet.core.kernel import Merged, Phase, State, Step, Update
+from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.messages import Update as Reply
 from fedhet.core.server_opt import FedAvgM
 from fedhet.core.setting import Setting
+from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 
 CLIENTS = 5
+
+
+def nothing(step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+    """A merge that changes nothing."""
+    return Merged({}, state)
 
 
 def test_three_phases(federation: Callable[..., Any]) -> None:
@@ -33,12 +41,12 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
 
     plan = run.step()
     assert [msg.pid for msg in plan] == [4, 3, 2, 1, 0]
-    assert set(strategy.far) == set(range(CLIENTS))
+    assert set(strategy.state["far"]) == set(range(CLIENTS))
     assert all(torch.equal(run.model[name], start[name]) for name in start)
     assert not strategy.due
-    assert all((far["head.bias"] > 0).all() for far in strategy.far.values())
+    assert all((far["head.bias"] > 0).all() for far in strategy.state["far"].values())
     assert strategy.current.bytes["up"] == {"three.far": CLIENTS * size}
-    assert strategy.current.bytes["down"] == {"model": CLIENTS * size, "three.pid": CLIENTS * 8}
+    assert strategy.current.bytes["down"] == {"model": CLIENTS * size, "three.step": CLIENTS * 8}
 
     # w <- w + (m - w)/2 goes through m (1 - 2^-t), m the mean of all samples, so it moves by m 2^-t
     # in step t.
@@ -48,11 +56,13 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
         msg = run.step()[0]
         assert (msg.phase, msg.step, msg.slot) == ("density", t, "density")
         assert list(msg.weights) == ["mean", "seen"]
-        torch.testing.assert_close(strategy.path[-1], m * (1 - 0.5**t), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            strategy.state["path"][-1], m * (1 - 0.5**t), rtol=1e-9, atol=1e-12
+        )
         # The largest of the replies, as for all whole numbers.
         assert int(strategy.weights["density"]["seen"]) == 4 * t
-    assert strategy.ended == [1 + steps]
-    assert torch.equal(strategy.weights["density"]["mean"], strategy.path[1])
+    assert strategy.state["ended"] == [1 + steps]
+    assert torch.equal(strategy.weights["density"]["mean"], strategy.state["path"][1])
     timetable = [(entry.name, entry.rounds) for entry in strategy.timetable]
     assert timetable == [("explore", 1), ("density", steps), ("train", 3)]
 
@@ -75,10 +85,10 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
 def test_a_phase_that_never_ends_early_ends_after_its_rounds(
     federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Three, "still", lambda self: False)
+    monkeypatch.setattr(Three, "_still", lambda self, state: False)
     strategy = federation(toy_task(CLIENTS), Three, rounds=1).run().strategy
     assert [entry.rounds for entry in strategy.timetable] == [1, 20, 1]
-    assert strategy.ended == [21]
+    assert strategy.state["ended"] == [21]
 
 
 def test_server_optimisers_act_on_the_training_only(federation: Callable[..., Any]) -> None:
@@ -128,12 +138,13 @@ def test_a_bad_density_is_reported_with_client_phase_and_step(
 
 
 def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[..., Any]) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Slotless(Three):
-        def phases(self) -> list[Phase]:
-            return [Phase("density", 1, lambda updates, old: {}, slot="")]
+        def phases(self, setting: Setting) -> list[Phase]:
+            return [Phase("density", 1, nothing, slot="")]
 
     def with_weights(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
-        return [Update(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
+        return [Reply(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
 
     run = federation(toy_task(CLIENTS), Slotless)
     place = "client 4 failed in phase 'density', step 1"
@@ -142,9 +153,10 @@ def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[...,
 
 
 def test_a_phase_that_no_object_serves_is_reported(federation: Callable[..., Any]) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Asking(FedAvg):
-        def phases(self) -> list[Phase]:
-            return [Phase("explore", 1, lambda updates, old: {})]
+        def phases(self, setting: Setting) -> list[Phase]:
+            return [Phase("explore", 1, nothing)]
 
     run = federation(toy_task(3), Asking)
     reply = run.client().handle(run.strategy.plan(1)[0])
@@ -152,11 +164,15 @@ def test_a_phase_that_no_object_serves_is_reported(federation: Callable[..., Any
     assert "phase 'explore' is not served here" in reply.cause
 
 
+@dataclass(frozen=True, kw_only=True)
 class WrongNames(FedAvg):
     """Returns a tensor that the phase does not have."""
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        return {**super().merge(updates, old), "x": torch.zeros(1)}
+    breaks = {}
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        merged = super().merge(step, state, old, updates)
+        return merged._replace(weights={**merged.weights, "x": torch.zeros(1)})
 
 
 def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) -> None:
@@ -164,14 +180,14 @@ def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) ->
         federation(toy_task(), WrongNames, rounds=1).step()
 
 
-class TooLate(FedAvg):
+class TooLate(FedStrategy):
     """Sets what its phases need after the call that reads it."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.length = 3
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> Any:
         return super().phases()[: self.length]
 
 

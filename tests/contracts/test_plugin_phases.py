@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 from contracts.three import Three
 
-from fedhet.core.messages import Broadcast, Update
-from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
+from fedhet.core.check import setting as option
+from fedhet.core.kernel import (
+    Expected,
+    Merged,
+    Message,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
+from fedhet.core.setting import Setting
+from fedhet.core.site import Fitted, Site
+from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -18,6 +34,7 @@ from fedhet.methods.fedavg import FedAvg
 CLIENTS = 5
 
 
+@dataclass(frozen=True, kw_only=True)
 class Gauge(Plugin):
     """Before the training every client sends its largest input.
 
@@ -26,53 +43,72 @@ class Gauge(Plugin):
 
     name = "gauge"
 
-    def __init__(self, rounds: int = 1) -> None:
-        super().__init__(rounds=rounds)
-        self.rounds = rounds
-        self.most = 0.0
+    rounds: int = option(1, low=1)
 
-    def phases(self) -> list[Phase]:
-        return [Phase("fit", self.rounds, self.collect, check=self.look, slot="", cohort=1.0)]
+    def init(self, setting: Setting) -> State:
+        return {"most": 0.0}
 
-    def look(self, update: Update) -> None:
-        update.scalar("gauge.most")
+    def phases(self, setting: Setting) -> list[Phase]:
+        return [Phase("fit", self.rounds, self._collect, slot="", cohort=1.0)]
 
-    def fit(self, msg: Broadcast) -> Update:
-        client = self.client
-        most = float(client.data.x.max())
-        return Update(client.pid, client.num_examples, extras={"gauge.most": most})
+    def expects(self, step: Step) -> dict[str, Expected]:
+        return {"most": Expected()} if step.phase == "fit" else {}
 
-    def collect(self, updates: Iterator[Update], old: Tree) -> Tree:
-        self.most = max(update.scalar("gauge.most") for update in updates)
-        return {}
+    @serves
+    def fit(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        return Result(extras={"most": float(site.data.x.max())}), state
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        if msg.trains:
-            msg.extras["gauge.most"] = self.most
+    def _collect(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        return Merged({}, {"most": max(update["most"] for update in updates)})
 
-    def prepare(self, msg: Broadcast) -> None:
-        if msg.trains and msg.scalar("gauge.most") != pytest.approx(1.0, abs=0.2):
-            raise ValueError(f"gauge.most is {msg.extras['gauge.most']}")
+    def broadcast(self, step: Step, state: State) -> Extras:
+        return {"most": state["most"]} if step.trains else {}
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if msg["most"] != pytest.approx(1.0, abs=0.2):
+            raise ValueError(f"most is {msg['most']}")
+        return []
 
 
+@dataclass(frozen=True, kw_only=True)
 class Witness(Plugin):
     """Notes the phases in which its hooks run."""
 
     name = "witness"
-    seen: set[str] = set()
+    seen: ClassVar[set[str]] = set()
 
-    def prepare(self, msg: Broadcast) -> None:
+    def data(self, samples: Samples, state: State) -> Samples:
+        self.seen.add("data")
+        return samples
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
         self.seen.add(msg.phase)
+        return []
 
-    def outgoing(self, msg: Broadcast, cohort: list[int]) -> None:
-        self.seen.add(f"out {msg.phase}")
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
+        self.seen.add(f"finish {msg.phase}")
+        return Result(), state
+
+    def broadcast(self, step: Step, state: State) -> Extras:
+        self.seen.add(f"out {step.phase}")
+        return {}
+
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        self.seen.add(f"after {step.phase}")
+        return Merged(new, state)
 
 
 def test_phases_of_plugins_come_first_and_run_no_other_hooks(
     federation: Callable[..., Any],
 ) -> None:
     Witness.seen.clear()
-    run = federation(toy_task(CLIENTS), Three, plugins=lambda: [Witness(), Gauge(2)], rounds=1)
+    run = federation(
+        toy_task(CLIENTS), Three, plugins=lambda: [Witness(), Gauge(rounds=2)], rounds=1
+    )
     timetable = [(entry.name, entry.rounds) for entry in run.strategy.timetable]
     assert timetable == [("gauge.fit", 2), ("explore", 1), ("density", 20), ("train", 1)]
     plan = run.step()
@@ -80,11 +116,11 @@ def test_phases_of_plugins_come_first_and_run_no_other_hooks(
     assert (plan[0].phase, plan[0].weights, plan[0].extras) == ("gauge.fit", {}, {})
     assert run.strategy.current.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
     run.run()
-    assert Witness.seen == {"train", "out train"}
+    assert Witness.seen == {"data", "train", "finish train", "out train", "after train"}
 
 
 def test_phases_before_the_training_do_not_change_it(federation: Callable[..., Any]) -> None:
     plain = federation(toy_task(), FedAvg, rounds=2).run()
-    gauged = federation(toy_task(), FedAvg, plugins=lambda: [Gauge(3)], rounds=2).run()
+    gauged = federation(toy_task(), FedAvg, plugins=lambda: [Gauge(rounds=3)], rounds=2).run()
     assert plain.sha256 == gauged.sha256
     assert gauged.round == 5

@@ -1,14 +1,15 @@
-"""The hooks of a step are functions: those of two clients can be computed as one.
+"""The terms of a step are functions: those of two clients can be computed as one.
 
-Every call of a hook in the last step of a short run is noted. What the clients' calls got is then
-stacked and given to one of the two objects, while the live model holds NaN: to losses and penalties
-under torch.func.vmap, to the hooks of gradients as it is.
+Every call of a term's function, or of a hook of the old form, in the last step of a short run is
+noted. What the clients' calls got is then stacked and given to one of the two objects, while the
+live model holds NaN: to losses and penalties under torch.func.vmap, to those of gradients as it is.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,19 +22,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedhet.config import catalogue
 from fedhet.core.functional import Frozen
+from fedhet.core.kernel import Term
 from fedhet.core.phases import locate
 from fedhet.core.plugin import Plugin, overrides
 from fedhet.core.training import Batch, LocalTraining
+from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.models import CharLSTM
 from fedhet.stores import MemoryStore
 
-TERMS = ("losses", "penalty")
-HOOKS = (*TERMS, "gradient", "scale")
-# None of these hooks is an exception. What cannot be computed for many clients at once is called
-# outside of the steps (`data` and `sample_weights`, with FedGMM's mixtures by scikit-learn and
-# FedDisk's networks) or holds the state of an optimiser (`optimizer` of SGDM, FedROD and FedLEx).
+VALUES = ("losses", "penalty", "loss")
+IN_PLACE = ("gradient", "scale")  # hooks of the old form
+HOOKS = ("losses", "penalty", *IN_PLACE)
+# None of these is an exception. What cannot be computed for many clients at once is called outside
+# of the steps (`data`, and the terms "weight" and "step", with FedGMM's mixtures by scikit-learn
+# and FedDisk's networks) or holds the state of an optimiser (`optimizer` of the old form).
+OUTSIDE = ("weight", "step")
 # Clients whose trees differ in their names are not alike: MOON's first participation has no tree.
 OPTIONS = {"fedgen": ["method.kl=1"]}  # a term that is off by default
 # A step of pooled training has one client.
@@ -42,7 +47,9 @@ CASES += [("fedavg", plugin) for plugin in catalogue.choices("plugin")]
 
 
 def parts(arg: Any) -> Any:
-    """The tensors of a batch in the order of its fields, or a tree as a dict."""
+    """The tensors of a batch in the order of its fields, or a tree as a dict; [] for no batch."""
+    if arg is None:
+        return []
     if isinstance(arg, Batch):
         return [arg.x, arg.y, arg.index, arg.features, arg.logits]
     return dict(arg)
@@ -55,14 +62,18 @@ def copied(tree: Any) -> Any:
 
 def attributes(owner: Any) -> dict[str, Any]:
     """What shows a change of an attribute, of a container in one, or of a tensor in one."""
-    return {
-        name: (id(value), [(id(t), getattr(t, "_version", 0)) for t in tree_leaves(value)])
-        for name, value in vars(owner).items()
-    }
+    return (
+        {
+            name: (id(value), [(id(t), getattr(t, "_version", 0)) for t in tree_leaves(value)])
+            for name, value in vars(owner).items()
+        }
+        if hasattr(owner, "__dict__")
+        else {}
+    )
 
 
 class Noted:
-    """The calls of the hooks of one client, by (name of the owner, hook)."""
+    """The calls of what changes the steps of one client, by (the owner or function, its kind)."""
 
     def __init__(self, client: Any) -> None:
         self.hooks: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -71,21 +82,45 @@ class Noted:
             base = Plugin if isinstance(owner, Plugin) else LocalTraining
             for hook in HOOKS:
                 if hasattr(base, hook) and overrides(owner, base, hook):
-                    self._note(owner, hook)
+                    key = getattr(owner, "name", "method"), hook
+                    setattr(owner, hook, self._noting(key, getattr(owner, hook), owner))
+        self._note_terms(client)
 
-    def _note(self, owner: Any, hook: str) -> None:
-        key = getattr(owner, "name", "method"), hook
-        function = self.hooks[key] = getattr(owner, hook)
+    def _note_terms(self, client: Any) -> None:
+        descent = client.descent
+
+        def noting(*args: Any, terms: Any = (), loss: Term | None = None, **how: Any) -> Any:
+            usual = client._terms
+            client._terms = [[*map(self._noted, some)] for some in usual]
+            own = {"terms": [*map(self._noted, terms)], "loss": loss and self._noted(loss)}
+            try:
+                return descent(*args, **own, **how)
+            finally:
+                client._terms = usual
+
+        client.descent = noting
+
+    def _noted(self, term: Term) -> Term:
+        if term.kind in OUTSIDE:
+            return term
+        key = f"{term.f.__module__}.{term.f.__qualname__}", term.kind
+        return replace(term, f=self._noting(key, term.f, getattr(term.f, "__self__", None)))
+
+    def _noting(
+        self, key: tuple[str, str], function: Callable[..., Any], owner: Any
+    ) -> Callable[..., Any]:
+        self.hooks[key] = function
 
         def noting(*args: Any) -> Any:
             given = copied([parts(arg) for arg in args])
             before = attributes(owner)
             result = function(*args)
             assert attributes(owner) == before, f"{key} has changed an attribute"
-            self.calls[key].append((given, copied(result if hook in TERMS else args[0])))
+            made = args[0] if result is None else result
+            self.calls[key].append((given, copied(made)))
             return result
 
-        setattr(owner, hook, noting)
+        return noting
 
 
 def last_step(method: str, plugin: str) -> tuple[Job, list[Noted]]:
@@ -107,12 +142,14 @@ def last_step(method: str, plugin: str) -> tuple[Job, list[Noted]]:
     return job, noted
 
 
-def at_once(hook: str, function: Callable[..., Any], args: Any) -> Any:
-    """What the hook makes of stacked arguments: its terms, or the gradients that it has changed."""
-    if hook not in TERMS:
-        function(*args)
-        return args[0]
-    return vmap(lambda params, batch, own: function(params, Batch(*batch), own))(*args)
+def at_once(kind: str, function: Callable[..., Any], args: Any, workspace: Workspace) -> Any:
+    """What it makes of stacked arguments: values, or a tree."""
+    if kind in VALUES:
+        return vmap(lambda params, batch, own: function(params, Batch(*batch, workspace), own))(
+            *args
+        )
+    result = function(*args)
+    return args[0] if result is None else result  # the gradients that it has changed
 
 
 @pytest.mark.parametrize(("method", "plugin"), CASES)
@@ -125,7 +162,7 @@ def test_the_hooks_of_two_clients_are_computed_as_one(method: str, plugin: str) 
         assert one.calls[key], f"{key} was not called"
         for pair in zip(one.calls[key], two.calls[key], strict=True):
             args, expected = tree_map(lambda *t: torch.stack(t), *pair)
-            result = at_once(key[1], function, args)
+            result = at_once(key[1], function, args, job.workspace)
             torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from fedhet.core import trees
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.groups import ReplyLimits
+from fedhet.core.kernel import Merged, State, Step, Update
+from fedhet.core.kernel import Plugin as NewPlugin
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
-from fedhet.core.messages import Update
 from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
@@ -77,35 +78,32 @@ def test_no_method_changes_the_choice_of_a_merge(methods: dict[str, Config], mer
         assert with_merge(settings, merge).cfg == expected, method
 
 
+@dataclass(frozen=True, kw_only=True)
 class Own(FedAvg):
-    """Its merge sums by itself, and does not say how."""
+    """Its merge sums by itself."""
 
     name = "own"
+    breaks = {"means": "sums of its own", "weights alone": "sums of its own"}
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        return trees.add(trees.mean((update.change, 1.0) for update in updates), old)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        return Merged(trees.add(trees.mean((u.change, 1.0) for u in updates), old), state)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Known(FedAvg):
     name = "known"
-    only_means = only_weights = True
+    breaks = {}
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        return super().merge(updates, old)
-
-
-class Derived(Known):
-    name = "derived"
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        return super().merge(updates, old)
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        return super().merge(step, state, old, updates)
 
 
-class Weighs(Plugin):
+@dataclass(frozen=True, kw_only=True)
+class Weighs(NewPlugin):
     name = "weighs"
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        return updates
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return update.weight
 
 
 class Dislikes(Plugin):
@@ -117,16 +115,26 @@ class Dislikes(Plugin):
 
 
 def test_a_merge_of_ones_own_says_that_it_takes_other_means(federation: Federation) -> None:
-    for cls in (Own, Derived):
-        for merge in (Median(), NormClip()):
-            with pytest.raises(ConfigError, match=f"method={cls.name} refuses merge={merge.name}"):
-                federation(toy_task(), cls, merge=merge)
-        federation(toy_task(), cls, merge=Krum(attackers=0))
+    for merge in (Median(), NormClip()):
+        with pytest.raises(
+            ConfigError, match=f"method=own refuses merge={merge.name}.*sums of its own"
+        ):
+            federation(toy_task(), Own, merge=merge)
+    federation(toy_task(), Own, merge=Krum(attackers=0))
     federation(toy_task(), Known, merge=Median())
 
 
+@pytest.mark.parametrize("base", [FedAvg, Known])
+def test_a_merge_that_does_not_say_what_it_takes_is_refused(base: Any) -> None:
+    with pytest.raises(TypeError, match=r"Silent overrides merge: state in `breaks` which of"):
+
+        class Silent(base):  # type: ignore[misc]
+            def merge(self, step: Any, state: Any, old: Any, updates: Any) -> Any:
+                return super().merge(step, state, old, updates)
+
+
 def test_plugins_that_do_not_fit(federation: Federation) -> None:
-    def weighs() -> list[Plugin]:
+    def weighs() -> list[NewPlugin]:
         return [Weighs()]
 
     with pytest.raises(ConfigError, match=r"merge=median: plugin 'weighs'.*weights"):

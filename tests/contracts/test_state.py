@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,20 @@ from flwr.common import RecordDict
 
 from fedhet import stores
 from fedhet.core import state
-from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Broadcast
+from fedhet.core.site import Site
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -23,31 +35,31 @@ from fedhet.methods.fedavg import FedAvg
 Launch = Callable[..., Any]
 
 
-class CountingClient(FedClient):
+class CountingClient(Client):
     """Counts its participations and sends the count. Client 1 fails in its second one."""
 
-    def train(self, msg: Broadcast) -> Update:
-        kept = self.state.get("counting.n")
-        n = (kept["n"] if kept else torch.tensor(0)) + 1
-        self.state.put("counting.n", {"n": n})
-        if n == 2 and self.pid == 1 and self.workspace.seed == 7:
-            self.workspace.seed = 8  # so that it fails once
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        n = state.get("n", torch.tensor(0)) + 1
+        if n == 2 and site.pid == 1 and site.workspace.seed == 7:
+            site.workspace.seed = 8  # so that it fails once
             raise OSError("battery")
-        update = super().train(msg)
-        update.extras["counting.n"] = int(n)
-        return update
+        return Result(site.fit(msg.weights).params, {"n": int(n)}), {"n": n}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Counting(FedAvg):
-    client_cls = CountingClient
+    name = "counting"
+    client = CountingClient
+    breaks = {}
 
-    def check(self, update: Update) -> None:
-        update.integer("counting.n")
+    def expects(self, step: Step) -> dict[str, Expected]:
+        return {"n": Expected(whole=True)}
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         everyone = list(updates)
-        self.counts = {update.pid: update.integer("counting.n") for update in everyone}
-        return super().merge(iter(everyone), old)
+        merged = super().merge(step, state, old, iter(everyone))
+        return merged._replace(state={"counts": {update.pid: update["n"] for update in everyone}})
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "context"])
@@ -71,7 +83,7 @@ def test_state_advances_only_where_the_server_accepted(
     counts = []
     for alter in (None, None, damage, damage, None, None):
         run.step(*([alter] if alter else []))
-        counts.append(dict(sorted(run.strategy.counts.items())))
+        counts.append(dict(sorted(run.strategy.state["counts"].items())))
     # Client 1 raised in its second participation, after it had counted; client 2 was left out in
     # rounds 3 and 4.
     assert counts == [

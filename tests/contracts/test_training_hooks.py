@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Update
-from fedhet.core.plugin import Plugin
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -23,55 +25,95 @@ from fedhet.methods.scaffold import Scaffold
 Federation = Callable[..., Any]
 
 
-class WeightsOfTwo(Plugin):
+def adding(kind: str, f: Callable[..., Any], **facts: Any) -> Plugin:
+    """A plug-in with one term, whose `own` are the client's samples."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Adding(Plugin):
+        name = f.__name__
+        breaks = facts
+
+        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+            return [Term(kind, f, {"x": site.data.x, "y": site.data.y})]
+
+    return Adding()
+
+
+def weights_of_two(params: AnyTree, batch: None, own: Tree) -> Tensor:
     """Every sample's loss counts twice."""
-
-    name = "weights_of_two"
-
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.full((len(data),), 2.0)
+    return torch.full((len(own["y"]),), 2.0)
 
 
-class Doubled(Plugin):
+def doubled(params: AnyTree, batch: None, own: Tree) -> Tree:
     """Every gradient is doubled."""
-
-    name = "doubled"
-
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        torch._foreach_mul_(list(grads.values()), 2.0)
+    return dict.fromkeys(toy_task().model().state_dict(), torch.tensor(2.0))
 
 
-@pytest.mark.parametrize("plugin", [WeightsOfTwo, Doubled])
-def test_twice_the_loss_is_twice_the_rate(federation: Federation, plugin: type[Plugin]) -> None:
-    """Bit for bit, as 2 is a power of two."""
-    doubled = federation(toy_task(), FedAvg, plugins=lambda: [plugin()], lr=0.1, rounds=2).run()
-    faster = federation(toy_task(), FedAvg, lr=0.2, rounds=2).run()
-    assert doubled.sha256 == faster.sha256
+def step_of_two(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """Every step is twice as long."""
+    return {name: torch.full_like(p, 2.0) for name, p in params.items()}
 
 
-class WeightsOfZero(Plugin):
+def weights_of_zero(params: AnyTree, batch: None, own: Tree) -> Tensor:
     """No sample's loss counts."""
-
-    name = "weights_of_zero"
-
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.zeros(len(data))
+    return torch.zeros(len(own["y"]))
 
 
-class Downhill(Plugin):
+def downhill(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
     """The sum of all weights as a penalty: its gradient is one everywhere."""
-
-    name = "downhill"
-
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return sum((p.sum() for p in params.values()), torch.zeros(()))
+    return sum((p.sum() for p in params.values()), torch.zeros(()))
 
 
-def test_sample_weights_multiply_losses_and_not_penalties(federation: Federation) -> None:
+def upwards(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """The gradient of `downhill`."""
+    return trees.map(torch.ones_like, params)
+
+
+def of_class_one(params: AnyTree, batch: None, own: Tree) -> Tensor:
+    """Only the samples of class 1 count."""
+    return own["y"].float()
+
+
+def looks(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    """Checks what a batch holds."""
+    assert torch.equal(own["x"][batch.index], batch.x)
+    assert torch.equal(own["y"][batch.index], batch.y)
+    assert torch.equal(batch.workspace.model.head(batch.z), batch.logits)  # type: ignore[operator]
+    return torch.zeros(len(batch.y))
+
+
+def without_class_zero(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    """Only the samples of class 1 count: the losses of class 0 are subtracted again."""
+    return (batch.y - 1) * batch.workspace.task.criterion(batch.logits, batch.y)
+
+
+TWICE = {
+    "weight": adding("weight", weights_of_two),
+    "scale": adding("scale", doubled, **{"plain steps": "it doubles the gradient"}),
+    "step": adding("step", step_of_two, **{"sgd steps": "it doubles the step"}),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_twice_the_loss_is_twice_the_rate(federation: Federation, kind: str) -> None:
+    """Bit for bit, as 2 is a power of two, but for a step, which is a difference of weights."""
+    twice = federation(toy_task(), FedAvg, plugins=lambda: [TWICE[kind]], lr=0.1, rounds=2).run()
+    faster = federation(toy_task(), FedAvg, lr=0.2, rounds=2).run()
+    assert kind == "step" or twice.sha256 == faster.sha256
+    for name, expected in faster.model.items():
+        torch.testing.assert_close(twice.model[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "term", [("penalty", downhill), ("gradient", upwards)], ids=["penalty", "gradient"]
+)
+def test_sample_weights_multiply_losses_and_not_penalties(
+    federation: Federation, term: tuple[str, Callable[..., Any]]
+) -> None:
     run = federation(
         toy_task(1),
         FedAvg,
-        plugins=lambda: [WeightsOfZero(), Downhill()],
+        plugins=lambda: [adding("weight", weights_of_zero), adding(*term)],
         lr=0.25,
         batch_size=4,
         epochs=2,
@@ -83,50 +125,28 @@ def test_sample_weights_multiply_losses_and_not_penalties(federation: Federation
         torch.testing.assert_close(run.model[name], expected, rtol=1e-6, atol=1e-6)
 
 
-class ByWeight(Plugin):
-    """Only the samples of class 1 count; also checks what a batch holds."""
-
-    name = "by_weight"
-
-    def sample_weights(self, data: Samples) -> Tensor:
-        return data.y.float()
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        data = self.client.data
-        assert torch.equal(data.x[batch.index], batch.x)
-        assert torch.equal(data.y[batch.index], batch.y)
-        assert torch.equal(self.client.workspace.model.head(batch.z), batch.logits)
-        return torch.zeros(len(batch.y))
-
-
-class ByLoss(Plugin):
-    """Only the samples of class 1 count, because the losses of class 0 are subtracted again."""
-
-    name = "by_loss"
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return (batch.y - 1) * self.client.workspace.task.criterion(batch.logits, batch.y)
-
-
 def test_sample_weights_meet_their_samples_in_every_batch(federation: Federation) -> None:
-    by_weight = federation(toy_task(), FedAvg, plugins=lambda: [ByWeight()], epochs=3).run()
-    by_loss = federation(toy_task(), FedAvg, plugins=lambda: [ByLoss()], epochs=3).run()
-    plain = federation(toy_task(), FedAvg, epochs=3).run()
+    def run(*plugins: Plugin) -> Any:
+        return federation(toy_task(), FedAvg, plugins=lambda: plugins, epochs=3).run()
+
+    by_weight = run(adding("weight", of_class_one), adding("loss", looks))
+    by_loss = run(adding("loss", without_class_zero))
     for name, expected in by_loss.model.items():
         torch.testing.assert_close(by_weight.model[name], expected, rtol=1e-5, atol=1e-6)
-    apart = (plain.model["head.bias"] - by_loss.model["head.bias"]).abs().max()
+    apart = (run().model["head.bias"] - by_loss.model["head.bias"]).abs().max()
     assert float(apart) > 0.01
 
 
+@dataclass(frozen=True, kw_only=True)
 class Doubling(Plugin):
     """Trains on every sample twice."""
 
     name = "doubling"
 
-    def data(self, raw: Samples) -> Samples:
-        # images, before normalisation
-        assert float(raw.x.min()) >= 0 and 0.5 < float(raw.x.max()) <= 1
-        return Samples(torch.cat([raw.x, raw.x]), torch.cat([raw.y, raw.y]))
+    def data(self, samples: Samples, state: State) -> Samples:
+        x, y = samples.x, samples.y
+        assert float(x.min()) >= 0 and 0.5 < float(x.max()) <= 1  # images, before normalisation
+        return Samples(torch.cat([x, x]), torch.cat([y, y]))
 
 
 def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Broadcast, Failure, Update
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Merged, Plugin, State, Step, Update
+from fedhet.core.messages import Broadcast, Failure, Recorded
+from fedhet.core.messages import Update as Reply
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -21,52 +23,61 @@ Federation = Callable[..., Any]
 SIZES = {3: 24, 2: 20, 1: 16, 0: 12}  # the toy clients' training samples, in the cohort's order
 
 
+@dataclass(frozen=True, kw_only=True)
 class Weighing(FedAvg):
     """Remembers the weights that its merge gets."""
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
+    breaks = {}
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         everyone = list(updates)
-        self.weights_seen = {update.pid: update.weight for update in everyone}
-        return super().merge(iter(everyone), old)
+        merged = super().merge(step, state, old, iter(everyone))
+        return merged._replace(state={"seen": {update.pid: update.weight for update in everyone}})
 
 
+@dataclass(frozen=True, kw_only=True)
 class WeighingAll(Weighing):
     needs_all = True
 
 
+@dataclass(frozen=True, kw_only=True)
 class Scaled(Plugin):
-    """Multiplies every weight by 8 as a generator, which reads its updates once."""
+    """Multiplies every weight by 8, one update after the other."""
 
     name = "scaled"
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        for update in updates:
-            update.weight *= 8
-            yield update
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return update.weight * 8
 
 
-class Listed(Plugin):
-    """Returns the updates as a list, and changes none."""
+@dataclass(frozen=True, kw_only=True)
+class Kept(Plugin):
+    """Keeps the updates, and changes none."""
 
-    name = "listed"
-
-    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        return list(updates)
+    name = "kept"
+    keeps_all = True
 
 
+@dataclass(frozen=True, kw_only=True)
 class Zeroing(Plugin):
     """Gives weight to client 0 only."""
 
     name = "zeroing"
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-        for update in updates:
-            update.weight = float(update.pid == 0)
-            yield update
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return float(update.pid == 0)
 
 
-class ZeroingAll(Zeroing):
-    needs_all = True
+@dataclass(frozen=True, kw_only=True)
+class ZeroingAll(Plugin):
+    """Does it with all updates at once."""
+
+    name = "zeroing_all"
+
+    def weights(
+        self, step: Step, state: State, updates: Sequence[Update]
+    ) -> tuple[list[float], Recorded]:
+        return [float(update.pid == 0) for update in updates], {}
 
 
 @pytest.mark.parametrize("plugin", [Zeroing, ZeroingAll])
@@ -75,7 +86,7 @@ def test_aggregation_reads_the_weight_and_never_the_number_of_samples(
 ) -> None:
     """Neither for parameters nor for buffers."""
     run = federation(toy_task(norm=True), FedAvg, plugins=lambda: [plugin()])
-    heard: dict[int, Update] = {}
+    heard: dict[int, Reply] = {}
 
     def listen(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         heard.update({reply.pid: reply for reply in replies})
@@ -90,15 +101,15 @@ def test_aggregation_reads_the_weight_and_never_the_number_of_samples(
         assert torch.equal(tensor, expected)
 
 
-@pytest.mark.parametrize("plugins", [[], [Scaled], [Listed]], ids=["none", "generator", "list"])
+@pytest.mark.parametrize("plugins", [[], [Scaled], [Kept]], ids=["none", "scaled", "kept"])
 def test_needs_all_gives_weights_that_sum_to_one(
     federation: Federation, plugins: list[type[Plugin]]
 ) -> None:
-    """Whatever a plug-in's `incoming` returns."""
+    """Whatever a plug-in does with them."""
     run = federation(toy_task(), WeighingAll, plugins=lambda: [plugin() for plugin in plugins])
     run.step()
     expected = {pid: pytest.approx(n / 72, rel=1e-15) for pid, n in SIZES.items()}
-    assert run.strategy.weights_seen == expected
+    assert run.strategy.state["seen"] == expected
 
 
 def test_needs_all_leaves_failed_clients_out_of_the_sum(federation: Federation) -> None:
@@ -109,16 +120,16 @@ def test_needs_all_leaves_failed_clients_out_of_the_sum(federation: Federation) 
 
     run.step(without_2)
     expected = {pid: pytest.approx(n / 52, rel=1e-15) for pid, n in SIZES.items() if pid != 2}
-    assert run.strategy.weights_seen == expected
+    assert run.strategy.state["seen"] == expected
 
 
-@pytest.mark.parametrize(("plugin", "factor"), [(Scaled, 8), (Listed, 1)])
+@pytest.mark.parametrize(("plugin", "factor"), [(Scaled, 8), (Kept, 1)])
 def test_without_needs_all_weights_stay_relative(
     federation: Federation, plugin: type[Plugin], factor: int
 ) -> None:
-    """A list is no request for normalised weights."""
+    """To keep all updates is no request for normalised weights."""
     run = federation(toy_task(), Weighing, plugins=lambda: [plugin()]).run()
-    assert run.strategy.weights_seen == {pid: factor * n for pid, n in SIZES.items()}
+    assert run.strategy.state["seen"] == {pid: factor * n for pid, n in SIZES.items()}
     assert run.sha256 == federation(toy_task(), Weighing).run().sha256
 
 
@@ -126,7 +137,7 @@ def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federati
     """After every plug-in, also after those that come later and scale them."""
     run = federation(toy_task(), Weighing, plugins=lambda: [Scaled(), ZeroingAll()])
     run.step()
-    assert run.strategy.weights_seen == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
+    assert run.strategy.state["seen"] == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
 
 
 @pytest.mark.parametrize("all_at_once", [True, False])
@@ -136,16 +147,24 @@ def test_weights_without_a_positive_finite_sum(
 ) -> None:
     """They end the run, and the model is as it was."""
 
+    @dataclass(frozen=True, kw_only=True)
     class Spoiling(Plugin):
         name = "spoiling"
-        needs_all = all_at_once
 
-        def incoming(self, updates: Iterator[Update], old: Tree) -> Iterator[Update]:
-            for update in updates:
-                update.weight = weight
-                yield update
+        def weight(self, step: Step, state: State, update: Update) -> float:
+            return weight
 
-    run = federation(toy_task(), FedAvg, plugins=lambda: [Spoiling()])
+    @dataclass(frozen=True, kw_only=True)
+    class SpoilingAll(Plugin):
+        name = "spoiling"
+
+        def weights(
+            self, step: Step, state: State, updates: Sequence[Update]
+        ) -> tuple[list[float], Recorded]:
+            return [weight] * len(updates), {}
+
+    spoiling = SpoilingAll() if all_at_once else Spoiling()
+    run = federation(toy_task(), FedAvg, plugins=lambda: [spoiling])
     before = run.sha256
     with pytest.raises((RunFailed, ValueError), match="weight"):
         run.step()
@@ -162,16 +181,19 @@ def test_fedgen_mixes_the_clients_heads_by_normalised_weights(federation: Federa
     assert scaled.sha256 == plain.sha256
 
 
+@dataclass(frozen=True, kw_only=True)
 class Halving(Plugin):
     """Goes half of the way that the merge proposes."""
 
     name = "halving"
 
-    def merged(self, new: Tree, old: Tree) -> Tree:
-        return trees.map(lambda t: t / 2, trees.add(new, old))
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        return Merged(trees.map(lambda t: t / 2, trees.add(new, old)), state)
 
 
-def test_merged_comes_after_the_merge(federation: Federation) -> None:
+def test_after_comes_after_the_merge(federation: Federation) -> None:
     half = federation(toy_task(), FedAvg, plugins=lambda: [Halving()])
     full = federation(toy_task(), FedAvg)
     start = trees.map(torch.clone, full.model)

@@ -1,106 +1,107 @@
-"""A strategy with three kinds of phases, and plug-ins with phases, for the tests of phases.
+"""A method with three kinds of phases, for the tests of phases.
 
 `explore`: every client sends how far one epoch takes each weight; the model stays. `density`: a
-second slot moves half way to the mean of the data until it no longer moves; afterwards an earlier
-value is restored. `train`: gradients are masked.
+second slot moves half way to the mean of the data until it no longer moves; its last step puts an
+earlier value back. `train`: gradients are masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Phase,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 
 TOLERANCE = 0.02
+STEPS = 20  # of `density` at most
 
 
-class ThreeClient(FedClient):
-    def explore(self, msg: Broadcast) -> Update:
-        assert msg.extras["three.pid"] == self.pid
-        self.train_model(self.workspace.load(self.start(msg)), self.data, epochs=1)
-        change = trees.Difference(self.workspace.read(self.workspace.trained), msg.weights)
-        far = trees.map(lambda d: d.square().float(), change)
-        return Update(self.pid, self.num_examples, extras={"three.far": far})
+def mask(params: AnyTree, batch: None, own: Tree) -> Tree:
+    return own
 
-    def density(self, msg: Broadcast) -> Update:
+
+class ThreeClient(Client):
+    @serves
+    def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        assert msg["step"] == msg.step
+        fitted = site.fit(msg.weights, epochs=1)
+        change = trees.Difference(trees.pick(fitted.params, site.workspace.trained), msg.weights)
+        return Result(extras={"far": trees.map(lambda d: d.square().float(), change)}), state
+
+    @serves
+    def density(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         mean = msg.weights["mean"]
         moved = {
-            "mean": mean + (self.data.x.double().mean(0) - mean) / 2,
-            "seen": msg.weights["seen"] + self.pid,
+            "mean": mean + (site.data.x.double().mean(0) - mean) / 2,
+            "seen": msg.weights["seen"] + site.pid,
         }
-        return Update(self.pid, self.num_examples, moved)
+        return Result(moved), state
 
-    def prepare(self, msg: Broadcast) -> Tree:
-        return msg.tree("three.mask")
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if own:
-            torch._foreach_mul_(*trees.columns(grads, grads, own))
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [Term("scale", mask, msg["mask"])]
 
 
-class Three(FedStrategy):
+@dataclass(frozen=True, kw_only=True)
+class Three(Method):
+    """Its state: "far", by client; "path", the values of the slot's mean; "ended", the rounds after
+    which `density` ended."""
+
     name = "three"
-    client_cls = ThreeClient
+    client = ThreeClient
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.far: dict[int, Tree] = {}
-        self.path: list[Tensor] = []  # the values of the slot's mean
-        self.ended: list[int] = []  # the rounds after which `density` ended
+    def init(self, setting: Setting) -> State:
+        return {"far": {}, "path": [], "ended": []}
 
-    def slots(self) -> dict[str, Tree]:
+    def slots(self, setting: Setting) -> dict[str, Tree]:
         return {"density": {"mean": torch.zeros(4, dtype=torch.float64), "seen": torch.tensor(0)}}
 
-    def look(self, update: Update) -> None:
-        update.tree("three.far", self.workspace.initial)
+    def phases(self, setting: Setting) -> list[Phase]:
+        explore = Phase("explore", 1, self._remember, cohort=1.0, uploads=False)
+        density = Phase("density", STEPS, self._walk, slot="density", cohort=1.0, until=self._still)
+        return [explore, density, *super().phases(setting)]
 
-    def phases(self) -> list[Phase]:
-        explore = Phase("explore", 1, self.remember, check=self.look, cohort=1.0, uploads=False)
-        density = Phase(
-            "density",
-            20,
-            self.walk,
-            slot="density",
-            cohort=1.0,
-            until=self.still,
-            after=self.restore,
-        )
-        return [explore, density, *super().phases()]
-
-    def client_extras(self, phase: Phase, pid: int) -> Extras:
-        return {"three.pid": pid} if phase.name == "explore" else {}
-
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        if phase.name != "train":
+    def broadcast(self, step: Step, state: State) -> Extras:
+        if step.phase == "explore":
+            return {"step": step.number}
+        if step.phase != "train":
             return {}
-        mean = trees.mean((far, 1.0) for far in self.far.values())
-        return {"three.mask": trees.map(lambda d: (d > d.median()).float(), mean)}
+        mean = trees.mean((far, 1.0) for far in state["far"].values())
+        return {"mask": trees.map(lambda d: (d > d.median()).float(), mean)}
 
-    def remember(self, updates: Iterator[Update], old: Tree) -> Tree:
-        self.far = {
-            update.pid: update.tree("three.far", self.workspace.initial) for update in updates
-        }
-        return {}
+    def expects(self, step: Step) -> dict[str, Expected]:
+        return {"far": Expected(like=step.workspace.initial)} if step.phase == "explore" else {}
 
-    def walk(self, updates: Iterator[Update], old: Tree) -> Tree:
-        new = self.merge(updates, old)
-        self.path.append(new["mean"])
-        return new
+    def _remember(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        return Merged({}, {**state, "far": {update.pid: update["far"] for update in updates}})
 
-    def still(self) -> bool:
-        if len(self.path) < 2:
-            return False
-        return float((self.path[-1] - self.path[-2]).abs().max()) < TOLERANCE
+    def _walk(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        merged = self.merge(step, state, old, updates)
+        state = {**state, "path": [*state["path"], merged.weights["mean"]]}
+        if not self._still(state) and step.number < STEPS:
+            return merged._replace(state=state)
+        state["ended"] = [*state["ended"], step.round]
+        return Merged({"mean": state["path"][1]}, state)
 
-    def restore(self) -> None:
-        self.ended.append(self.current.round)
-        self.weights["density"] = {**self.weights["density"], "mean": self.path[1]}
+    def _still(self, state: State) -> bool:
+        path = state["path"]
+        return len(path) > 1 and float((path[-1] - path[-2]).abs().max()) < TOLERANCE
