@@ -22,9 +22,8 @@ from fedhet.core import trees
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.messages import Broadcast, LocalSettings, Message, Update
-from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
 from fedhet.core.setting import Setting
 from fedhet.core.state import ClientState
 from fedhet.core.strategy import FedStrategy

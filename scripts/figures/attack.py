@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from fedhet.core import check, trees
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Update
-from fedhet.core.plugin import Plugin
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
 

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fedhet.core.client import FedClient
 from fedhet.core.groups import Evaluation, Speed
+from fedhet.core.kernel import Plugin
 from fedhet.core.loop import Loop
 from fedhet.core.messages import LocalSettings
-from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy

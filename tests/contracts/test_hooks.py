@@ -30,8 +30,8 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
+from fedhet.core.kernel import Plugin as OldPlugin
 from fedhet.core.messages import Extras, LocalSettings
-from fedhet.core.plugin import Plugin as OldPlugin
 from fedhet.core.site import Fitted, Site
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch

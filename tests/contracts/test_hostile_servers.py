@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from contracts.hostile import Federation, Header
+from fedhet.core.hosted import hosted
 
 from fedhet import stores
 from fedhet.core.client import FedClient, serves
 from fedhet.core.errors import Rejected
-from fedhet.core.hosted import hosted
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
-from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedlex import FedLExPlugin

@@ -45,7 +45,7 @@ class Gauge(Plugin):
 
     rounds: int = option(1, low=1)
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         return {"most": 0.0}
 
     def phases(self, setting: Setting) -> list[Phase]:

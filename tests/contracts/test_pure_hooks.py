@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedhet.config import catalogue
 from fedhet.core.functional import Frozen
-from fedhet.core.kernel import Term
+from fedhet.core.kernel import Plugin, Term, overrides
 from fedhet.core.phases import locate
-from fedhet.core.plugin import Plugin, overrides
 from fedhet.core.training import Batch, LocalTraining
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task

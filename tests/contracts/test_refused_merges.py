@@ -17,10 +17,9 @@ from fedhet.core import trees
 from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.kernel import Merged, State, Step, Update
+from fedhet.core.kernel import Merged, Plugin, State, Step, Update
 from fedhet.core.kernel import Plugin as NewPlugin
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
-from fedhet.core.plugin import Plugin
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

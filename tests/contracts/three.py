@@ -69,7 +69,7 @@ class Three(Method):
     name = "three"
     client = ThreeClient
 
-    def init(self, setting: Setting) -> State:
+    def setup(self, setting: Setting) -> State:
         return {"far": {}, "path": [], "ended": []}
 
     def slots(self, setting: Setting) -> dict[str, Tree]:

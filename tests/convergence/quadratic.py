@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedhet import config
 from fedhet.config.validation import validate
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.engines import local
 from fedhet.job import Job

@@ -11,8 +11,8 @@ from composing import composed
 from data.image_data import save_image
 from torch import nn
 
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast, LocalSettings, Update
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.core.workspace import Workspace

@@ -9,7 +9,7 @@ import pytest
 from methods.by_hand import case
 from methods.fedgmm_task import LR, PSI, REG, task
 
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.task import Task
 from fedhet.methods.fedgmm import FedGMM, FedGMMPlugin
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core.client import FedClient
+from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import Task
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared, Tree

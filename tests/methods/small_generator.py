@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedhet.methods.fedgen.generator import Generator, NoiseSource
 from torch import Tensor
 
 from fedhet.core import streams
-from fedhet.methods.fedgen.generator import Generator, NoiseSource
 
 SMALL = {"noise_dim": 3, "hidden": 6, "server_steps": 3, "server_batch_size": 8}
 SERVER = -1  # in place of a client's number

@@ -29,7 +29,7 @@ from methods.readouts import arrays, client_state, step_and_replies
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

@@ -12,9 +12,8 @@ from methods.plugs import Spy
 
 from fedhet.core import phases
 from fedhet.core.client import FedClient
+from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.phases import Phase
-from fedhet.core.plugin import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

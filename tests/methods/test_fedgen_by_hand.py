@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedhet.methods.fedgen.generator import NoiseSource
 from methods.by_hand import (
     DATA,
     EPOCHS,
@@ -28,7 +29,6 @@ from methods.small_generator import SMALL, source
 
 from fedhet.core.task import ClientData, Samples
 from fedhet.methods.fedgen import FedGen
-from fedhet.methods.fedgen.generator import NoiseSource
 
 __all__ = ["case"]
 

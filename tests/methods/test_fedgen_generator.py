@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedhet.methods.fedgen.generator import Generator, NoiseSource
 from methods.plugs import Fixed
 from methods.readouts import step_and_replies
 from methods.small_generator import SERVER, SMALL, source
@@ -19,7 +20,6 @@ from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods import fedgen
 from fedhet.methods.fedgen import FedGen, diversity
-from fedhet.methods.fedgen.generator import Generator, NoiseSource
 
 V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights of five clients
 

@@ -13,8 +13,8 @@ from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast
-from fedhet.core.plugin import Plugin
 from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

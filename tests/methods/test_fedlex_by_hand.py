@@ -12,7 +12,7 @@ import torch
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Net, Weights, each, gradient, mean, same, task
 from torch import nn
 
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.methods.fedlex import FedLEx, FedLExPlugin
 from fedhet.methods.fedprox import FedProxPlugin
 

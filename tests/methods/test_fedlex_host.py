@@ -12,8 +12,8 @@ from convergence.quadratic import quadratic
 from methods.test_draws import batches
 from torch import Tensor, nn
 
+from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.plugin import Plugin
 from fedhet.core.server_opt import FedAvgM, FedOpt
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedhet.core.client import UNSHARED
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.task import Samples
 from fedhet.core.training import Batch, only
 from fedhet.core.trees import AnyTree, Prepared, Tree

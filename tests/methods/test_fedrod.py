@@ -18,7 +18,7 @@ from torch import nn
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

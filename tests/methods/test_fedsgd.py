@@ -17,7 +17,7 @@ from methods.plugs import Fixed, Half, Spy
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.task import Samples
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared

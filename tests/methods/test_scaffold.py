@@ -31,7 +31,7 @@ from methods.by_hand import (
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.data.toy import toy_task
 from fedhet.methods import scaffold
 from fedhet.methods.fedavg import FedAvg

@@ -28,7 +28,7 @@ from methods.plugs import Half
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task

@@ -13,7 +13,7 @@ import fedhet
 from fedhet.cli import main
 from fedhet.config import catalogue, compose
 from fedhet.config.targets import find_target
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.testing import Federation, check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")

@@ -12,7 +12,7 @@ from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
 CODE = """
 import torch
 from fedhet.core.client import FedClient
-from fedhet.core.plugin import Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.strategy import FedStrategy
 
 class Greedy(FedClient):

@@ -24,8 +24,8 @@ import torch
 
 from fedhet.core import check, trees
 from fedhet.core.client import FedClient
+from fedhet.core.kernel import Phase
 from fedhet.core.messages import Broadcast, Extras, Update
-from fedhet.core.phases import Phase
 from fedhet.core.setting import Setting
 from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import AnyTree, Prepared, Tree
