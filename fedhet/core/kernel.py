@@ -405,7 +405,8 @@ class Piece(Checked):
             cls._hooks = {"expects": Piece.expects, **_functions(cls)}
             return
         check_class(cls)
-        for words in (cls.needs, cls.breaks):
+        stated: tuple[Any, ...] = cls.needs, cls.breaks
+        for words in stated:
             if not isinstance(words, property):
                 _check_words(cls, words)
 

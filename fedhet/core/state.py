@@ -19,7 +19,7 @@ from fedhet.core.trees import Tree, nbytes
 UNSHARED = "client.kept"  # what a client keeps: tensors that are trained here and never shared
 
 
-def state_sizes(nbytes_of: dict[int, int]) -> dict[str, int]:
+def state_sizes(nbytes_of: Mapping[int, int]) -> dict[str, int]:
     """What clients remember between rounds: how many do, the bytes of all, the largest."""
     return {
         "clients": len(nbytes_of),
