@@ -99,7 +99,7 @@ def test_a_missing_reply_does_not_let_an_attacker_in(federation: Federation) -> 
     merge = Krum(attackers=3, keep=8)
     run = federation(toy_task(10), FedAvg, merge=merge, on_failure="skip")
     run.step(attack)
-    assert sorted(run.strategy.all_recorded()["krum"]["left_out"].tolist()) == [0, 1]
+    assert sorted(run.strategy.current.recorded["krum"]["left_out"].tolist()) == [0, 1]
 
 
 def test_counters_are_bounded(federation: Federation) -> None:

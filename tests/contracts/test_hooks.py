@@ -229,7 +229,7 @@ def test_a_plugin_that_records_under_the_old_name_is_refused(federation: Federat
     run.strategy.plugins[0].report = {"pulls": 1.0}  # type: ignore[attr-defined]
     run.step()
     with pytest.raises(ConfigError, match=r"solitary assigns self\.report, which is"):
-        run.strategy.all_recorded()
+        run.strategy.current.recorded
 
 
 def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:

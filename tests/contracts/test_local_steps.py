@@ -109,7 +109,7 @@ def test_fednova_with_equal_steps_is_fedavg(federation: Federation, momentum: fl
         nova, fedavg = (federation(toy_task(), cls, **settings).run() for cls in (FedNova, FedAvg))
         assert (nova.sha256 == fedavg.sha256) == equal
         if equal and not momentum:
-            assert nova.strategy.recorded["tau_eff"] == 5
+            assert nova.strategy.current.recorded["fednova"]["tau_eff"] == 5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def test_krum_takes_the_nearest(federation: Federation) -> None:
     kept = (0, 2, 3, 5, 6)
     mean = sum(sizes[pid] * VALUES[pid] for pid in kept) / sum(sizes[pid] for pid in kept)
     assert moved(run) == pytest.approx(mean, abs=1e-6)
-    recorded = run.strategy.all_recorded()["krum"]
+    recorded = run.strategy.current.recorded["krum"]
     assert sorted(recorded["left_out"].tolist()) == [1, 4] and recorded["kept"] == 5
     assert not run.strategy.current.failures and run.strategy.current.accepted == 5
     one = after_a_step(federation, merge=Krum(attackers=2, keep=1), alter=sending(VALUES))
@@ -75,7 +75,7 @@ def test_krum_sees_buffers(federation: Federation) -> None:
         return replies
 
     run = after_a_step(federation, merge=Krum(attackers=1), alter=poison, norm=True)
-    assert run.strategy.all_recorded()["krum"]["left_out"].tolist() == [4]
+    assert run.strategy.current.recorded["krum"]["left_out"].tolist() == [4]
 
 
 def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Federation) -> None:

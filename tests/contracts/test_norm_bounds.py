@@ -24,7 +24,7 @@ def test_clipped_to_the_median(federation: Federation, norm: bool) -> None:
     mean = sum(sizes[pid] * bounded[pid] for pid in bounded) / sum(sizes)
     for name in ["head.bias", *(["body.1.running_mean"] if norm else [])]:
         assert moved(run, name) == pytest.approx(mean, abs=1e-5)
-    assert run.strategy.all_recorded()["norm_clip"]["clipped_pids"].tolist() == [1, 4, 6]
+    assert run.strategy.current.recorded["norm_clip"]["clipped_pids"].tolist() == [1, 4, 6]
 
 
 def test_clipped_to_a_fixed_norm(federation: Federation) -> None:

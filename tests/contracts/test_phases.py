@@ -41,10 +41,10 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
 
     plan = run.step()
     assert [msg.pid for msg in plan] == [4, 3, 2, 1, 0]
-    assert set(strategy.state["far"]) == set(range(CLIENTS))
+    assert set(strategy.run.states["method"]["far"]) == set(range(CLIENTS))
     assert all(torch.equal(run.model[name], start[name]) for name in start)
     assert not strategy.due
-    assert all((far["head.bias"] > 0).all() for far in strategy.state["far"].values())
+    assert all((far["head.bias"] > 0).all() for far in strategy.run.states["method"]["far"].values())
     assert strategy.current.bytes["up"] == {"three.far": CLIENTS * size}
     assert strategy.current.bytes["down"] == {"model": CLIENTS * size, "three.step": CLIENTS * 8}
 
@@ -57,12 +57,12 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
         assert (msg.phase, msg.step, msg.slot) == ("density", t, "density")
         assert list(msg.weights) == ["mean", "seen"]
         torch.testing.assert_close(
-            strategy.state["path"][-1], m * (1 - 0.5**t), rtol=1e-9, atol=1e-12
+            strategy.run.states["method"]["path"][-1], m * (1 - 0.5**t), rtol=1e-9, atol=1e-12
         )
         # The largest of the replies, as for all whole numbers.
         assert int(strategy.weights["density"]["seen"]) == 4 * t
-    assert strategy.state["ended"] == [1 + steps]
-    assert torch.equal(strategy.weights["density"]["mean"], strategy.state["path"][1])
+    assert strategy.run.states["method"]["ended"] == [1 + steps]
+    assert torch.equal(strategy.weights["density"]["mean"], strategy.run.states["method"]["path"][1])
     timetable = [(entry.name, entry.rounds) for entry in strategy.timetable]
     assert timetable == [("explore", 1), ("density", steps), ("train", 3)]
 
@@ -88,7 +88,7 @@ def test_a_phase_that_never_ends_early_ends_after_its_rounds(
     monkeypatch.setattr(Three, "_still", lambda self, state: False)
     strategy = federation(toy_task(CLIENTS), Three, rounds=1).run().strategy
     assert [entry.rounds for entry in strategy.timetable] == [1, 20, 1]
-    assert strategy.state["ended"] == [21]
+    assert strategy.run.states["method"]["ended"] == [21]
 
 
 def test_server_optimisers_act_on_the_training_only(federation: Callable[..., Any]) -> None:

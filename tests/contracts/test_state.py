@@ -83,7 +83,7 @@ def test_state_advances_only_where_the_server_accepted(
     counts = []
     for alter in (None, None, damage, damage, None, None):
         run.step(*([alter] if alter else []))
-        counts.append(dict(sorted(run.strategy.state["counts"].items())))
+        counts.append(dict(sorted(run.strategy.run.states["method"]["counts"].items())))
     # Client 1 raised in its second participation, after it had counted; client 2 was left out in
     # rounds 3 and 4.
     assert counts == [

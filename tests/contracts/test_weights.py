@@ -109,7 +109,7 @@ def test_needs_all_gives_weights_that_sum_to_one(
     run = federation(toy_task(), WeighingAll, plugins=lambda: [plugin() for plugin in plugins])
     run.step()
     expected = {pid: pytest.approx(n / 72, rel=1e-15) for pid, n in SIZES.items()}
-    assert run.strategy.state["seen"] == expected
+    assert run.strategy.run.states["method"]["seen"] == expected
 
 
 def test_needs_all_leaves_failed_clients_out_of_the_sum(federation: Federation) -> None:
@@ -120,7 +120,7 @@ def test_needs_all_leaves_failed_clients_out_of_the_sum(federation: Federation) 
 
     run.step(without_2)
     expected = {pid: pytest.approx(n / 52, rel=1e-15) for pid, n in SIZES.items() if pid != 2}
-    assert run.strategy.state["seen"] == expected
+    assert run.strategy.run.states["method"]["seen"] == expected
 
 
 @pytest.mark.parametrize(("plugin", "factor"), [(Scaled, 8), (Kept, 1)])
@@ -129,7 +129,7 @@ def test_without_needs_all_weights_stay_relative(
 ) -> None:
     """To keep all updates is no request for normalised weights."""
     run = federation(toy_task(), Weighing, plugins=lambda: [plugin()]).run()
-    assert run.strategy.state["seen"] == {pid: factor * n for pid, n in SIZES.items()}
+    assert run.strategy.run.states["method"]["seen"] == {pid: factor * n for pid, n in SIZES.items()}
     assert run.sha256 == federation(toy_task(), Weighing).run().sha256
 
 
@@ -137,7 +137,7 @@ def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federati
     """After every plug-in, also after those that come later and scale them."""
     run = federation(toy_task(), Weighing, plugins=lambda: [Scaled(), ZeroingAll()])
     run.step()
-    assert run.strategy.state["seen"] == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
+    assert run.strategy.run.states["method"]["seen"] == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
 
 
 @pytest.mark.parametrize("all_at_once", [True, False])

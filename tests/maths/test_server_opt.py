@@ -21,9 +21,10 @@ def deltas(rounds: int = 5) -> Tensor:
 
 def walk(optimizer: ServerOptimizer, moves: Tensor) -> list[Tensor]:
     """The server's value after each round, in which clients propose to move by `moves[t]`."""
-    out, x = [], X
+    out, x, state = [], X, {}
     for move in moves:
-        x = optimizer.step({"x": x}, {"x": x + move})["x"]
+        new, state = optimizer.step(state, {"x": x}, {"x": x + move})
+        x = new["x"]
         out.append(x)
     return out
 
@@ -68,9 +69,9 @@ def test_yogi_moves_v_by_a_bounded_amount_towards_the_square() -> None:
     """v changes by exactly (1 - b2) delta^2: up if it is below delta^2, down if it is above."""
     optimizer = FedOpt(kind="yogi", beta2=0.9, v0=0.25)
     move = torch.tensor([1.0, 0.5, 0.1], dtype=torch.float64)  # above, equal, below v
-    optimizer.step({"x": X}, {"x": X + move})
+    _, state = optimizer.step({}, {"x": X}, {"x": X + move})
     expected = 0.25 + 0.1 * torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64) * move**2
-    torch.testing.assert_close(optimizer.v["x"], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(state["v"]["x"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_first_step_is_bounded() -> None:
@@ -79,7 +80,7 @@ def test_the_first_step_is_bounded() -> None:
     This holds however large the pseudo-gradient is.
     """
     optimizer = FedOpt(kind="adam", lr=0.1)
-    moved = optimizer.step({"x": X}, {"x": X + 1e6 * deltas(1)[0]})["x"] - X
+    moved = optimizer.step({}, {"x": X}, {"x": X + 1e6 * deltas(1)[0]})[0]["x"] - X
     bound = 0.1 * 0.1 / math.sqrt(0.01)
     assert float(moved.abs().max()) <= bound
     assert float(moved.abs().min()) == pytest.approx(bound, rel=1e-5)

@@ -100,7 +100,7 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
         for _ in range(2):
             replies = [ditto.client().handle(msg) for msg in evaluation_messages(ditto.strategy)]
         assert ditto.sha256 == fedavg.sha256
-        assert ditto.strategy.all_recorded().keys() == fedavg.strategy.all_recorded().keys()
+        assert ditto.strategy.current.recorded.keys() == fedavg.strategy.current.recorded.keys()
         for reply, msg in zip(replies, evaluation_messages(fedavg.strategy), strict=True):
             if buffers == "local":  # no global model; "personal" is v_k here and w there
                 break

@@ -52,12 +52,12 @@ def test_the_best_made_is_restored(federation: Make) -> None:
         run.step()
         if run.strategy.current.entry.name != "feddisk.density":
             break
-        losses.append(run.strategy.plugins[0].recorded["val_loss"])
+        losses.append(run.strategy.current.recorded["feddisk"]["val_loss"])
     done = len(losses)
     best = int(np.argmin(losses))
     assert 0 < best == done - 1 - 2
     assert done < 30
-    assert phases(run)["feddisk.density"] == done == run.strategy.plugins[0].recorded["E1"]
+    assert phases(run)["feddisk.density"] == done == run.strategy.current.recorded["feddisk"]["E1"]
     restored = run.strategy.weights["density"]
     assert all(torch.equal(t, received[best][name]) for name, t in restored.items())
     assert losses[best] == pytest.approx(held_out_loss(run, received[best]), rel=1e-12)

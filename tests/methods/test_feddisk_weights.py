@@ -49,7 +49,7 @@ def test_small_clients_keep_weights_of_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=21, clf_max_epochs=50))
     for _ in range(4):
         run.step()
-    assert run.strategy.plugins[0].recorded["unweighted"] == 3
+    assert run.strategy.current.recorded["feddisk"]["unweighted"] == 3
     ones = [bool((kept(run, pid) == 1).all()) for pid in range(4)]
     assert ones == [True, True, True, False]
 
@@ -80,7 +80,7 @@ def test_effective_sample_sizes_are_recorded_and_low_ones_are_reported(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run.step()
     assert run.strategy.current.entry.name == "feddisk.weigh"
-    recorded = run.strategy.plugins[0].recorded
+    recorded = run.strategy.current.recorded["feddisk"]
     expected = [
         densities.effective_size(kept(run, int(pid)).double()) / 62 for pid in recorded["pids"]
     ]

@@ -33,7 +33,7 @@ def test_missing_and_thin_mixtures_are_reported_once(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run = fedgmm()
         run.step()
-        recorded = run.strategy.all_recorded()["fedgmm"]
+        recorded = run.strategy.current.recorded["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
     privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples"
@@ -195,7 +195,7 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
         fedgmm(options={"max_payload_mb": 200e-6}).step()
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
-    megabytes = run.strategy.all_recorded()["fedgmm"]["megabytes"]
+    megabytes = run.strategy.current.recorded["fedgmm"]["megabytes"]
     assert run.strategy.current.bytes["up"][MIXTURES] == 220 == 1e6 * megabytes
 
 

@@ -206,7 +206,7 @@ def test_an_exploration_has_the_rate_that_it_is_given(federation: Make) -> None:
         return made
 
     one, other, same = run(0.1, lr_exp=0.3), run(0.3), run(0.1, lr_exp=0.1)
-    explored = [made.strategy.plugins[0].state["deviations"] for made in (one, other)]
+    explored = [made.strategy.run.states["plugin.fedlex"]["deviations"] for made in (one, other)]
     assert explored[0].keys() == explored[1].keys()
     for pid, d in explored[0].items():
         assert all(torch.equal(t, explored[1][pid][name]) for name, t in d.items())

@@ -80,14 +80,14 @@ def test_messages_and_report(federation: Make) -> None:
     explorers = {msg.pid for msg in run.step()}
     assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
     assert run.strategy.current.metrics["steps"] > 0
-    assert run.strategy.all_recorded() == {}
+    assert run.strategy.current.recorded == {}
     assert run.strategy.versions == {}
     used = explorers
     for step in range(1, 5):
         plan = run.step()
         guidance = plan[0].extras[G]
         cohort = {msg.pid for msg in plan}
-        recorded = run.strategy.all_recorded()["fedlex"]
+        recorded = run.strategy.current.recorded["fedlex"]
         assert run.strategy.current.bytes == {
             "down": {"model": 2 * model, G: 2 * mask},
             "up": {"model": 2 * model},

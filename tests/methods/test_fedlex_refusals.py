@@ -67,7 +67,7 @@ def test_a_bad_deviation(federation: Make) -> None:
             (failed,) = run.strategy.current.failures
             assert (failed.pid, failed.phase) == (2, "fedlex.explore")
             run.step()
-            assert run.strategy.all_recorded()["fedlex"]["pids"].tolist() == [3, 1, 0]
+            assert run.strategy.current.recorded["fedlex"]["pids"].tolist() == [3, 1, 0]
 
 
 def test_a_diverged_exploration_names_its_client(federation: Make) -> None:

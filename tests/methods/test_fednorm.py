@@ -54,7 +54,7 @@ def test_by_hand(case: Callable[..., Case], z_when: str, temperature: float) -> 
         weights = [factor * n for factor, n in zip(factors, sizes, strict=True)]
         assert max(weights) / sum(weights) != pytest.approx(max(sizes) / sum(sizes), rel=1e-3)
         same(new, mean(local, weights))
-        recorded = running.run.strategy.all_recorded()["fednorm"]
+        recorded = running.run.strategy.current.recorded["fednorm"]
         np.testing.assert_allclose(recorded["similarity"], s, rtol=1e-10)
         np.testing.assert_allclose(recorded["factors"], factors, rtol=1e-10)
         np.testing.assert_allclose(

@@ -239,7 +239,7 @@ def test_the_unclustered_share(federation: Launch) -> None:
     """
     run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
     run.step()
-    assert run.strategy.recorded["unclustered"] == pytest.approx(0.6)
+    assert run.strategy.current.recorded["fedsa"]["unclustered"] == pytest.approx(0.6)
 
 
 def test_what_is_recorded(launch: Launch) -> None:

@@ -143,7 +143,7 @@ def test_latents(federation: Make) -> None:
     assert {pid: len(reply.extras[Z]) for pid, reply in updates.items()} == {0: 3, 1: 3, 2: 0, 3: 3}
     at_13 = replies_of(fednorm(federation, few(), 13))  # client 1 has 13 samples
     assert [len(reply.extras[Z]) for reply in at_13.values()] == [3, 3, 0, 3]
-    recorded = run.strategy.all_recorded()["fednorm"]
+    recorded = run.strategy.current.recorded["fednorm"]
     assert recorded["withheld"] == 1 and sorted(recorded["pids"].tolist()) == [0, 1, 3]
     assert "withheld" not in report_of_all(federation)
 
@@ -162,7 +162,7 @@ def test_latents(federation: Make) -> None:
 def report_of_all(federation: Make) -> dict[str, Any]:
     run = fednorm(federation, few(), 0)
     run.run()
-    return dict(run.strategy.all_recorded()["fednorm"])
+    return dict(run.strategy.current.recorded["fednorm"])
 
 
 def test_where_all_latents_are_withheld_it_is_the_host(federation: Make) -> None:
