@@ -56,8 +56,9 @@ class SGDMClient(Client):
 
     @serves
     def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        w = site.fit(msg.weights, momentum=msg.extras.get("d"))
-        return Result(w.params, {"d": w.momentum} if "d" in msg else {}), state
+        averaged = "d" in msg
+        w = site.fit(msg.weights, momentum=msg["d"] if averaged else None)
+        return Result(w.params, {"d": w.momentum} if averaged else {}), state
 
 
 @dataclass(frozen=True, kw_only=True)

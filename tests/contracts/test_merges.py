@@ -11,7 +11,7 @@ import torch
 from contracts.short import slow
 from contracts.steps import VALUES, Federation, after_a_step, moved, scaling, sending
 
-from fedhet.core import trees
+from fedhet.core import kernel, trees
 from fedhet.core.evaluation import global_scores
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.messages import Broadcast, Update
@@ -112,7 +112,7 @@ def test_generous_limits_are_the_mean_bit_for_bit(
 @pytest.mark.parametrize("cls", [FedAvg, SGDM, FedSGD])
 def test_nothing_trimmed_is_the_mean_without_weights(federation: Federation, cls: type) -> None:
     class Uniform(cls):  # type: ignore[misc, valid-type]
-        def base_weight(self, update: Update) -> float:
+        def weight(self, step: kernel.Step, update: kernel.Update) -> float:
             return 1.0
 
     trimmed = after_a_step(federation, cls, merge=TrimmedMean(share=0.0))

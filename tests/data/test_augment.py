@@ -19,8 +19,9 @@ from fedhet.core.workspace import Workspace
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import PADDING, CropFlip, Normalize, augmentation
 from fedhet.methods.fedavg import FedAvgClient
+from fedhet.methods.fedsgd import FedSGD
 from fedhet.stores import MemoryStore
-from fedhet.testing import run_quietly
+from fedhet.testing import Federation, run_quietly
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)
 RANDOM = torch.Generator().manual_seed(0)
@@ -258,12 +259,8 @@ def test_fedgmms_samples_are_augmented_too(tmp_path: Path) -> None:
 
 
 def test_fedsgd_augments_its_full_gradient() -> None:
-    from fedhet.methods.fedsgd import CHUNK, FedSGDClient
-
     seen: list[torch.Tensor] = []
-    place = workspace(seen)
-    msg = message(place, LocalSettings(0.1, 1, 4), {}, **{CHUNK: 4})
-    reply = FedSGDClient(place, [], MemoryStore()).handle(msg)
-    assert isinstance(reply, Update), reply
-    numbers = torch.cat([batch[:, 0, 0, 0] for batch in seen])
-    assert sorted(numbers.tolist()) == list(range(10))
+    Federation(task(seen), FedSGD, options={"chunk": 4}, batch_size=4).step()
+    assert [len(batch) for batch in seen] == [4, 4, 2] * 3
+    numbers = torch.cat([batch[:, 0, 0, 0] for batch in seen]).view(3, 10)
+    assert all(sorted(of.tolist()) == list(range(10)) for of in numbers)

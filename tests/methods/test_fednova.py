@@ -238,6 +238,14 @@ def test_bad_steps_name_client_and_extra(federation: Federation) -> None:
             federation(toy_task(), FedNova).step(claiming(steps, 2))
 
 
+def test_a_whole_number_may_come_as_a_float(federation: Federation) -> None:
+    how = {"local": {"momentum": 0.9}, "batch_size": 99, "epochs": 3}
+    honest, other = (federation(toy_task(), FedNova, **how) for _ in range(2))
+    honest.step()
+    other.step(claiming(3.0))
+    assert honest.sha256 == other.sha256
+
+
 def test_what_has_no_normaliser_is_refused(federation: Federation) -> None:
     cases = [
         ({"local": {"optimizer": "adam"}}, "client.optimizer=adam.*SGD"),
