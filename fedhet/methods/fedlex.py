@@ -257,7 +257,9 @@ class FedLExPlugin(Plugin):
         if step.trains:
             return {}
         initial = trees.pick(step.workspace.initial, step.workspace.mergeable)
-        like = trees.map(lambda t: torch.empty(t.shape, device="meta"), initial)
+        like = trees.map(
+            lambda t: torch.empty(t.shape, dtype=torch.float32, device="meta"), initial
+        )
         return {"D": Expected(like=like, low=0)}
 
     def _keep(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:

@@ -370,23 +370,18 @@ class FedSA(Method):
 
     @property
     def breaks(self) -> dict[str, str]:
-        words = {"means": "means of clusters of clients"}
-        if self.client_weighting == "uniform":
-            words["used weights"] = "its means are uniform"
-        return words
+        uniform = {"used weights": "its means are uniform"}
+        ignored = uniform if self.client_weighting == "uniform" else {}
+        return {"means": "means of clusters of clients", **ignored}
 
     def weight(self, step: Step, update: Update) -> float:
         return float(update.n) if self.client_weighting == "samples" else 1.0
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         received = list(updates)
-        weights = None
-        if self.client_weighting == "samples":
-            weights = torch.tensor(
-                [update.weight for update in received],
-                dtype=torch.float64,
-                device=step.workspace.device,
-            )
+        given = torch.tensor([update.weight for update in received], dtype=torch.float64)
+        by_samples = self.client_weighting == "samples"
+        weights = given.to(step.workspace.device) if by_samples else None
         new: Tree = {}
         high: list[int] = []  # the number of high entries of each tensor
         unclustered: list[float] = []  # the share of clients in no cluster, where there are any
