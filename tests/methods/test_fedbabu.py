@@ -187,7 +187,7 @@ def test_no_packed_message_has_the_head(federation: Federation) -> None:
 
 
 def test_both_accuracies_are_recorded_and_engines_agree(launch: Callable[..., Any]) -> None:
-    """Workers read the settings of fine-tuning from the message.
+    """Workers fine-tune with the options of the run.
 
     Without evaluation the weights are the same.
     """
