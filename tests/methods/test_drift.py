@@ -25,7 +25,7 @@ SENT = {
 
 
 def measured(new: dict[str, torch.Tensor], sample: int = 0) -> dict[str, Any]:
-    local = LocalSettings()
+    local = LocalSettings(lr=0.1)
     workspace: Any = SimpleNamespace(seed=3)
     step = Step(workspace=workspace, phase="train", number=1, round=1, local=local)
     updates = [
