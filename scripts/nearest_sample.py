@@ -45,14 +45,12 @@ from fedhet.job import Job
 from fedhet.maths import feddisk
 from fedhet.methods.feddisk.client import DensityClient
 from fedhet.methods.feddisk.server import SLOT
-from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.methods.fednorm import Z
-from fedhet.methods.fedpcl import PROTOTYPES
 from fedhet.privacy.account import Account
 from fedhet.process import pinned_threads
 from fedhet.stores import MemoryStore
 
+COUNTS, PROTOTYPES, Z = "fedgen.counts", "fedpcl.prototypes", "fednorm.z"
 TOLERANCE = 1e-3
 
 

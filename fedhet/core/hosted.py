@@ -468,4 +468,4 @@ def repair(owner: str, expected: Mapping[str, Expected], update: messages.Update
                 value = value.clamp(what.low, what.high)
             else:
                 value = float(torch.tensor(value).clamp(what.low, what.high))
-        update.extras[key] = what.repair(value) if what.repair else value
+        update.extras[key] = what.repair(value, update) if what.repair else value

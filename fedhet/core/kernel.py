@@ -132,15 +132,14 @@ class Expected:
         low: the least value of each entry; None for any.
         high: the largest; None for any.
         whole: whether it is of whole numbers.
-        counts: of the numbers of the client's samples by class the least that it sends: `shape` is
-            (classes,), and fedhet.core.counts.suppressed makes them; None for other values.
         exactly: client -> the only number that is believed; None where it cannot be known.
-        check: (value, client) -> None, raises ValueError where the value is bad all the same.
+        check: (value, update) -> None, raises ValueError where the value is bad all the same. In
+            the update are the extras before it, under their names in messages.
         statistic: whether it is a statistic of the client's samples, which a client with fewer than
             privacy.min_count withholds.
         public: whether it reveals no more of the data than their number, so that it needs no noise;
             or the names of the tensors of which that is true.
-        repair: makes of a noised value one that the checks accept, after `low` and `high`.
+        repair: (noised value, update) -> one that the checks accept, after `low` and `high`.
     """
 
     like: AnyTree | None = None
@@ -148,12 +147,11 @@ class Expected:
     low: float | None = None
     high: float | None = None
     whole: bool = False
-    counts: int | None = None
     exactly: Callable[[int], int | None] | None = None
-    check: Callable[[Any, int], None] | None = None
+    check: Callable[[Any, messages.Update], object] | None = None
     statistic: bool = False
     public: bool | Sequence[str] = False
-    repair: Callable[[Any], Any] | None = None
+    repair: Callable[[Any, messages.Update], Any] | None = None
 
     def read(self, name: str, update: messages.Update) -> Any:
         """The value of the extra `name`, after all checks; None where it is withheld.
@@ -172,7 +170,7 @@ class Expected:
             value = self._tensor(name, update)
         self._bounds(name, value)
         if self.check:
-            self.check(value, update.pid)
+            self.check(value, update)
         return value
 
     def _number(self, name: str, update: messages.Update) -> float:
@@ -186,8 +184,6 @@ class Expected:
 
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
-        if self.counts is not None:
-            return update.counts(name, update.num_examples, *self.shape, least=self.counts)
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
         fits = value.ndim == len(self.shape) and all(
             m in (-1, n) for m, n in zip(self.shape, value.shape, strict=True)
