@@ -43,7 +43,6 @@ from fedhet.core.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
 from fedhet.methods.feddisk import SLOT, densities
-from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
 from fedhet.privacy.account import Account
 from fedhet.process import pinned_threads
