@@ -62,7 +62,7 @@ def release(client: FedClient, update: Update) -> None:
     if content.releases > msg.integer(RELEASES):
         raise ValueError(
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
-            f" for {msg.integer(RELEASES)}: set `releases` of the method or plug-in"
+            f" for {msg.integer(RELEASES)}: `expects` has to name each"
         )
     spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable

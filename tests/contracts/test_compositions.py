@@ -25,6 +25,7 @@ from fedhet.cli import compatibility
 from fedhet.config import Config, catalogue
 from fedhet.config.targets import find_target
 from fedhet.core import trees
+from fedhet.core.bound import half_of
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
@@ -163,7 +164,7 @@ def test_a_method_is_named_as_its_file_or_defined_by_a_server_optimiser(
         plugins = [plugin.name for plugin in Job(settings, toy_task()).plugins()]
         if not (
             (cls.name == name or settings.choices["server_opt"] == name)
-            and cls.client_cls is not None
+            and half_of(cls) is not None
             and plugins == list(settings.plugins)
         ):
             offenders.append(name)

@@ -23,7 +23,7 @@ from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fedgmm.client import COUNTS as SAMPLES
 from fedhet.methods.fedgmm.client import GENERATED, PER_COMPONENT
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.methods.fednorm import FedNormPlugin, Z, contribution
+from fedhet.methods.fednorm import FedNormPlugin, contribution
 from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
 from fedhet.methods.fedproto import FedProto
 
@@ -142,16 +142,21 @@ def test_latents(federation: Make) -> None:
     """Who withholds its latent keeps its weight; the others' weights are theirs among them."""
     run = fednorm(federation, few(), LEAST)
     updates = replies_of(run)
-    assert {pid: len(reply.extras[Z]) for pid, reply in updates.items()} == {0: 3, 1: 3, 2: 0, 3: 3}
+    assert {pid: len(reply.extras["fednorm.z"]) for pid, reply in updates.items()} == {
+        0: 3,
+        1: 3,
+        2: 0,
+        3: 3,
+    }
     at_13 = replies_of(fednorm(federation, few(), 13))  # client 1 has 13 samples
-    assert [len(reply.extras[Z]) for reply in at_13.values()] == [3, 3, 0, 3]
+    assert [len(reply.extras["fednorm.z"]) for reply in at_13.values()] == [3, 3, 0, 3]
     recorded = run.strategy.all_recorded()["fednorm"]
     assert recorded["withheld"] == 1 and sorted(recorded["pids"].tolist()) == [0, 1, 3]
     assert "withheld" not in report_of_all(federation)
 
     sizes = {pid: float(sum(COUNTS[pid])) for pid in updates}
     compared = [0, 1, 3]
-    z = torch.stack([updates[pid].extras[Z] for pid in compared])
+    z = torch.stack([updates[pid].extras["fednorm.z"] for pid in compared])
     nu = torch.tensor([sizes[pid] for pid in compared], dtype=torch.float64)
     shares = contribution(z, nu, 0.5).weights * float(nu.sum())
     weights = dict(zip(compared, shares.tolist(), strict=True)) | {2: sizes[2]}
