@@ -93,6 +93,21 @@ def device_of(run: RunSettings) -> torch.device:
     return torch.device("cpu")
 
 
+def method_class(config: Config) -> type[Method]:
+    """The class of the run's method.
+
+    Raises:
+        ConfigError: it is none of a method.
+    """
+    cls = find_target(config.cfg.method)
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise ConfigError(
+            f"method._target_={config.cfg.method._target_}: it is no fedhet.core.kernel.Method;"
+            " docs/upgrading.md says what has become of the FedStrategy of fedhet 0.2"
+        )
+    return cls
+
+
 def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Workspace:
     """What the clients of this process share."""
     run = config.run
@@ -101,7 +116,7 @@ def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Workspac
         device=device_of(run),
         seed=run.seed,
         buffers=run.buffers,
-        scope=find_target(config.cfg.method).scope,
+        scope=method_class(config).scope,
         simulated=engine != "flwr",
         noise=allowed_here(run.noise),
         release=account.release,

@@ -93,3 +93,12 @@ def test_a_class_without_a_name_of_its_own_is_not_fedavg(
     monkeypatch.setenv("FEDHET_TRUST", "nameless")
     settings = compose(["method=fedavg", "method._target_=nameless.Nameless"])
     assert settings.choices["method"] == "Nameless"
+
+
+def test_a_class_that_is_no_method_is_refused(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (site / "of_02.py").write_text(
+        "from fedhet.core.strategy import FedStrategy\nclass Old(FedStrategy): ...\n"
+    )
+    monkeypatch.setenv("FEDHET_TRUST", "of_02")
+    with pytest.raises(fedhet.ConfigError, match=r"of_02\.Old: it is no .*Method; .*upgrading"):
+        fedhet.run(["method=fedavg", "method._target_=of_02.Old"], task=toy_task())
