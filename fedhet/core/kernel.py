@@ -295,6 +295,7 @@ class Step:
         slots: further weights that the server keeps, by slot.
         state: what the server keeps for the owner; {} on a client.
         mean: (pairs of a tree and its weight) -> their average, in float64: the run's `merge`.
+        average: makes an object with `add(tree, weight)` and `mean()`, the same one by one.
         steps: client -> the number of local steps that it takes; None where it is not known.
         sent: the message of the step, without a client; None before it is made.
     """
