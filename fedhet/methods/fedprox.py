@@ -52,13 +52,6 @@ def away(params: AnyTree, batch: None, x: AnyTree) -> Tree:
     return dict(zip(x, torch._foreach_sub(w, anchors), strict=True))
 
 
-def add_proximal(
-    grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float
-) -> None:
-    """Add the gradient of the proximal term in place: g <- g + mu (w - x) (eq. 2)."""
-    torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FedProxPlugin(Plugin):
     """Adds the gradient of the proximal term to every local gradient."""
