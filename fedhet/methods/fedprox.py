@@ -26,11 +26,9 @@ Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.00
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import setting
