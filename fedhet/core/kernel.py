@@ -245,7 +245,7 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
-BREAKS = {"scale": "plain steps", "step": "sgd steps"}  # what terms of these kinds make untrue
+SCALING = ("scale", "step")  # terms of these kinds make untrue that steps are plain
 
 
 @dataclass(frozen=True, eq=False)
