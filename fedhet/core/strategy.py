@@ -192,7 +192,7 @@ class FedStrategy(Strategy):
         for plugin in self.active(entry) if phase.trains else ():
             state = run.states[state_of(plugin)]
             local = plugin.local(replace(step, local=local, state=state), local)
-        step = replace(step, local=local)
+        step = replace(step, local=local, steps=partial(self._local_steps, local))
         pieces = self.owners(entry)
         extras = {
             self.key(piece): piece.broadcast(step, run.states[self.key(piece)]) for piece in pieces
