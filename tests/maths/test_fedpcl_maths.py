@@ -7,7 +7,7 @@ import torch
 from maths.cases import named_case
 from torch.nn import functional
 
-from fedhet.maths import fedpcl as maths
+from fedhet.methods import fedpcl as maths
 
 KNOWN = torch.tensor([True, True, False, True])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedhet.core.hosted import message_of
 from maths.cases import named_case
 from methods.small_generator import SMALL
 from safetensors.torch import load_file
@@ -16,9 +17,13 @@ from torch import Tensor, nn
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.merging import NormClip
 from fedhet.core.messages import Broadcast, Update
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
+from fedhet.methods import fedgen
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedgen import COUNTS, GENERATOR, FedGen
+from fedhet.methods.fedgen import FedGen
+
+GENERATOR, COUNTS = "fedgen.generator", "fedgen.counts"
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -58,22 +63,34 @@ def test_the_generator_is_recorded_and_workers_agree(
     assert up[COUNTS] == 2 * 4 * 16
 
 
-def test_clients_are_trained_eagerly(federation: Callable[..., Any]) -> None:
-    run = federation(toy_task(), FedGen, options=SMALL)
+@pytest.mark.parametrize("options", [{}, {"lam": 0.0, "kl": 1.0}])
+def test_steps_with_its_terms_are_not_compiled(
+    federation: Callable[..., Any], options: dict[str, float]
+) -> None:
+    run = federation(toy_task(), FedGen, options={**SMALL, **options}, rounds=2)
+    run.step()
+    run.workspace.speed = replace(run.workspace.speed, compile=True)
     client = run.client()
-    client.activate([])
-    assert client._compiled(run.workspace.parameters, hooks=True) is None
+    client.receive(run.strategy.plan(2)[0])
+    client.begin()
+    msg = message_of("fedgen", client.msg, client.complete(client.msg))
+    terms = client.half.terms(msg, {}, Site(client, msg))
+    model = run.workspace.load(msg.weights)
+    assert [term.kind for term in terms] == ["loss" if options else "penalty"]
+    assert client.descent(model, client.data, terms=terms).quick is None
+    assert client.descent(model, client.data).quick is not None
 
 
 def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> None:
+    sums = r".*2 whole numbers .*at least 1.*the sum 12"
     cases = [
-        None,
-        torch.tensor([12.0, 0.0]),
-        torch.tensor([12]),
-        torch.tensor([13, -1]),
-        torch.tensor([6, 7]),
+        (None, "whole numbers are expected"),
+        (torch.tensor([12.0, 0.0]), "whole numbers are expected"),
+        (torch.tensor([12]), r"the shape \(1,\); expected: \(2,\)"),
+        (torch.tensor([13, -1]), sums),
+        (torch.tensor([6, 7]), sums),
     ]
-    for counts in cases:
+    for counts, reason in cases:
         with named_case(counts):
 
             def falsify(
@@ -82,8 +99,7 @@ def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> N
                 replies[-1].extras[COUNTS] = counts
                 return replies
 
-            message = r"client 0 .*fedgen.counts.*2 whole numbers .*at least 1.*the sum 12"
-            with pytest.raises(RunFailed, match=message):
+            with pytest.raises(RunFailed, match=rf"client 0 .*fedgen.counts.*{reason}"):
                 federation(toy_task(), FedGen, options=SMALL).step(alter=falsify)
 
 
@@ -133,17 +149,17 @@ def test_norm_clip_shortens_the_heads_too(
 ) -> None:
     """Those against which the generator is trained, and not only the mean of the weights."""
     heads: list[Tensor] = []
-    stacked = FedGen._stacked
+    stacked = fedgen.stacked
 
-    def look(self: FedGen, updates: list[Update], name: str) -> Tensor:
-        heads.append(stacked(self, updates, name))
+    def look(*args: Any) -> Tensor:
+        heads.append(stacked(*args))
         return heads[-1]
 
     def alter(plan: list[Broadcast], replies: list[Update]) -> list[Update]:
         replies[1].weights = {name: t + 1e3 for name, t in replies[1].weights.items()}
         return replies
 
-    monkeypatch.setattr(FedGen, "_stacked", look)
+    monkeypatch.setattr(fedgen, "stacked", look)
     run = federation(toy_task(4), FedGen, merge=NormClip(norm=1e-2), options=SMALL)
     run.step(alter)
     assert len(heads) == 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedhet.methods.fedgen.generator import NoiseSource
 from methods.by_hand import (
     DATA,
     EPOCHS,
@@ -28,7 +27,7 @@ from methods.readouts import arrays, copied
 from methods.small_generator import SMALL, source
 
 from fedhet.core.task import ClientData, Samples
-from fedhet.methods.fedgen import FedGen
+from fedhet.methods.fedgen import FedGen, NoiseSource
 
 __all__ = ["case"]
 
@@ -93,7 +92,9 @@ def test_round_by_hand(case: Callable[..., Case]) -> None:
             draws = None
             if step > 1:
                 law = torch.from_numpy(sum(counts.values())).float()  # type: ignore[arg-type]
-                draws = source(running.run, strategy._generator, step, k, law=law, noise="uniform")
+                draws = source(
+                    running.run, strategy.weights["generator"], step, k, law=law, noise="uniform"
+                )
             expected.append(trained(x, k, g, draws, 0.8 * 0.5 ** (step - 1)))
         same(aggregated, mean(expected, [SIZES[k] for k in cohort]))
         counts |= {k: np.bincount(DATA[k][1], minlength=2) for k in cohort}
@@ -115,7 +116,7 @@ def test_the_divergence_term_by_hand(federation: Callable[..., Any]) -> None:
     x = copied(run.model)
     g = copied(run.strategy.weights["generator"])
     run.step()
-    draws = source(run, run.strategy._generator, 2, 0, law=torch.ones(2))
+    draws = source(run, run.strategy.weights["generator"], 2, 0, law=torch.ones(2))
     p = head(x, latents(x, inputs))
     target = head(x, generated(g, draws.noise(1).numpy(), y))
     error = p - np.eye(2)[y] + 0.7 * (p - target)

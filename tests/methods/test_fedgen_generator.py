@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedhet.methods.fedgen.generator import Generator, NoiseSource
 from methods.plugs import Fixed
 from methods.readouts import step_and_replies
 from methods.small_generator import SERVER, SMALL, source
@@ -17,9 +16,17 @@ from torch import Tensor, nn
 
 from fedhet.core import streams
 from fedhet.core.task import ClientData, Samples, Task
+from fedhet.core.trees import AnyTree
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods import fedgen
-from fedhet.methods.fedgen import FedGen, diversity
+from fedhet.methods.fedgen import (
+    PARAMETERS,
+    FedGen,
+    NoiseSource,
+    diversity,
+    generate,
+    new_generator,
+)
 
 V = (0.1, 0.4, 0.2, 0.2, 0.1)  # aggregation weights of five clients
 
@@ -38,8 +45,7 @@ def test_the_first_step_of_the_generator(
         toy_task(5), FedGen, options=options, plugins=lambda: [Fixed(V)], lr=0.5, epochs=3
     )
     before = {name: t.clone() for name, t in run.strategy.weights["generator"].items()}
-    generator = Generator(3, 2, 6, 3)
-    generator.load_state_dict(before)
+    generator = {name: t.clone().requires_grad_(name in PARAMETERS) for name, t in before.items()}
     _, replies = step_and_replies(run)
     heads = {}
     counts = {}
@@ -54,7 +60,7 @@ def test_the_first_step_of_the_generator(
     draws = source(run, generator, 1, SERVER, law=total.float())
     y = draws.labels(8)
     noise = draws.noise(8)
-    z = generator(noise, y)
+    z = generate(generator, noise, y, training=True)
 
     def share(k: int, c: int) -> float:
         return float(counts[k][c] / total[c]) if shares == "labels" else V[k]
@@ -67,7 +73,8 @@ def test_the_first_step_of_the_generator(
     (cross_entropy + eta * diversity(z, noise)).backward()
     after = run.strategy.weights["generator"]
     checked = 0
-    for name, p in generator.named_parameters():
+    for name in PARAMETERS:
+        p = generator[name]
         clear = p.grad.abs() > 1e-4
         checked += int(clear.sum())
         moved = (after[name] - before[name])[clear]
@@ -81,12 +88,15 @@ def test_every_parameter_of_the_generator_has_a_gradient() -> None:
     """Batch norm subtracts the mean, so a bias before it would have none."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        generator = Generator(3, 2, 6, 4)
+        generator = new_generator(3, 2, 6, 4)
+        parameters = {name: generator[name].requires_grad_() for name in PARAMETERS}
         y = torch.arange(2).repeat(8)
-        logits = nn.Linear(4, 2)(generator(torch.randn(16, 3), y))
+        logits = nn.Linear(4, 2)(generate(generator, torch.randn(16, 3), y, training=True))
     nn.functional.cross_entropy(logits, y).backward()
-    largest = {name: float(p.grad.abs().max()) for name, p in generator.named_parameters()}
+    largest = {name: float(p.grad.abs().max()) for name, p in parameters.items()}
     assert min(largest.values()) > 1e-4, largest
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}  # all the rest is trained
+    assert set(generator) - set(parameters) == {f"layers.1.{name}" for name in statistics}
 
 
 class ThreeClasses(ToyModel):
@@ -112,9 +122,9 @@ def test_the_generator_learns_what_the_heads_take_for_each_label(
     run = federation(one_label_each(), FedGen, options=options, lr=0.3, rounds=2, epochs=3)
     run.step()
     _, replies = step_and_replies(run)
-    generator = Generator.from_tree(run.strategy.weights["generator"], 3)
     y = torch.arange(2).repeat(50)
-    z = generator(torch.randn(100, 3, generator=torch.Generator().manual_seed(1)), y)
+    noise = torch.randn(100, 3, generator=torch.Generator().manual_seed(1))
+    z = generate(run.strategy.weights["generator"], noise, y)
     for label, owners in ((0, replies[:2]), (1, replies[2:])):  # a_k^y is 0 for the others
         assert {update.pid // 2 for update in owners} == {label}
         heads = [(k.weights["head.weight"], k.weights["head.bias"]) for k in owners]
@@ -134,11 +144,9 @@ def test_drawn_labels_exist(
     laws: list[tuple[int, list[float]]] = []  # (seed of the stream, law) of each source
 
     class Recording(NoiseSource):
-        def __init__(
-            self, generator: Generator, stream: torch.Generator, *, law: Tensor, noise: str
-        ) -> None:
+        def __init__(self, g: AnyTree, stream: torch.Generator, *, law: Tensor, noise: str) -> None:
             laws.append((stream.initial_seed(), law.tolist()))
-            super().__init__(generator, stream, law=law, noise=noise)
+            super().__init__(g, stream, law=law, noise=noise)
 
     def seed(step: int, pid: int) -> int:
         return streams.integer(run.workspace.seed, "fedgen", "train", step, pid)
@@ -156,18 +164,27 @@ def test_drawn_labels_exist(
         present = np.arange(3) == msg.pid // 2
         assert laws[-1] == (seed(step, SERVER), (known * present).tolist())
     assert len(seen) > 2
-    draws = source(run, run.strategy._generator, 1, 0, law=torch.tensor([3.0, 0.0, 1.0]))
+    draws = source(run, run.strategy.weights["generator"], 1, 0, law=torch.tensor([3.0, 0.0, 1.0]))
     frequencies = draws.labels(4000).bincount(minlength=3) / 4000
     assert frequencies[1] == 0
     assert frequencies[0] == pytest.approx(0.75, abs=0.03)
 
 
 def test_a_received_generator_draws_nothing() -> None:
-    """Its layers are not initialised, so the numbers for dropout are those of FedAvg."""
-    tree = Generator(3, 2, 6, 4).state_dict()
-    before = torch.get_rng_state()
-    generator = Generator.from_tree(tree, 2)
+    """Its layers are not initialised, so the numbers for dropout are those of FedAvg.
+
+    It is evaluated by the running statistics, which stay as they are.
+    """
+    tree = new_generator(3, 2, 6, 4)
+    module = nn.Sequential(
+        nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4)
+    ).eval()
+    module.load_state_dict({name.removeprefix("layers."): t for name, t in tree.items()})
+    noise, y = torch.randn(7, 3), torch.arange(7) % 2
+    before, copies = torch.get_rng_state(), {name: t.clone() for name, t in tree.items()}
+    z = generate(tree, noise, y)
     assert torch.equal(before, torch.get_rng_state())
-    assert not generator.training
-    assert not any(p.requires_grad for p in generator.parameters())
-    assert all(torch.equal(t, generator.state_dict()[name]) for name, t in tree.items())
+    assert not z.requires_grad
+    assert all(torch.equal(t, copies[name]) for name, t in tree.items())
+    inputs = torch.cat([noise, nn.functional.one_hot(y, 2).float()], 1)
+    assert torch.equal(z, module(inputs).detach())

@@ -202,7 +202,9 @@ def test_the_limit_under_fixed_weights(federation: Federation) -> None:
     weights = np.array(V) * (1 - (1 - 0.07 * a) ** steps) / steps
     expected = float(np.average(FIVE["b"], weights=weights))
     assert float(run.model["w"]) == pytest.approx(expected, abs=1e-9)
-    assert run.strategy.current.recorded["fednova"]["tau_eff"] == pytest.approx(float(np.average(steps, weights=V)))
+    assert run.strategy.current.recorded["fednova"]["tau_eff"] == pytest.approx(
+        float(np.average(steps, weights=V))
+    )
 
 
 def claiming(steps: Any, pid: int = 0) -> Callable[[list[Any], list[Any]], list[Any]]:

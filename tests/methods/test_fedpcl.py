@@ -19,8 +19,10 @@ from fedhet.core.messages import Failure
 from fedhet.core.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.fedpcl import PROTOTYPES, FedPCL
+from fedhet.methods.fedpcl import FedPCL
 from fedhet.methods.fedprox import FedProxPlugin
+
+PROTOTYPES = "fedpcl.prototypes"
 
 
 def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:

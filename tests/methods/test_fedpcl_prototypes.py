@@ -16,7 +16,7 @@ from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.messages import Failure
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.methods.fedpcl import OWN, FedPCL
+from fedhet.methods.fedpcl import FedPCL
 
 
 def one_label_each(labels: tuple[int, ...], tests: int | None = None) -> Task:
@@ -41,7 +41,7 @@ def test_prototypes_are_formed_in_eval_mode(federation: Callable[..., Any]) -> N
         model.load_state_dict({**run.workspace.initial, **kept})
         z = nn.functional.normalize(model.features(client.train.x)).detach()
         expected = torch.stack([z[client.train.y == c].mean(0) for c in range(2)])
-        own = client_state(run, pid, OWN)["mean"]
+        own = client_state(run, pid, "fedpcl.own")["mean"]
         torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -49,7 +49,7 @@ def test_renormalised_prototypes_have_length_one(federation: Callable[..., Any])
     for renormalise in (False, True):
         run = federation(toy_task(), FedPCL, options={"renormalise": renormalise}, rounds=1).run()
         mean = run.strategy.weights["prototypes"]["mean"]
-        sets = run.strategy._client_prototypes.flatten(0, 1)
+        sets = run.strategy.state["clients"].flatten(0, 1)
         for rows in (mean, sets):
             ones = torch.ones(len(rows))
             assert torch.allclose(rows.norm(dim=1), ones, atol=1e-6) is renormalise
@@ -70,7 +70,7 @@ def test_a_class_that_no_participant_has_keeps_its_prototype(
         assert torch.equal(slot["mean"][other], before[other])
         assert not torch.equal(slot["mean"][own], before[own])
         # the filled row of its own set
-        assert torch.equal(run.strategy._client_prototypes[0, other], before[other])
+        assert torch.equal(run.strategy.state["clients"][0, other], before[other])
 
 
 @pytest.mark.parametrize("unseen", ["exclude", "global"])

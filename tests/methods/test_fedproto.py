@@ -20,12 +20,12 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.maths import fedpcl as maths
 from fedhet.methods.ditto import Ditto
-from fedhet.methods.fedproto import COUNTS, PROTOTYPES, FedProto
+from fedhet.methods.fedproto import FedProto, distances, nearness
 
 Federation = Callable[..., Any]
 LAM = 0.7
+PROTOTYPES, COUNTS = "fedproto.prototypes", "fedproto.counts"
 
 
 def means(w: Weights, pid: int) -> dict[int, np.ndarray]:
@@ -125,12 +125,12 @@ def test_the_distance_by_loops() -> None:
     y, known = np.array([0, 1, 1, 3, 3, 3]), [True, False, True, True]  # 2 is not in the batch
     expected = sum(np.linalg.norm(z[y == c].mean(0) - prototypes[c]) for c in (0, 3))
     tensors = [torch.from_numpy(a) for a in (z, y, prototypes)]
-    assert float(maths.distances(*tensors, torch.tensor(known))) == pytest.approx(expected)  # type: ignore[call-arg]
+    assert float(distances(*tensors, torch.tensor(known))) == pytest.approx(expected)  # type: ignore[call-arg]
 
 
 def test_the_distance_has_a_gradient_of_zero_where_it_is_zero() -> None:
     z = torch.ones(2, 3, requires_grad=True)
-    far = maths.distances(z, torch.tensor([0, 0]), torch.ones(2, 3), torch.tensor([True, True]))
+    far = distances(z, torch.tensor([0, 0]), torch.ones(2, 3), torch.tensor([True, True]))
     (grad,) = torch.autograd.grad(far, z)
     assert float(far.detach()) == 0 and not grad.any()
 
@@ -139,12 +139,12 @@ def test_the_nearest_class_has_the_largest_score() -> None:
     draws = torch.Generator().manual_seed(0)
     z, prototypes = torch.randn(50, 3, generator=draws), torch.randn(4, 3, generator=draws)
     known = torch.tensor([True, True, False, True])
-    scores = maths.nearness(z, prototypes, known)
+    scores = nearness(z, prototypes, known)
     far = torch.cdist(z, prototypes).masked_fill(~known, torch.inf)
     assert torch.equal(scores.argmax(1), far.argmin(1))
     torch.testing.assert_close((z.square().sum(1)[:, None] - scores)[:, known], far[:, known] ** 2)
     assert (scores[:, 2] <= scores[:, known].amin(1) - 1).all() and scores.isfinite().all()
-    assert maths.nearness(z, prototypes, known & False).isfinite().all()
+    assert nearness(z, prototypes, known & False).isfinite().all()
 
 
 def test_classes_of_few_samples_are_not_sent(federation: Federation) -> None:

@@ -16,13 +16,12 @@ from fedhet.core.messages import Reply, Update
 from fedhet.core.phases import locate
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
-from fedhet.methods.fedgen import COUNTS as LABELS
 from fedhet.methods.fedgen import FedGen
 from fedhet.methods.fedgmm import COUNTS as SAMPLES
 from fedhet.methods.fedgmm import PER_COMPONENT, FedGMMPlugin
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.methods.fednorm import FedNormPlugin, Z, contribution
-from fedhet.methods.fedpcl import OWN, PROTOTYPES, FedPCL
+from fedhet.methods.fednorm import FedNormPlugin, contribution
+from fedhet.methods.fedpcl import FedPCL
 from fedhet.methods.fedproto import FedProto
 
 Make = Callable[..., Any]
@@ -49,14 +48,14 @@ def test_prototypes(federation: Make) -> None:
     literal = replies_of(federation(few(), FedPCL, rounds=2))
     for _ in range(3):  # `collect`, and two rounds
         for pid, reply in replies_of(run).items():
-            told = reply.extras[PROTOTYPES]
+            told = reply.extras["fedpcl.prototypes"]
             assert told["has"].tolist() == [n >= LEAST for n in COUNTS[pid]]
             assert not told["mean"][~told["has"]].any()
             assert told["mean"][told["has"]].any(1).all()
             own = run.store.load(pid, run.strategy.versions[pid])
-            assert own[f"{OWN}/has"].all()  # it predicts with all of its own
+            assert own["fedpcl.own/has"].all()  # it predicts with all of its own
     for pid, reply in literal.items():
-        assert reply.extras[PROTOTYPES]["has"].all(), pid
+        assert reply.extras["fedpcl.prototypes"]["has"].all(), pid
 
 
 def test_a_class_that_nobody_may_tell_of(federation: Make, caplog: Any) -> None:
@@ -140,16 +139,21 @@ def test_latents(federation: Make) -> None:
     """Who withholds its latent keeps its weight; the others' weights are theirs among them."""
     run = fednorm(federation, few(), LEAST)
     updates = replies_of(run)
-    assert {pid: len(reply.extras[Z]) for pid, reply in updates.items()} == {0: 3, 1: 3, 2: 0, 3: 3}
+    assert {pid: len(reply.extras["fednorm.z"]) for pid, reply in updates.items()} == {
+        0: 3,
+        1: 3,
+        2: 0,
+        3: 3,
+    }
     at_13 = replies_of(fednorm(federation, few(), 13))  # client 1 has 13 samples
-    assert [len(reply.extras[Z]) for reply in at_13.values()] == [3, 3, 0, 3]
+    assert [len(reply.extras["fednorm.z"]) for reply in at_13.values()] == [3, 3, 0, 3]
     recorded = run.strategy.current.recorded["fednorm"]
     assert recorded["withheld"] == 1 and sorted(recorded["pids"].tolist()) == [0, 1, 3]
     assert "withheld" not in report_of_all(federation)
 
     sizes = {pid: float(sum(COUNTS[pid])) for pid in updates}
     compared = [0, 1, 3]
-    z = torch.stack([updates[pid].extras[Z] for pid in compared])
+    z = torch.stack([updates[pid].extras["fednorm.z"] for pid in compared])
     nu = torch.tensor([sizes[pid] for pid in compared], dtype=torch.float64)
     shares = contribution(z, nu, 0.5).weights * float(nu.sum())
     weights = dict(zip(compared, shares.tolist(), strict=True)) | {2: sizes[2]}
@@ -174,7 +178,7 @@ def test_where_all_latents_are_withheld_it_is_the_host(federation: Make) -> None
 # ---- FedGen
 def test_label_counts(federation: Make) -> None:
     run = federation(few(), FedGen, options=SMALL, min_count=LEAST, rounds=2)
-    told = [reply.extras[LABELS].tolist() for reply in replies_of(run).values()]
+    told = [reply.extras["fedgen.counts"].tolist() for reply in replies_of(run).values()]
     assert told == [[0, 0, 9], [5, 0, 0], [0, 0, 0], [8, 8, 8]]
     run.run()
 
