@@ -43,14 +43,12 @@ from fedhet.core.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
 from fedhet.methods.feddisk import SLOT, densities
-from fedhet.methods.fedgen import COUNTS
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.methods.fednorm import Z
-from fedhet.methods.fedpcl import PROTOTYPES
 from fedhet.privacy.account import Account
 from fedhet.process import pinned_threads
 from fedhet.stores import MemoryStore
 
+COUNTS, PROTOTYPES, Z = "fedgen.counts", "fedpcl.prototypes", "fednorm.z"
 TOLERANCE = 1e-3
 
 

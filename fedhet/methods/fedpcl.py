@@ -54,6 +54,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from fedhet.core import messages
 from fedhet.core.check import setting
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
@@ -231,9 +232,9 @@ def class_means(
 
 def no_prototypes(workspace: Workspace) -> Tree:
     """Return the initial slot: "mean" (C, d) and "has" (C,), without any class."""
-    like, classes = workspace.initial["head.weight"], workspace.task.classes
-    mean = like.new_zeros(classes, like.shape[1])
-    return {"mean": mean, "has": torch.zeros(classes, dtype=torch.bool, device=mean.device)}
+    weight = workspace.initial["head.weight"]
+    mean = weight.new_zeros(workspace.task.classes, weight.shape[1])
+    return {"mean": mean, "has": mean.new_zeros(len(mean), dtype=torch.bool)}
 
 
 def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
@@ -243,7 +244,7 @@ def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
 
 
 # ---- the method
-def check_norms(sent: Tree, update: object) -> None:
+def check_norms(sent: Tree, update: messages.Update) -> None:
     """Refuse prototypes that cannot be means of unit vectors."""
     longest = float(sent["mean"].norm(dim=1).max())
     if longest > 1 + ROUNDING:
@@ -253,7 +254,7 @@ def check_norms(sent: Tree, update: object) -> None:
         )
 
 
-def renormalised(sent: Tree, update: object) -> Tree:
+def renormalised(sent: Tree, update: messages.Update) -> Tree:
     """The prototypes with the length 1."""
     return {**sent, "mean": normalize(sent["mean"])}
 

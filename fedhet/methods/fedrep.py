@@ -88,5 +88,9 @@ class FedRep(Method):
             setting.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
         return {}
 
+    @property
+    def breaks(self) -> dict[str, str]:
+        return {} if self.joint else {"sample weights": "the paper has the plain mean"}
+
     def weight(self, step: Step, update: Update) -> float:
         return float(update.n) if self.joint else 1.0

@@ -12,21 +12,29 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.client import FedClient
 from fedhet.core.errors import LostState
-from fedhet.core.messages import LOST, Broadcast, Update
-from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.core.kernel import Message, Result, State, Term
+from fedhet.core.messages import LOST, Broadcast, Reply, Update
+from fedhet.core.site import Fitted, Site
+from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.methods.fedprox import away
 
 FAILED = "FEDHET_SOAK_FAILED"  # names a file of [client, step, reason]: who is absent
 STATES = "fedhet-state-*/{pid}/*.safetensors"  # in the temporary folder: what clients remember
 SHARE = 0.1  # of the messages for which each fault is drawn, independently of the others: later
 # ones strike less often, since a client whose process has ended has no reply to damage
-OWN = "fednorm.own"  # what a client remembers: the weights that it sent last
-OWN_SHARE = 0.1  # of them in what it sends next, so that a wrong state shows in the model
+OWN = "own"  # what a client remembers: the weights with which it ended last
+PULL = 0.1  # of the pull towards them, so that a wrong state shows in the model
+Z = "fednorm.z"
 OVERSIZED_BYTES = 2**22
 EXTRAS = 1000  # that nobody expects, in one reply
 SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time must not count there
@@ -112,40 +120,62 @@ def drawn(pid: int, step: int) -> list[str]:
     return [name for name, struck in zip(FAULTS, hit, strict=True) if struck]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Faulty(FedNormPlugin):
     """FedNorm with these faults, or, with `z_when="absent"`, without them and those who failed.
 
-    Beside FedNorm's work, a client sends a tenth of the weights that it sent last.
+    Beside FedNorm's work, a client is pulled towards the weights with which it ended last.
     """
 
-    def __init__(self, *, temperature: float, z_when: str) -> None:
-        super().__init__(temperature=temperature)
-        self.absent: dict[tuple[int, int], str] | None = None
-        if z_when == "absent":
-            failed = json.loads(Path(os.environ[FAILED]).read_text())
-            self.absent = {(pid, step): reason for pid, step, reason in failed}
+    z_when: str = setting("after_training", allowed=("after_training", "absent"))
 
-    def prepare(self, msg: Broadcast) -> None:
-        who = self.client.pid, msg.step
-        if self.absent is not None:
-            if who in self.absent:
-                raise (LostState if self.absent[who] == LOST else OSError)("absent")
+    def _absent(self) -> dict[tuple[int, int], str]:
+        failed = json.loads(Path(os.environ[FAILED]).read_text())
+        return {(pid, step): reason for pid, step, reason in failed}
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if self.z_when == "absent":
+            who, absent = (msg.pid, msg.step), self._absent()
+            if who in absent:
+                raise (LostState if absent[who] == LOST else OSError)("absent")
             if np.random.default_rng([*who, 2]).random() < SLOW_SHARE:
                 time.sleep(SLOW_SECONDS)
-            return
-        for name in drawn(*who):
+        for name in self._faults(msg):
             if name in BEFORE:
                 BEFORE[name]()
             elif name in STATE:
                 for path in Path(tempfile.gettempdir()).glob(STATES.format(pid=msg.pid)):
                     STATE[name](path)
+        before = state.get(OWN)
+        return [Term("gradient", away, before, PULL)] if before else []
 
-    def finish(self, update: Update) -> None:
-        super().finish(update)
-        if before := self.client.state.get(OWN):
-            for name, t in update.weights.items():
-                update.weights[name] = torch.lerp(t, before[name], OWN_SHARE)
-        self.client.state.put(OWN, update.weights)
-        for name in drawn(self.client.pid, self.client.msg.step) if self.absent is None else []:
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
+        fednorm = FedNormPlugin(temperature=self.temperature)
+        result, _ = fednorm.finish(msg, state, site, fitted)
+        return result, {OWN: trees.pick(fitted.params, site.workspace.mergeable)}
+
+    def _faults(self, msg: Message | Broadcast) -> list[str]:
+        return drawn(msg.pid, msg.step) if self.z_when != "absent" else []
+
+
+_handle = FedClient.handle
+
+
+def _handled(client: FedClient, msg: Broadcast) -> Reply:
+    """Serve a message as a client of Faulty does, whose reply is another one.
+
+    A plug-in cannot reach it, so that the driver of the pieces is replaced.
+    """
+    reply = _handle(client, msg)
+    pieces = (getattr(plugin, "piece", None) for plugin in client.plugins)
+    faulty = next((piece for piece in pieces if isinstance(piece, Faulty)), None)
+    if faulty and msg.trains and isinstance(reply, Update):
+        for name in faulty._faults(msg):
             if name in AFTER:
-                AFTER[name](update)
+                AFTER[name](reply)
+    return reply
+
+
+FedClient.handle = _handled  # type: ignore[method-assign]

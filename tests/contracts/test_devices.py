@@ -27,13 +27,14 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
+from fedhet.core.kernel import Client, Term
 from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Task
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.federation import CropFlip
 from fedhet.data.toy import toy_task
 from fedhet.fused.passes import Pass
 from fedhet.fused.steps import Training
-from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
 from fedhet.testing import Apart
 
@@ -258,19 +259,19 @@ def test_messages_and_states_may_come_from_the_cpu(method: str, tmp_path: Path) 
 
 
 # ---- the contract can fail
-def on_the_cpu(grads: list[Tensor]) -> None:
-    grads[0].add_(torch.zeros(grads[0].shape))
+def on_the_cpu(params: AnyTree, batch: None, own: Tree) -> Tree:
+    first = next(iter(params.values()))
+    return {"body.0.weight": first + torch.zeros(first.shape)}
 
 
 def test_a_method_that_mixes_devices_is_told_where(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        FedAvgClient, "gradient", lambda self, grads, params, own: on_the_cpu(list(grads.values()))
-    )
+    term = Term("gradient", on_the_cpu)
+    monkeypatch.setattr(Client, "terms", lambda self, msg, state, site: [term])
     launch("method=fedavg", *LINES, task=toy_task(3))
     expected = (
-        r"client 2 failed in phase 'train', step 1: RuntimeError: add_\.Tensor: all tensors must be"
+        r"client 2 failed in phase 'train', step 1: RuntimeError: add\.Tensor: all tensors must be"
         r" on pretend:0, but a torch\.float32 tensor of shape \(3, 4\) is on cpu:"
         r" tests/contracts/test_devices\.py, line \d+, in on_the_cpu"
     )
@@ -279,33 +280,36 @@ def test_a_method_that_mixes_devices_is_told_where(
 
 
 @pytest.mark.parametrize(
-    ("gradient", "found"),
+    ("looks", "found"),
     [
-        (lambda grads: grads[0].norm().item(), r"_local_scalar_dense \(pretend:0 -> cpu\)"),
-        (lambda grads: grads[0][grads[0] > 9], r"index\.Tensor \(wait\)"),
-        (lambda grads: torch.ones(3).to(grads[0].device), r"copy_ \(cpu -> pretend:0\)"),
-        (lambda grads: torch.ones(3).to(grads[0].device, non_blocking=True), None),
+        (lambda p: p.norm().item(), r"_local_scalar_dense \(pretend:0 -> cpu\)"),
+        (lambda p: p[p > 9], r"index\.Tensor \(wait\)"),
+        (lambda p: torch.ones(3).to(p.device), r"copy_ \(cpu -> pretend:0\)"),
+        (lambda p: torch.ones(3).to(p.device, non_blocking=True), None),
         *slow(
-            (lambda grads: grads[0].cpu(), r"_to_copy \(pretend:0 -> cpu\)"),
+            (lambda p: p.cpu(), r"_to_copy \(pretend:0 -> cpu\)"),
             (
-                lambda grads: grads[0].norm() > 9 and 1,
+                lambda p: p.norm() > 9 and 1,
                 r"_local_scalar_dense \(pretend:0 -> cpu\)",
             ),
-            (lambda grads: grads[0][[0, 1]], r"index\.Tensor \(cpu -> pretend:0\)"),
-            (lambda grads: grads[0].copy_(grads[0].cpu()), r"copy_ \(cpu -> pretend:0\)"),
-            (lambda grads: grads[0].mul_(torch.tensor(1.0)), None),
+            (lambda p: p[[0, 1]], r"index\.Tensor \(cpu -> pretend:0\)"),
+            (lambda p: p.detach().clone().copy_(p.detach().cpu()), r"copy_ \(cpu -> pretend:0\)"),
+            (lambda p: p.detach().clone().mul_(torch.tensor(1.0)), None),
         ),
     ],
 )
 def test_a_step_that_copies_or_waits_is_found(
     launch: Launch,
     monkeypatch: pytest.MonkeyPatch,
-    gradient: Callable[[list[Tensor]], object],
+    looks: Callable[[Tensor], object],
     found: str | None,
 ) -> None:
-    monkeypatch.setattr(
-        FedAvgClient, "gradient", lambda self, grads, params, own: gradient(list(grads.values()))
-    )
+    def gradient(params: AnyTree, batch: None, own: Tree) -> Tree:
+        looks(next(iter(params.values())))
+        return {}
+
+    term = Term("gradient", gradient)
+    monkeypatch.setattr(Client, "terms", lambda self, msg, state, site: [term])
     lines = ["method=fedavg", *LINES, "eval.clients=false"]
     if found is None:
         check(launch, lines, toy_task(3))

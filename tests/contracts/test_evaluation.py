@@ -17,7 +17,9 @@ import fedhet
 from fedhet.config import compose
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import Client, Message, State
+from fedhet.core.messages import Update
+from fedhet.core.site import Site
 from fedhet.core.targets import macro_f1
 from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task
@@ -187,15 +189,15 @@ def test_fine_tuning_for_an_evaluation_is_plain_training_and_leaves_no_trace(
         assert loss == pytest.approx(expected, abs=1e-5)
 
 
-class CannotEvaluate(FedClient):
+class CannotEvaluate(Client):
     """A FedAvg client that fails in evaluations if it is one of `failing`."""
 
     failing: tuple[int, ...] = ()
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        if self.pid in self.failing:
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        if site.pid in self.failing:
             raise OSError("the disk is full")
-        return super().views(msg)
+        return super().views(msg, state, site)
 
 
 def test_a_client_that_cannot_evaluate(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,7 @@ def test_a_client_that_cannot_evaluate(launch: Launch, monkeypatch: pytest.Monke
     Where no client can evaluate, the run has failed.
     """
     reference = launch(*SHORT, task=validated())
-    monkeypatch.setattr(FedAvg, "client_cls", CannotEvaluate)
+    monkeypatch.setattr(FedAvg, "client", CannotEvaluate)
     monkeypatch.setattr(CannotEvaluate, "failing", (1,))
     reason = "client 1 failed in phase 'evaluate', step 1: OSError: the disk is full"
     with pytest.raises(RunFailed, match=reason) as caught:

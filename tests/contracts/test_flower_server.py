@@ -13,7 +13,8 @@ from composing import composed
 from contracts.runs import rows, validated
 from contracts.tasks import with_dropout
 from contracts.test_jumps import attack, deeper
-from flwr.client import Client
+from fedhet.core.bound import client_of
+from flwr.client import Client as FlowerClient
 from flwr.common import (
     Code,
     EvaluateIns,
@@ -35,7 +36,8 @@ from fedhet.core import trees
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import global_scores
-from fedhet.core.messages import Broadcast
+from fedhet.core.kernel import Client, Message, State
+from fedhet.core.site import Site
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
@@ -64,7 +66,7 @@ class Node(ClientProxy):
         self._make = make
         self._properties = {"partition-id": partition, "num-partitions": total}
 
-    def _client(self, ins: FitIns | EvaluateIns) -> Client:
+    def _client(self, ins: FitIns | EvaluateIns) -> FlowerClient:
         header = wire.read_header(ins.config)
         self.heard.append((header["round"], header["phase"]))
         return self._attached().to_client()
@@ -143,7 +145,8 @@ def test_the_weights_are_those_of_the_classes_alone(
     expected = federation(with_dropout(), cls, **how).run()
     run = federation(with_dropout(), cls, **how)
     nodes = joined(
-        lambda properties: cls.client_cls(run.workspace, plugins(), run.store, properties), total
+        lambda properties: client_of(cls, {}, run.workspace, plugins(), run.store, properties),
+        total,
     )
     StrategyAdapter(run.strategy)
     history, _ = Server(client_manager=nodes, strategy=run.strategy).fit(3, None)
@@ -210,18 +213,18 @@ def test_phases_before_the_training_are_rounds_without_evaluation(
     assert history.metrics_distributed["accuracy"] == accuracies
 
 
-class CannotEvaluate(FedClient):
+class CannotEvaluate(Client):
     """Clients 1 and 3 fail when they evaluate."""
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        if self.pid in (1, 3):
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        if site.pid in (1, 3):
             raise OSError("the disk is full")
-        return super().views(msg)
+        return super().views(msg, state, site)
 
 
 @pytest.fixture
 def cannot_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedAvg, "client_cls", CannotEvaluate)
+    monkeypatch.setattr(FedAvg, "client", CannotEvaluate)
 
 
 @pytest.mark.usefixtures("cannot_evaluate")

@@ -16,9 +16,9 @@ from contracts.short import slow
 from flwr.common import Code, GetPropertiesRes, Status
 
 import fedhet
-from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed, reason_of
 from fedhet.core.groups import ReplyLimits
+from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
@@ -48,12 +48,13 @@ def test_a_cause_is_one_short_line(text: str) -> None:
 
 
 def dying(text: str) -> Callable[..., Any]:
-    def train(self: FedClient, msg: Any) -> Any:
+    @serves
+    def train(self: Client, msg: Any, state: Any, site: Any) -> Any:
         if msg.pid == 1:
             raise ValueError(text)
-        return original(self, msg)
+        return original(self, msg, state, site)
 
-    original = FedClient.train
+    original = Client.train
     return train
 
 
@@ -67,7 +68,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 def test_a_client_s_words_in_a_run(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(FedClient, "train", dying(LONG))
+    monkeypatch.setattr(Client, "train", dying(LONG))
     logging.getLogger("fedhet").addHandler(handler := logging.StreamHandler())
     try:
         run = fedhet.run([*RUN, f"engine.workers={workers}", f"hydra.run.dir={tmp_path}/run"])
@@ -202,7 +203,7 @@ def test_the_environment_is_in_no_file_and_no_message(
 ) -> None:
     monkeypatch.setenv("FEDHET_CANARY", CANARY)
     monkeypatch.setenv("FEDHET_TRACEBACK", "1")
-    monkeypatch.setattr(FedClient, "train", dying("it fails"))
+    monkeypatch.setattr(Client, "train", dying("it fails"))
     run = fedhet.run([*RUN, f"engine.workers={workers}", f"hydra.run.dir={tmp_path}/run"])
     written = capfd.readouterr()
     assert "it fails" in written.err + json.dumps(run.summary)

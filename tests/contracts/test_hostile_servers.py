@@ -7,23 +7,26 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from contracts.hostile import Federation, Header
-from fedhet.core.hosted import hosted
+from fedhet.core.bound import client_of
 
 from fedhet import stores
-from fedhet.core.client import FedClient, serves
+from fedhet.core.client import FedClient
+from fedhet.core.client import serves as in_old_form
 from fedhet.core.errors import Rejected
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Client, Message, Plugin, State, serves
+from fedhet.core.kernel import Plugin as OldPlugin
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.methods.fedlex import FedLExPlugin
+from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
 
 
@@ -108,8 +111,8 @@ def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
     """The toy task has four clients; this node hosts 0 and 2."""
     run = federation(toy_task(), Scaffold)
     msg = run.strategy.plan(1)[0]
-    client = Scaffold.client_cls(
-        run.workspace, [], run.store, {"partition-id": 0, "num-partitions": 2}
+    client = client_of(
+        Scaffold, {}, run.workspace, [], run.store, {"partition-id": 0, "num-partitions": 2}
     )
     msg.pid = pid
     reply = client.handle(msg)
@@ -118,7 +121,20 @@ def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
 
 @pytest.mark.parametrize(
     "phase",
-    ["fit", "handle", "receive", "assess", "__init__", "_training_set", "workspace", "", "a.b"],
+    [
+        *(
+            "fit",
+            "handle",
+            "receive",
+            "assess",
+            "__init__",
+            "_training_set",
+            "workspace",
+            "",
+            "a.b",
+        ),
+        *("views", "terms", "personal_module", "options", "half", "method", "scaffold.train"),
+    ],
 )
 def test_a_message_calls_only_phases(federation: Federation, phase: str) -> None:
     run = federation(toy_task(), Scaffold)
@@ -128,25 +144,52 @@ def test_a_message_calls_only_phases(federation: Federation, phase: str) -> None
     assert isinstance(reply, Failure) and "is not served here" in reply.cause
 
 
-def test_what_serves_a_phase() -> None:
+def test_what_serves_a_phase(federation: Federation) -> None:
+    """Of either half of a piece, what is marked, and `train` of a method."""
+
+    class Mine(Client):
+        explore: Any = None
+
+        @serves
+        def measure(self, msg: Message, state: State, site: Site) -> Any: ...
+
+        def _helper(self, msg: Message, state: State, site: Site) -> Any: ...
+
+    @dataclass(frozen=True, kw_only=True)
+    class Explores(Plugin):
+        name = "explores"
+
+        @serves
+        def explore(self, msg: Message, state: State, site: Site) -> Any: ...
+
+    @dataclass(frozen=True, kw_only=True)
+    class Has(FedAvg):
+        client = Mine
+
+    client = federation(toy_task(), Has, plugins=lambda: [Explores()]).client()
+    (plugin,) = client.plugins
+    names = ["train", "measure", "explore", "views", "terms", "_helper", "options", "name", "data"]
+    assert [name for name in names if client.served(name)] == ["train", "measure"]
+    assert [name for name in names if plugin.served(name)] == ["explore"]
+
+
+def test_what_serves_a_phase_in_the_old_form() -> None:
     class Mine(FedClient):
         explore: Any = None
 
         def measure(self, msg: Broadcast) -> Any: ...
 
-    mine = Mine.__new__(Mine)
-    assert serves(mine, "train", FedClient) and serves(mine, "measure", FedClient)
-    assert not serves(mine, "explore", FedClient) and not serves(mine, "start", FedClient)
-
-    class Own(Plugin):
+    class Explores(OldPlugin):
         def explore(self, msg: Broadcast) -> Any: ...
 
-    own = Own()
-    assert own.served("explore") and own.served("prepare") is own.served("train") is None
-    plugin = hosted(FedLExPlugin())
-    assert plugin.served("explore")
-    for phase in ("terms", "train", "_keep", "settings", "name", "client"):
-        assert plugin.served(phase) is None, phase
+    mine = Mine.__new__(Mine)
+    assert in_old_form(mine, "train", FedClient) and in_old_form(mine, "measure", FedClient)
+    assert not in_old_form(mine, "explore", FedClient)
+    assert not in_old_form(mine, "start", FedClient)
+    plugin = Explores()
+    assert in_old_form(plugin, "explore", OldPlugin)
+    assert not in_old_form(plugin, "prepare", OldPlugin)
+    assert not in_old_form(plugin, "train", OldPlugin)
 
 
 # ---- what lies on the client's disk

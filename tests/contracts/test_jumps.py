@@ -18,7 +18,9 @@ from fedhet.core.admission import Backup
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
+from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.site import Site
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -215,18 +217,16 @@ def test_thirty_times_the_median_of_the_step_itself(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, size: float, lost: list[int]
 ) -> None:
     """All replies judge, those too that come after it."""
-    train = FedClient.train
 
-    def sized(self: FedClient, msg: Broadcast) -> Update:
-        reply = train(self, msg)
-        length = size if self.pid == 2 else 1.0 + self.pid / 100
+    @serves
+    def sized(self: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        length = size if site.pid == 2 else 1.0 + site.pid / 100
         change = trees.map(lambda t: torch.zeros_like(t), msg.weights)
         name = next(iter(change))
         change[name].view(-1)[0] = length / 1.03
-        reply.weights = trees.cast(trees.add(msg.weights, change), msg.weights)
-        return reply
+        return Result(trees.cast(trees.add(msg.weights, change), msg.weights)), state
 
-    monkeypatch.setattr(FedClient, "train", sized)
+    monkeypatch.setattr(Client, "train", sized)
     run = launch(*SHORT, *ALL, "rounds=1", task=toy_task(5))
     assert [pid for _, pid, _ in failures(run)] == lost
 

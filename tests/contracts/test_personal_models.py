@@ -26,9 +26,11 @@ from fedhet.core import trees
 from fedhet.core.client import KEEP, FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.kernel import Client, Message, State
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.messages import Failure
 from fedhet.core.metrics import score
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -166,10 +168,8 @@ def test_a_limit_is_reported_before_the_work(
     model = sum(t.nbytes for t in toy_task().model().state_dict().values())
     lines = ["method=ditto", "rounds=2", "client.epochs=1"]
     before: list[str] = []
-    train = FedClient.train
-    monkeypatch.setattr(
-        FedClient, "train", lambda self, msg: before.append(caplog.text) or train(self, msg)
-    )
+    begin = FedClient.begin
+    monkeypatch.setattr(FedClient, "begin", lambda self: before.append(caplog.text) or begin(self))
     one = launch(*lines, f"eval.personal_mb={5 * model / 1e6}", task=validated())
     assert "(best_val) are not kept" in before[0]
     assert one.summary["personal_models"]["kept"] == {"personal": {"last": 2}}
@@ -211,11 +211,11 @@ class Tempered(nn.Module):
         return self.model(x) / self.temperature  # type: ignore[no-any-return]
 
 
-class TemperedClient(FedClient):
+class TemperedClient(Client):
     """Its personal view is a module around the model, of which fedhet.load cannot know."""
 
-    def views(self, msg: Broadcast) -> dict[str, Callable[[], nn.Module]]:
-        plain = super().views(msg)["global"]
+    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+        plain = super().views(msg, state, site)["global"]
         return {"global": plain, "personal": lambda: Tempered(plain())}
 
 
@@ -223,8 +223,8 @@ def test_a_view_that_cannot_be_loaded_is_reported(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends well all the same. With `personal_module` it is kept."""
-    monkeypatch.setattr(FedAvg, "client_cls", TemperedClient)
-    monkeypatch.setattr(FedAvg, "evaluates", ("global", "personal"))
+    monkeypatch.setattr(FedAvg, "client", TemperedClient)
+    monkeypatch.setattr(FedAvg, "evaluates", lambda self, workspace: ("global", "personal"))
     lines = ["method=fedavg", "rounds=2", "client.epochs=1"]
     run = launch(*lines, task=validated())
     reason = r"client 0: .*'temperature'.*personal_module"

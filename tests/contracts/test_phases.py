@@ -44,7 +44,9 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     assert set(strategy.run.states["method"]["far"]) == set(range(CLIENTS))
     assert all(torch.equal(run.model[name], start[name]) for name in start)
     assert not strategy.due
-    assert all((far["head.bias"] > 0).all() for far in strategy.run.states["method"]["far"].values())
+    assert all(
+        (far["head.bias"] > 0).all() for far in strategy.run.states["method"]["far"].values()
+    )
     assert strategy.current.bytes["up"] == {"three.far": CLIENTS * size}
     assert strategy.current.bytes["down"] == {"model": CLIENTS * size, "three.step": CLIENTS * 8}
 
@@ -62,7 +64,9 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
         # The largest of the replies, as for all whole numbers.
         assert int(strategy.weights["density"]["seen"]) == 4 * t
     assert strategy.run.states["method"]["ended"] == [1 + steps]
-    assert torch.equal(strategy.weights["density"]["mean"], strategy.run.states["method"]["path"][1])
+    assert torch.equal(
+        strategy.weights["density"]["mean"], strategy.run.states["method"]["path"][1]
+    )
     timetable = [(entry.name, entry.rounds) for entry in strategy.timetable]
     assert timetable == [("explore", 1), ("density", steps), ("train", 3)]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedhet.core.bound import client_of
 from torch import Tensor
 
 from fedhet.core.errors import RunFailed
@@ -235,7 +236,7 @@ def test_a_client_with_other_plugins_is_refused(
     federation: Callable[..., Any], plugins: list[FedNormPlugin]
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()])
-    run.client = lambda: FedAvg.client_cls(run.workspace, plugins, run.store)
+    run.client = lambda: client_of(FedAvg, {}, run.workspace, plugins, run.store)
     message = r"client 3 .*differ in their plug-ins.*fednorm.*on the server.*here"
     with pytest.raises(RunFailed, match=message):
         run.step()

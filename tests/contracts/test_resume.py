@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from contracts.short import SHORT, slow_unless
+from fedhet.core.bound import Bound
 
 import fedhet
 from fedhet import config
 from fedhet.config import catalogue, composition
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import Client, Message, Result, State, serves
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
-from fedhet.methods.scaffold import ControlVariates
+from fedhet.methods.scaffold import ScaffoldClient
 from fedhet.record.results import Run
 from fedhet.testing import check_equal, check_resume, run_quietly
 
@@ -88,8 +89,8 @@ def test_under_ray(engines: tuple[str, str]) -> None:
 
 
 def test_what_a_class_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlVariates, "memory", ("_lambda",))
-    with pytest.raises(AssertionError, match=r"^killed after step 1: .*_total"):
+    monkeypatch.setattr(Bound, "memory", ())
+    with pytest.raises(AssertionError, match=r"^killed after step 1: .*'state'"):
         check_resume(*shortened("method=scaffold"), task=toy_task())
 
 
@@ -102,14 +103,15 @@ def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_steps_and_replies_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many steps in a row changed nothing is remembered too, and who failed when."""
-    train = FedClient.train
+    train = Client.train
 
-    def failing(client: FedClient, msg: Broadcast) -> Update:
+    @serves
+    def failing(client: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         if msg.step in (1, 3) or msg.pid == msg.step:
             raise ValueError(f"step {msg.step}")
-        return train(client, msg)
+        return train(client, msg, state, site)
 
-    monkeypatch.setattr(FedClient, "train", failing)
+    monkeypatch.setattr(Client, "train", failing)
     line = "rounds=5 on_failure=skip replies.bad_steps=1 replies.max_lost=1 eval.clients=false"
     check_resume(*shortened(f"method=fedavg {line}"), task=toy_task())
 
@@ -120,15 +122,16 @@ def test_a_run_that_failed_goes_on(
 ) -> None:
     lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
     whole = run_quietly(config.compose(lines), tmp_path / "whole", toy_task())
-    work = getattr(FedClient, part)
+    work = getattr(ScaffoldClient, part)
 
-    def failing(client: FedClient, msg: Broadcast) -> Any:
+    @serves
+    def failing(client: Client, msg: Message, state: State, site: Site) -> Any:
         if msg.step == 3:
             raise ValueError("out of memory")
-        return work(client, msg)
+        return work(client, msg, state, site)
 
     with monkeypatch.context() as patch, pytest.raises(fedhet.RunFailed, match="out of memory"):
-        patch.setattr(FedClient, part, failing)
+        patch.setattr(ScaffoldClient, part, failing)
         run_quietly(config.compose(lines), tmp_path / "failed", toy_task())
     resumed = resume(tmp_path / "failed")
     check_equal(whole, resumed, "failed in step 3")

@@ -129,7 +129,9 @@ def test_without_needs_all_weights_stay_relative(
 ) -> None:
     """To keep all updates is no request for normalised weights."""
     run = federation(toy_task(), Weighing, plugins=lambda: [plugin()]).run()
-    assert run.strategy.run.states["method"]["seen"] == {pid: factor * n for pid, n in SIZES.items()}
+    assert run.strategy.run.states["method"]["seen"] == {
+        pid: factor * n for pid, n in SIZES.items()
+    }
     assert run.sha256 == federation(toy_task(), Weighing).run().sha256
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from composing import composed
 from data.image_data import save_image
+from fedhet.core.bound import client_of
 from torch import nn
 
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Broadcast, LocalSettings, Update
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.trees import AnyTree, Prepared
+from fedhet.core.training import Batch
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import PADDING, CropFlip, Normalize, augmentation
-from fedhet.methods.fedavg import FedAvgClient
+from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.stores import MemoryStore
 from fedhet.testing import Federation, run_quietly
@@ -157,18 +162,19 @@ def message(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class Spy(Plugin):
     """Records the batches."""
 
     name = "spy"
+    batches: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [Term("loss", self._look)]
 
-    def losses(self, params: AnyTree, batch: object, own: Prepared) -> torch.Tensor:
-        self.batches.append((batch.x, batch.index))  # type: ignore[attr-defined]
-        return torch.zeros(len(batch.y))  # type: ignore[attr-defined]
+    def _look(self, params: AnyTree, batch: Batch, own: Tree) -> torch.Tensor:
+        self.batches.append((batch.x, batch.index))
+        return torch.zeros(len(batch.y))
 
 
 def trained(
@@ -176,9 +182,10 @@ def trained(
 ) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
     """The raw batches that were augmented, and (x, index) of those that were trained on."""
     seen: list[torch.Tensor] = []
+    Spy.batches = []
     spy, place = Spy(), workspace(seen)
     msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
-    reply = FedAvgClient(place, [spy], MemoryStore()).handle(msg)
+    reply = client_of(FedAvg, {}, place, [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
     return seen, spy.batches
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -17,11 +18,16 @@ import torch
 from flwr.supernode.runtime import run_clientapp
 
 from fedhet.core import trees
-from fedhet.core.messages import Broadcast, Update
-from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.core.check import setting
+from fedhet.core.client import FedClient
+from fedhet.core.kernel import Message, Result, State, Term
+from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.site import Fitted, Site
+from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.stores import MemoryStore
 
 
+@dataclass(frozen=True, kw_only=True)
 class Faulty(FedNormPlugin):
     """FedNorm, but `z_when` says how it fails: as one of the words below.
 
@@ -31,47 +37,74 @@ class Faulty(FedNormPlugin):
     `hang` it does so for all clients, with the Ray node's name, and with `hang` it never returns.
     """
 
-    def __init__(self, *, temperature: float, z_when: str) -> None:
-        super().__init__(temperature=temperature)
-        self.how = z_when
+    z_when: str = setting("raise")
 
-    def _strikes(self) -> bool:
-        step = 1 if self.how == "huge" else 2
-        return self.client.pid == 3 and self.client.msg.step == step
+    def _strikes(self, msg: Message | Broadcast) -> bool:
+        return msg.pid == 3 and msg.step == (1 if self.z_when == "huge" else 2)
 
-    def prepare(self, msg: Broadcast) -> None:
-        if self.how in ("node", "hang"):
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        how = self.z_when if self._strikes(msg) else ""
+        if self.z_when in ("node", "hang"):
             node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else "none"
             Path(os.environ["FEDHET_TEST_FOLDER"], node).touch()
-        if self.how == "hang":
+        if self.z_when == "hang":
             time.sleep(100_000)
-        if self._strikes() and self.how == "raise":
+        if how == "raise":
             raise OSError("the disk is full")
-        if self._strikes() and self.how == "exit":
+        if how == "exit":
             os._exit(7)
-        if self._strikes() and self.how == "leaves":
+        if how == "leaves":
             sys.exit(0)
-        if self._strikes() and self.how == "killed":
+        if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._strikes() and self.how == "killed-after-reply":
+        if how == "killed-after-reply":
             run_clientapp.flwr_exit = lambda **_: os.kill(os.getpid(), signal.SIGKILL)
-        if self._strikes() and self.how == "forgets":
-            self.client.state.store = MemoryStore()  # an empty one
-        if self._strikes() and self.how == "stuck":
+        if how == "stuck":
             Path(os.environ["FEDHET_TEST_FOLDER"], "stuck").touch()
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
             ctypes.PyDLL(None).sleep(100_000)
+        return []
 
-    def finish(self, update: Update) -> None:
-        super().finish(update)
-        if not self._strikes() or not update.weights:
-            return
-        first = next(iter(update.weights))
-        if self.how == "nonfinite":
-            update.weights[first] = update.weights[first] * float("nan")
-        elif self.how == "huge":
-            update.weights = trees.map(lambda t: torch.full_like(t, 1e6), update.weights)
-        elif self.how == "shape":
-            update.weights[first] = update.weights[first][:-1]
-        elif self.how == "extra":
-            update.extras[Z] = torch.full((3,), float("inf"))
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
+        if self.z_when == "extra" and self._strikes(msg):
+            return Result(extras={"z": torch.full((3,), float("inf"))}), state
+        return FedNormPlugin(temperature=self.temperature).finish(msg, state, site, fitted)
+
+
+def _damage(how: str, update: Update) -> None:
+    first = next(iter(update.weights))
+    if how == "nonfinite":
+        update.weights[first] = update.weights[first] * float("nan")
+    elif how == "huge":
+        update.weights = trees.map(lambda t: torch.full_like(t, 1e6), update.weights)
+    elif how == "shape":
+        update.weights[first] = update.weights[first][:-1]
+
+
+_handle = FedClient.handle
+
+
+def _handled(client: FedClient, msg: Broadcast) -> Reply:
+    """Serve a message as a client of Faulty does: its store, or its reply, is another one.
+
+    A plug-in cannot reach these, so that the driver of the pieces is replaced.
+    """
+    pieces = (getattr(plugin, "piece", None) for plugin in client.plugins)
+    faulty = next((piece for piece in pieces if isinstance(piece, Faulty)), None)
+    if faulty is None or not msg.trains or not faulty._strikes(msg):
+        return _handle(client, msg)
+    store = client.store
+    if faulty.z_when == "forgets":
+        client.store = MemoryStore()  # an empty one
+    try:
+        reply = _handle(client, msg)
+    finally:
+        client.store = store
+    if isinstance(reply, Update):
+        _damage(faulty.z_when, reply)
+    return reply
+
+
+FedClient.handle = _handled  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,14 @@ import torch
 import fedhet
 from fedhet import stores
 from fedhet.config import compose
+from fedhet.core.client import FedClient
+from fedhet.core.kernel import Result, State
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply, Update
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier
 from fedhet.job import Job
-from fedhet.methods.fedavg import FedAvgClient
 from fedhet.methods.fednorm import FedNormPlugin
 
 
@@ -140,8 +142,8 @@ def test_a_run_restores_the_number_of_threads(tmp_path: Path) -> None:
 def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finish(self: FedNormPlugin, update: Update) -> None:
-        update.extras["fednorm.z"] = np.float32(1)  # type: ignore[assignment]
+    def finish(self: Any, msg: Any, state: State, site: Any, fitted: Any) -> tuple[Result, State]:
+        return Result(extras={"z": np.float32(1)}), state
 
     monkeypatch.setattr(FedNormPlugin, "finish", finish)
     reasons = set()
@@ -161,18 +163,18 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
 
     No more than AHEAD_BYTES of them are held, or as many replies as there are workers.
     """
-    handle = FedAvgClient.handle
+    handle = FedClient.handle
     job = Job(compose(["method=fedavg"]), toy_task(8))
     plan = job.strategy.plan(1)
     first = plan[0].pid
 
-    def slow(self: FedAvgClient, msg: Broadcast) -> Reply:
+    def slow(self: FedClient, msg: Broadcast) -> Reply:
         if msg.pid == first:
             time.sleep(0.5)
         (tmp_path / f"began-{msg.pid}").touch()
         return handle(self, msg)
 
-    monkeypatch.setattr(FedAvgClient, "handle", slow)
+    monkeypatch.setattr(FedClient, "handle", slow)
     monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
     with PoolCourier(2, job, tmp_path / "pool") as courier:
         replies = courier.exchange(plan, Clock())

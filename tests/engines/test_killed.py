@@ -17,9 +17,9 @@ import pytest
 from foreground import Foreground
 
 import fedhet
+from fedhet.core.client import FedClient
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.data.toy import toy_task
-from fedhet.methods.fedavg import FedAvgClient
 
 HERE = Path(__file__).parent
 SECONDS = 120  # on a busy machine; a quiet one needs one
@@ -86,13 +86,13 @@ def test_a_killed_fork_leaves_no_worker_and_no_state(
     began = tmp_path / "began"
     began.mkdir()
 
-    def hangs(client: FedAvgClient, msg: Broadcast) -> Reply:
+    def hangs(client: FedClient, msg: Broadcast) -> Reply:
         (began / str(os.getpid())).touch()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
         time.sleep(100_000)
         raise AssertionError
 
-    monkeypatch.setattr(FedAvgClient, "handle", hangs)
+    monkeypatch.setattr(FedClient, "handle", hangs)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     lines = ["method=fedavg", "engine.workers=2", f"hydra.run.dir={tmp_path / 'run'}"]
     pid = os.fork()

@@ -16,9 +16,10 @@ from PIL import Image
 from targets.test_texts import save_tokenizer
 
 from fedhet import config
-from fedhet.core.client import DELIVER, FedClient
+from fedhet.core.client import DELIVER
 from fedhet.core.errors import LostState
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import LOST, Failure
 from fedhet.flower import apps
 from fedhet.flower.wire import told
@@ -185,10 +186,11 @@ def test_no_path_in_an_exception_that_flower_reports(
 
 
 def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def damaged(self: FedClient, msg: Any) -> Any:
+    @serves
+    def damaged(self: Client, msg: Any, state: Any, site: Any) -> Any:
         raise LostState(f"{tmp_path}/x is damaged")
 
-    monkeypatch.setattr(FedClient, "train", damaged)
+    monkeypatch.setattr(Client, "train", damaged)
     job = Job(config.compose(["method=fedavg", "partition.clients=2"]))
     reply = job.client(MemoryStore()).handle(job.strategy.plan(1)[0])
     assert isinstance(reply, Failure) and str(tmp_path) in reply.cause

@@ -17,10 +17,10 @@ from fused.fusing import LINES, Launch, apart, digits, groups, mlp
 from torch import Tensor, nn
 
 from fedhet.core import targets
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import Client, Message, Result, State, serves
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Task
 from fedhet.data.federation import CropFlip
-from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import MLP
 
 CLOSE = 1e-5
@@ -101,15 +101,14 @@ def test_settings(launch: Launch, caplog: pytest.LogCaptureFixture, lines: list[
 
 
 def test_a_client_that_takes_no_step(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plug-in may ask for no epochs; the others train as one."""
-    train = FedAvgClient.train
+    """A method may ask for no epochs; the others train as one."""
 
-    def idle(client: FedAvgClient, msg: Broadcast) -> Update:
-        if client.pid == 1:
-            client.local = replace(client.local, epochs=0)
-        return train(client, msg)
+    @serves
+    def idle(client: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        epochs = 0 if msg.pid == 1 else None
+        return Result(site.fit(msg.weights, epochs=epochs).params), state
 
-    monkeypatch.setattr(FedAvgClient, "train", idle)
+    monkeypatch.setattr(Client, "train", idle)
     with groups() as counted:
         assert difference(launch, ["method=fedavg", "fraction=1"]) < CLOSE
     assert counted["steps", 2] > 0

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet import config
-from fedhet.core.messages import Broadcast
+from fedhet.core.kernel import Client, Message, Result, State, Term, serves
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.fused.steps import Training
-from fedhet.methods.fedavg import FedAvgClient
 from fedhet.models import CharLSTM
 from fedhet.testing import check_equal, run_quietly
 
@@ -79,41 +79,60 @@ def test_such_clients_have_the_bytes_of_one_after_another(
     assert reason.replace("\\", "") in said
 
 
-class OwnScale(FedAvgClient):
-    """Its loss has a factor of the client's own, which it reads where it must not."""
-
-    def prepare(self, msg: Broadcast) -> Prepared:
-        self.scale = torch.tensor(1.0 + msg.pid)
-        return {"scale": self.scale}
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return super().losses(params, batch, own) * self.scale  # type: ignore[operator]
+SCALES: dict[int, Tensor] = {}  # of each client its own, which a term must not read by itself
 
 
-class GivenScale(OwnScale):
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return FedAvgClient.losses(self, params, batch, own) * own["scale"]  # type: ignore
+def scaled(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    """The loss with a factor of the client's own."""
+    return batch.workspace.task.criterion(batch.logits, batch.y) * own["scale"]
 
 
-class OwnGradient(OwnScale):
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return FedAvgClient.losses(self, params, batch, own)  # type: ignore[return-value]
+class Scaled(Client):
+    """Trains with a factor of its own, which it reads where it must not."""
 
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        torch._foreach_mul_(list(grads.values()), self.scale)
+    def _terms(self, pid: int) -> dict[str, Any]:
+        scale = SCALES.setdefault(pid, torch.tensor(1.0 + pid))
+
+        def loss(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+            return batch.workspace.task.criterion(batch.logits, batch.y) * scale
+
+        return {"loss": Term("loss", loss)}
+
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        return Result(site.fit(msg.weights, **self._terms(msg.pid)).params), state
+
+
+class GivenScale(Scaled):
+    def _terms(self, pid: int) -> dict[str, Any]:
+        return {"loss": Term("loss", scaled, {"scale": torch.tensor(1.0 + pid)})}
+
+
+class OwnGradient(Scaled):
+    def _terms(self, pid: int) -> dict[str, Any]:
+        scale = SCALES.setdefault(pid, torch.tensor(1.0 + pid))
+
+        def factors(params: AnyTree, batch: None, own: Tree) -> Tree:
+            return dict.fromkeys(own, scale)
+
+        return {"terms": [Term("scale", factors, dict.fromkeys(names(), torch.zeros(())))]}
+
+
+def names() -> list[str]:
+    return [name for name, _ in digits().model().named_parameters()]
 
 
 @pytest.mark.parametrize(
-    ("cls", "fused"), [(OwnScale, False), (OwnGradient, False), (GivenScale, True)]
+    ("cls", "fused"), [(Scaled, False), (OwnGradient, False), (GivenScale, True)]
 )
-def test_a_hook_that_reads_another_tensor_than_it_is_given_is_found(
+def test_a_term_that_reads_another_tensor_than_it_is_given_is_found(
     launch: Launch,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    cls: type[FedAvgClient],
+    cls: type[Client],
     fused: bool,
 ) -> None:
-    monkeypatch.setattr("fedhet.methods.fedavg.FedAvg.client_cls", cls)
+    monkeypatch.setattr("fedhet.methods.fedavg.FedAvg.client", cls)
     lines = [*LINES, "method=fedavg", "client.lr=0.02"]
     alone = launch(*lines, task=digits())
     with groups() as counted, caplog.at_level(logging.INFO, "fedhet"):
@@ -126,10 +145,11 @@ def test_a_hook_that_reads_another_tensor_than_it_is_given_is_found(
 
 
 # ---- failures
-class Fails(FedAvgClient):
-    def prepare(self, msg: Broadcast) -> None:
+class Fails(Client):
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
         if msg.pid == 1:
             raise ValueError("not today")
+        return []
 
 
 @pytest.mark.parametrize("k", ["off", 1, 3])
@@ -137,7 +157,7 @@ def test_a_client_that_fails_leaves_the_others_alone(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, k: int | str
 ) -> None:
     lines = [*LINES, "method=fedavg", "on_failure=skip", "fraction=1"]
-    monkeypatch.setattr("fedhet.methods.fedavg.FedAvg.client_cls", Fails)
+    monkeypatch.setattr("fedhet.methods.fedavg.FedAvg.client", Fails)
     run = launch(*lines, f"engine.fused={k}", task=digits())
     assert {(f["pid"], f["phase"]) for f in run.summary["failures"]} == {(1, "train")}
     if k == 3:  # the bytes of groups in which nobody fails do not depend on the group either

@@ -49,7 +49,7 @@ def test_renormalised_prototypes_have_length_one(federation: Callable[..., Any])
     for renormalise in (False, True):
         run = federation(toy_task(), FedPCL, options={"renormalise": renormalise}, rounds=1).run()
         mean = run.strategy.weights["prototypes"]["mean"]
-        sets = run.strategy.state["clients"].flatten(0, 1)
+        sets = run.strategy.run.states["method"]["clients"].flatten(0, 1)
         for rows in (mean, sets):
             ones = torch.ones(len(rows))
             assert torch.allclose(rows.norm(dim=1), ones, atol=1e-6) is renormalise
@@ -70,7 +70,7 @@ def test_a_class_that_no_participant_has_keeps_its_prototype(
         assert torch.equal(slot["mean"][other], before[other])
         assert not torch.equal(slot["mean"][own], before[own])
         # the filled row of its own set
-        assert torch.equal(run.strategy.state["clients"][0, other], before[other])
+        assert torch.equal(run.strategy.run.states["method"]["clients"][0, other], before[other])
 
 
 @pytest.mark.parametrize("unseen", ["exclude", "global"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client import FedClient
 from fedhet.core.groups import Noise
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Update
+from fedhet.core.kernel import Client, Expected, Message, Result, State, Step, serves
+from fedhet.core.messages import EVALUATE, Failure
 from fedhet.core.noise import mechanism, seeded, unpredictable
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.site import Fitted, Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fednorm import FedNormPlugin, Z
+from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.sgdm import SGDM
 
@@ -88,7 +89,7 @@ def test_the_norm_of_all_tensors_together_is_clipped() -> None:
     ids=["fedavg", "fednorm", "sgdm", "fedsgd"],
 )
 def test_without_clipping_and_noise_it_is_the_method(
-    federation: Federation, cls: type[FedStrategy], plugins: Callable[[], Any]
+    federation: Federation, cls: Any, plugins: Callable[[], Any]
 ) -> None:
     """Bit for bit, with batch norm too, but for its counter, which goes back as it came."""
 
@@ -116,7 +117,7 @@ def test_a_reply_is_what_it_was_but_for_the_noise(federation: Federation) -> Non
     for (_, before), (_, after) in zip(literal, noised, strict=True):
         for name, value in before.weights.items():
             differences.append((after.weights[name] - value).flatten())
-        differences.append(after.extras[Z] - before.extras[Z])
+        differences.append(after.extras["fednorm.z"] - before.extras["fednorm.z"])
     spread = torch.cat(differences)
     assert len(spread) == 4 * (4 * 3 + 3 + 3 * 2 + 2 + 3)
     assert float(spread.std()) == pytest.approx(2.0, rel=0.2)
@@ -128,7 +129,7 @@ def test_each_kind_of_value_is_clipped_by_itself(federation: Federation) -> None
     for msg, update in replies(federation(toy_task(), FedAvg, **how)):
         change = {name: t.double() - msg.weights[name] for name, t in update.weights.items()}
         assert trees.norm(change) == pytest.approx(0.01, rel=1e-4)
-        assert trees.norm({"z": update.extras[Z]}) == pytest.approx(0.01, rel=1e-4)
+        assert trees.norm({"z": update.extras["fednorm.z"]}) == pytest.approx(0.01, rel=1e-4)
 
 
 def test_variances_of_batch_norm_stay_variances(federation: Federation) -> None:
@@ -149,10 +150,13 @@ def test_real_clients_draw_noise_that_the_seed_does_not_tell(federation: Federat
 
 
 def test_no_metric_leaves_a_client_but_seconds_and_the_count(federation: Federation) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Talks(FedNormPlugin):
-        def finish(self, update: Update) -> None:
-            super().finish(update)
-            update.metrics["loss"] = 0.5
+        def finish(
+            self, msg: Message, state: State, site: Site, fitted: Fitted
+        ) -> tuple[Result, State]:
+            result, state = super().finish(msg, state, site, fitted)
+            return replace(result, metrics={"loss": 0.5}), state
 
     for _, update in replies(
         federation(toy_task(), FedAvg, plugins=lambda: [Talks()], noise=Noise(1.0))
@@ -170,37 +174,27 @@ def test_clients_evaluate_nothing(federation: Federation) -> None:
     assert "set eval.clients=false" in reply.cause
 
 
-class Speaking(FedClient):
-    """Sends one extra more."""
+def told(
+    federation: Federation,
+    extra: Any,
+    expected: Mapping[str, Expected],
+    weights: Callable[[Any], Any] = dict,
+) -> Any:
+    """The reply of a client that sends one extra, x, to a server that expects this."""
 
-    extra: Any = 3
+    class Speaking(Client):
+        @serves
+        def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+            return Result(weights(site.fit(msg.weights).params), {"x": extra}), state
 
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        update.extras["own.x"] = self.extra
-        return update
-
-
-class Public(Speaking):
-    public = ("own.x",)
-
-
-class Infinite(Speaking):
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        update.weights["head.bias"].fill_(math.inf)
-        return update
-
-
-def told(federation: Federation, client: type[Speaking], extra: Any, releases: int) -> Any:
+    @dataclass(frozen=True, kw_only=True)
     class Speaks(FedAvg):
-        client_cls = client
+        name = "own"
+        client = Speaking
 
-        def check(self, update: Update) -> None:
-            update.read.add("own.x")
+        def expects(self, step: Step) -> Mapping[str, Expected]:
+            return expected
 
-    Speaks.releases = releases
-    client.extra = extra
     return replies(federation(toy_task(), Speaks, noise=Noise(1.0)))[0][1]
 
 
@@ -212,24 +206,47 @@ def told(federation: Federation, client: type[Speaking], extra: Any, releases: i
         (True, r"'own\.x' is .*noise cannot cover"),
         (torch.arange(3), r"'own\.x' is .*noise cannot cover"),
         ({"n": torch.arange(3)}, r"'own\.x\.n' is .*noise cannot cover"),
-        (0.5, "2 releases, .* 1: set `releases`"),
-        (torch.zeros(2), "2 releases, .* 1: set `releases`"),
+        (0.5, "2 releases, .* 1: `expects` has to name each"),
+        (torch.zeros(2), "2 releases, .* 1: `expects` has to name each"),
     ],
     ids=str,
 )
+@pytest.mark.parametrize("expected", [{}, {"x": Expected(whole=True)}], ids=["nothing", "whole"])
 def test_what_no_noise_covers_or_no_one_counts_is_not_sent(
-    federation: Federation, extra: Any, problem: str
+    federation: Federation, extra: Any, problem: str, expected: dict[str, Expected]
 ) -> None:
-    reply = told(federation, Speaking, extra, 0)
+    reply = told(federation, extra, expected)
     assert isinstance(reply, Failure)
     with pytest.raises(AssertionError, match=problem):
         raise AssertionError(reply.cause)
 
 
 def test_what_is_public_or_counted_is_sent(federation: Federation) -> None:
-    assert told(federation, Public, 3, 0).extras["own.x"] == 3
-    number = told(federation, Speaking, 0.5, 1).extras["own.x"]
+    public = {"x": Expected(whole=True, public=True)}
+    assert told(federation, 3, public).extras["own.x"] == 3
+    number = told(federation, 0.5, {"x": Expected()}).extras["own.x"]
     assert isinstance(number, float)
     assert number != 0.5
-    reply = told(federation, Infinite, 0.5, 1)
+    parts = {"x": Expected(like={"n": torch.tensor(0), "t": torch.zeros(2)}, public=("n",))}
+    tree = {"n": torch.tensor(7), "t": torch.zeros(2)}
+    sent = told(federation, tree, parts).extras["own.x"]
+    assert int(sent["n"]) == 7 and not sent["t"].eq(0).any()
+
+    def infinite(params: Any) -> Any:
+        return {**params, "head.bias": params["head.bias"] + math.inf}
+
+    reply = told(federation, 0.5, {"x": Expected()}, infinite)
     assert "weights cannot be sent: its norm is inf" in reply.cause
+
+
+def test_what_noise_has_spoilt_is_repaired_or_refused(federation: Federation) -> None:
+    """By the limits that `expects` states, from the noised value alone; then by `repair`."""
+    noise = {"x": Expected(shape=(64,), low=0.0, high=0.25, repair=lambda x: x.ceil())}
+    value = told(federation, torch.zeros(64), noise).extras["own.x"]
+    assert set(value.tolist()) == {0.0, 1.0}
+    number = {"x": Expected(low=0.5, high=0.5)}
+    assert told(federation, 3.0, number).extras["own.x"] == 0.5
+    public = {"x": Expected(low=0.0, high=1.0, public=True)}
+    assert (
+        told(federation, 3.0, public).extras["own.x"] == 3.0
+    )  # as it is, for the server to refuse
