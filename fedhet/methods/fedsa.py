@@ -353,10 +353,7 @@ class FedSA(Method):
 
     name = "fedsa"
     needs_all = True
-    refuses = {
-        "krum": "it selects the clients that are alike, and FedSA needs those that differ",
-        "norm_clip": "it shortens differences of the weights, by which FedSA finds clusters",
-    }
+    needs = frozenset({"differences"})
 
     cv_t: float = setting(0.2, low=0, high=1)
     sim_t: float = setting(0.2, low=0, high=1)

@@ -13,7 +13,6 @@ from composing import composed
 from contracts.runs import rows, validated
 from contracts.tasks import with_dropout
 from contracts.test_jumps import attack, deeper
-from fedhet.core.bound import client_of
 from flwr.client import Client as FlowerClient
 from flwr.common import (
     Code,
@@ -145,7 +144,7 @@ def test_the_weights_are_those_of_the_classes_alone(
     expected = federation(with_dropout(), cls, **how).run()
     run = federation(with_dropout(), cls, **how)
     nodes = joined(
-        lambda properties: client_of(cls, {}, run.workspace, plugins(), run.store, properties),
+        lambda properties: FedClient(run.workspace, cls(), plugins(), run.store, properties),
         total,
     )
     StrategyAdapter(run.strategy)

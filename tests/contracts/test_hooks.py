@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedhet.core import kernel
 from fedhet.core.check import setting
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Client,
@@ -30,15 +29,12 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.kernel import Plugin as OldPlugin
 from fedhet.core.messages import Extras, LocalSettings
 from fedhet.core.site import Fitted, Site
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.scaffold import Scaffold
 
 Federation = Callable[..., Any]
@@ -188,69 +184,6 @@ def test_the_cosine_schedule(federation: Federation) -> None:
     assert rates == pytest.approx([0.4, 0.75 * 0.2, 0.25 * 0.1])
 
 
-class Solitary(OldPlugin):
-    """Refuses a plug-in and a method."""
-
-    name = "solitary"
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        return {"fedprox": "it pulls", "scaffold": "it corrects"}
-
-
-class Choosy(FedStrategy):
-    """Refuses a plug-in."""
-
-    name = "choosy"
-
-    @property
-    def refuses(self) -> dict[str, str]:
-        return {"solitary": "no company"}
-
-
-@pytest.mark.parametrize(
-    ("cls", "plugins", "message"),
-    [
-        (FedAvg, lambda: [Solitary(), FedProxPlugin()], "'solitary' refuses 'fedprox': it pulls"),
-        (FedAvg, lambda: [FedProxPlugin(), Solitary()], "'solitary' refuses 'fedprox': it pulls"),
-        (Scaffold, lambda: [Solitary()], "'solitary' refuses 'scaffold': it corrects"),
-        (Choosy, lambda: [Solitary()], "choosy refuses plugin 'solitary': no company"),
-    ],
-)
-def test_refusals(
-    federation: Federation, cls: type, plugins: Callable[[], list[Any]], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        federation(toy_task(), cls, plugins=plugins)
-
-
-def test_a_plugin_that_records_under_the_old_name_is_refused(federation: Federation) -> None:
-    run = federation(toy_task(), FedAvg, plugins=lambda: [Solitary()])
-    run.strategy.plugins[0].report = {"pulls": 1.0}  # type: ignore[attr-defined]
-    run.step()
-    with pytest.raises(ConfigError, match=r"solitary assigns self\.report, which is"):
-        run.strategy.current.recorded
-
-
-def test_hooks_in_an_old_form_are_refused_where_the_class_is_made() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"Old has losses\(self, batch\), which is called as losses\(self, params, batch, own",
-    ):
-
-        class Old(OldPlugin):
-            def losses(self, batch: Batch) -> Tensor:  # type: ignore[override]
-                return batch.logits.new_zeros(len(batch.y))
-
-    with pytest.raises(
-        ConfigError, match=r"gradient\(self, grads\), .*gradient\(self, grads, params, own"
-    ):
-
-        class OldClient(FedClient):
-            def gradient(self, grads: list[Tensor]) -> None:  # type: ignore[override]
-                grads[0].zero_()
-
-
 # ---- what is wrong is said where the class, the piece or the term is made
 BASES = {"method": Method, "derived": FedAvg, "client": Client, "plugin": Plugin}
 
@@ -287,7 +220,7 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
     ("base", "name", "function", "called"),
     [
         ("method", "weight", lambda self, update: 1.0, "self, step, update"),
-        ("derived", "init", lambda self: {}, "self, setting"),
+        ("derived", "setup", lambda self: {}, "self, setting"),
         ("derived", "merge", lambda self, updates, old: {}, "self, step, state, old, updates"),
         ("client", "train", lambda self, msg: None, "self, msg, state, site"),
         ("client", "terms", lambda self, msg, site, state: [], "self, msg, state, site"),

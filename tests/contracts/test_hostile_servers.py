@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 import torch
 from contracts.hostile import Federation, Header
-from fedhet.core.bound import client_of
 
 from fedhet import stores
 from fedhet.core.client import FedClient
-from fedhet.core.client import serves as in_old_form
 from fedhet.core.errors import Rejected
 from fedhet.core.kernel import Client, Message, Plugin, State, serves
-from fedhet.core.kernel import Plugin as OldPlugin
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
@@ -111,9 +108,8 @@ def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
     """The toy task has four clients; this node hosts 0 and 2."""
     run = federation(toy_task(), Scaffold)
     msg = run.strategy.plan(1)[0]
-    client = client_of(
-        Scaffold, {}, run.workspace, [], run.store, {"partition-id": 0, "num-partitions": 2}
-    )
+    place = {"partition-id": 0, "num-partitions": 2}
+    client = FedClient(run.workspace, Scaffold(), [], run.store, place)
     msg.pid = pid
     reply = client.handle(msg)
     assert isinstance(reply, Failure) and f"the message is for client {pid}" in reply.cause
@@ -171,25 +167,6 @@ def test_what_serves_a_phase(federation: Federation) -> None:
     names = ["train", "measure", "explore", "views", "terms", "_helper", "options", "name", "data"]
     assert [name for name in names if client.served(name)] == ["train", "measure"]
     assert [name for name in names if plugin.served(name)] == ["explore"]
-
-
-def test_what_serves_a_phase_in_the_old_form() -> None:
-    class Mine(FedClient):
-        explore: Any = None
-
-        def measure(self, msg: Broadcast) -> Any: ...
-
-    class Explores(OldPlugin):
-        def explore(self, msg: Broadcast) -> Any: ...
-
-    mine = Mine.__new__(Mine)
-    assert in_old_form(mine, "train", FedClient) and in_old_form(mine, "measure", FedClient)
-    assert not in_old_form(mine, "explore", FedClient)
-    assert not in_old_form(mine, "start", FedClient)
-    plugin = Explores()
-    assert in_old_form(plugin, "explore", OldPlugin)
-    assert not in_old_form(plugin, "prepare", OldPlugin)
-    assert not in_old_form(plugin, "train", OldPlugin)
 
 
 # ---- what lies on the client's disk

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from fedhet.core.bound import client_of
 from torch import Tensor
 
+from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
 from fedhet.core.task import ClientData, Samples, Task
@@ -236,8 +236,8 @@ def test_a_client_with_other_plugins_is_refused(
     federation: Callable[..., Any], plugins: list[FedNormPlugin]
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()])
-    run.client = lambda: client_of(FedAvg, {}, run.workspace, plugins, run.store)
-    message = r"client 3 .*differ in their plug-ins.*fednorm.*on the server.*here"
+    run.client = lambda: FedClient(run.workspace, FedAvg(), plugins, run.store)
+    message = r"client 3 .*differ in their method, in their plug-ins.*fednorm.*on the server.*here"
     with pytest.raises(RunFailed, match=message):
         run.step()
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from composing import composed
 from data.image_data import save_image
-from fedhet.core.bound import client_of
 from torch import nn
 
+from fedhet.core.client import FedClient
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Broadcast, LocalSettings, Update
 from fedhet.core.site import Site
@@ -185,7 +185,7 @@ def trained(
     Spy.batches = []
     spy, place = Spy(), workspace(seen)
     msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
-    reply = client_of(FedAvg, {}, place, [spy], MemoryStore()).handle(msg)
+    reply = FedClient(place, FedAvg(), [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
     return seen, spy.batches
 
