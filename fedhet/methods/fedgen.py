@@ -278,9 +278,8 @@ class FedGen(Method):
         classes, like = workspace.task.classes, workspace.initial["head.weight"]
         with workspace.seeded("fedgen.init"):
             g = new_generator(self.noise_dim, classes, self.hidden, like.shape[1])
-        return {
-            SLOT: {n: t.to(like if t.is_floating_point() else like.device) for n, t in g.items()}
-        }
+        kinds = {n: like.dtype if t.is_floating_point() else t.dtype for n, t in g.items()}
+        return {SLOT: {n: t.to(like.device, kinds[n]) for n, t in g.items()}}
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if not state["counts"] or not (self.lam or self.kl):
@@ -289,8 +288,14 @@ class FedGen(Method):
         return {"generator": step.slots[SLOT], "law": law} if law.any() else {}
 
     def expects(self, step: Step) -> dict[str, Expected]:
-        shape, least = (step.workspace.task.classes,), step.workspace.min_count
-        return {"counts": Expected(shape=shape, whole=True, counts=least)}
+        classes, least = step.workspace.task.classes, step.workspace.min_count
+        return {
+            "counts": Expected(
+                shape=(classes,),
+                whole=True,
+                check=lambda _, u: u.counts("fedgen.counts", u.num_examples, classes, least),
+            )
+        }
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The mean of the weights; the generator is trained against the heads just received.

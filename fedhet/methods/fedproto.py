@@ -172,10 +172,14 @@ class FedProto(Method):
         return {"prototypes": slots[SLOT]}
 
     def expects(self, step: Step) -> dict[str, Expected]:
-        none, least = no_prototypes(step.workspace), step.workspace.min_count
+        classes, least = step.workspace.task.classes, step.workspace.min_count
         return {
-            "prototypes": Expected(like={"mean": none["mean"]}),
-            "counts": Expected(shape=none["has"].shape, whole=True, counts=least),
+            "prototypes": Expected(like={"mean": no_prototypes(step.workspace)["mean"]}),
+            "counts": Expected(
+                shape=(classes,),
+                whole=True,
+                check=lambda _, u: u.counts("fedproto.counts", u.num_examples, classes, least),
+            ),
         }
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
