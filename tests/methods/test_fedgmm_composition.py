@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Broadcast
-from fedhet.core.task import Samples
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -159,13 +159,15 @@ def test_fednorm_sees_the_weights_that_agg_count_asks_for(fedgmm: Launch) -> Non
     np.testing.assert_allclose(ratios / ratios[0], expected / expected[0], rtol=1e-9)
 
 
+@dataclass(frozen=True)
 class Half(Plugin):
     """Weighs every sample by a half."""
 
     name = "half"
 
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.full((len(data),), 0.5, dtype=torch.float64)
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        w = torch.full((len(site.data),), 0.5, dtype=torch.float64)
+        return [Term("weight", lambda params, batch, own: own["w"], {"w": w})]
 
 
 def test_sample_weights_of_two_plugins_multiply_in_either_order(federation: Launch) -> None:

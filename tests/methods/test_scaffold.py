@@ -149,7 +149,7 @@ def test_c_is_the_mean_of_all_controls(
     for _ in range(7):
         run.step()
         for plugin in run.strategy.plugins:
-            recorded = plugin.recorded
+            recorded = run.strategy.current.recorded[plugin.name]
             share[recorded["pids"]] = recorded["weights"] * len(recorded["pids"])
     sent = run.strategy.plan(8)[0].extras["scaffold.c"]
     trained = [name for name, _ in run.workspace.model.named_parameters()]
