@@ -403,7 +403,7 @@ class Checkpoints(Callback):
                 # From which the clients go on, and those of their best evaluation.
                 all_needs(
                     {pid: [version] for pid, version in versions.items()}
-                    for versions in (self._strategy.versions, *self._strategy.pinned.values())
+                    for versions in (self._strategy.versions, *self._strategy.run.pinned.values())
                 ),
                 self._store.load if self._store else None,
                 RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),

@@ -16,7 +16,6 @@ import fedhet
 from fedhet import config
 from fedhet.config import catalogue, composition
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.run import Run
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
@@ -86,17 +85,6 @@ def test_with_other_workers(first: int, then: int) -> None:
 def test_under_ray(engines: tuple[str, str]) -> None:
     line = "method=ditto rounds=2 partition.clients=4"
     check_resume(*shortened(line), f"engine={engines[0]}", again=(f"engine={engines[1]}",))
-
-
-def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Run.as_values
-    monkeypatch.setattr(Run, "as_values", lambda run: {**whole(run), "states": START})
-    with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\."):
-        check_resume(*shortened("method=sgdm"), task=toy_task())
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhet.checkpoint.RUN", "another name")
 
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
