@@ -171,10 +171,10 @@ class FedClient(NumPyClient):
         self.trainer.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
-            for word in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
-                if word not in plugin.breaks:
+            for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
+                if not plugin.breaks.keys() & words:
                     raise TypeError(
-                        f"{type(plugin).__qualname__} has to state {word!r} in `breaks`"
+                        f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
                     )
             self.trainer.terms += terms
         prepared = now()

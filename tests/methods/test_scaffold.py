@@ -213,7 +213,7 @@ def test_bad_options_are_named(federation: Federation) -> None:
 
 
 def test_strategy_and_client_stay_short() -> None:
-    """What a method adds to FedAvg fits on one screen; the bookkeeping is in ControlVariates."""
+    """What a method adds to FedAvg fits on one screen."""
     source = inspect.getsource(scaffold)
     lines = source.splitlines()
     code = 0
