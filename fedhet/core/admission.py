@@ -24,7 +24,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
-from fedhet.core.owners import check_extras
+from fedhet.core.owners import check_extras, prefixed
 from fedhet.core.phases import Record, locate
 from fedhet.core.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
@@ -53,17 +53,17 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
             sizes = messages.payload(phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
+                unexpected = set(reply.extras)
                 for piece in pieces:
                     expected = step.expected[strategy.key(piece)]
                     check_extras(piece.name, expected, reply, step.shapes)
-                reply.weight = strategy.weight(reply)
-                # Extras that are read without a check would end the run where they are bad, and
-                # others only occupy the server.
-                if unread := sorted(set(reply.extras) - reply.read):
+                    unexpected -= prefixed(piece.name, expected).keys()
+                if unexpected:  # they would only occupy the server
                     raise ValueError(
-                        f"unexpected extras {trees.shown(unread)}; what a method expects, its"
-                        " `expects` names"
+                        f"unexpected extras {trees.shown(sorted(unexpected))}; what a method"
+                        " expects, its `expects` names"
                     )
+                reply.weight = strategy.weight(reply)
             except ValueError as error:
                 reply = step.failure(reply.pid, str(error), "refused")
                 sizes = {REFUSED: sum(sizes.values())}  # the client has chosen the names

@@ -192,7 +192,7 @@ class FedClient(NumPyClient):
             state.keep(after)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
-        self._release(piece, [*plugins, *([] if piece in plugins else [piece])], update)
+        self._release([*plugins, *([] if piece in plugins else [piece])], update)
         update.metrics["seconds.train"] = worked - prepared
         update.metrics["seconds.extras"] = prepared - began + now() - worked
         return update
@@ -245,7 +245,7 @@ class FedClient(NumPyClient):
         update.extras = sent_extras(piece, result)
         return update
 
-    def _release(self, owner: Piece, pieces: Sequence[Piece], update: Update) -> None:
+    def _release(self, pieces: Sequence[Piece], update: Update) -> None:
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         step = Step(
