@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -110,7 +111,10 @@ def test_generous_limits_are_the_mean_bit_for_bit(
 
 @pytest.mark.parametrize("cls", [FedAvg, SGDM, FedSGD])
 def test_nothing_trimmed_is_the_mean_without_weights(federation: Federation, cls: type) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Uniform(cls):  # type: ignore[misc, valid-type]
+        breaks = {}
+
         def weight(self, step: kernel.Step, update: kernel.Update) -> float:
             return 1.0
 
