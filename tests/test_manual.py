@@ -1,180 +1,257 @@
-"""docs/extending.md is complete and true: hooks, signatures, their order, attributes, recipes."""
+"""docs/extending.md is complete and true: an author's words, signatures, their order, recipes."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import fields
-from functools import cache, cached_property
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from flwr.client import NumPyClient
-from flwr.server.strategy import Strategy
 
-import fedhet.core.messages
-from fedhet.core import trees
-from fedhet.core.client import FedClient
-from fedhet.core.errors import ConfigError
+from fedhet.core import kernel, trees
+from fedhet.core.check import setting
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.kernel import Phase, Plugin
-from fedhet.core.messages import Broadcast, LocalSettings, Message, Update
+from fedhet.core.kernel import (
+    KINDS,
+    WORDS,
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Phase,
+    Plugin,
+    Result,
+    Step,
+    Term,
+    Update,
+)
+from fedhet.core.messages import LocalSettings
+from fedhet.core.messages import Update as Reply
 from fedhet.core.setting import Setting
-from fedhet.core.state import ClientState
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.training import Batch, LocalTraining
-from fedhet.core.workspace import Workspace
+from fedhet.core.site import Fitted, Site
+from fedhet.core.training import Batch
+from fedhet.core.workspace import Scope, Workspace
 from fedhet.data.toy import toy_task
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MANUAL = PAGE[PAGE.index("## What a run calls, in order") : PAGE.index("## Inside or outside")]
-TEXT = " ".join(re.sub(r"```.*?```", "", MANUAL, flags=re.DOTALL).replace("\\|", "|").split())
+TEXT = " ".join(re.sub(r"```.*?```", "", MANUAL, flags=re.DOTALL).split())
 CODE = set(re.findall(r"`([^`]+)`", TEXT))
-WORDS = {word for code in CODE for word in re.findall(r"\w+", code)}
-AUTHORS = (FedStrategy, FedClient, LocalTraining, Plugin)
-# What authors only call, so that its signature is in the manual too.
-CALLED = {
-    FedStrategy: {"mergeable", "sent"},
-    LocalTraining: {
-        "train_model",
-        "full_gradient",
-        "apply_gradient_hooks",
-        "recorded",
-        "descent",
-        "orders",
-        "train_mode",
-        "generator",
-    },
-    Message: {"boolean", "text", "scalar", "integer", "tensor", "tree", "counts"},
-    ClientState: {"get", "put"},
-    Workspace: {name for name, member in vars(Workspace).items() if inspect.isfunction(member)},
+ANNOTATIONS = __future__.annotations.compiler_flag
+LIMIT = 4500  # words of the page
+
+# What an author of methods and plug-ins has to know: all of it, and nothing else.
+HOOKS = {
+    Method: (
+        "scope",
+        "local",
+        "evaluates",
+        "setup",
+        "slots",
+        "phases",
+        "broadcast",
+        "expects",
+        "weight",
+        "merge",
+        "shows",
+        "personal",
+    ),
+    Client: ("train", "terms", "views", "personal_module"),
+    Plugin: (
+        "setup",
+        "slots",
+        "phases",
+        "local",
+        "broadcast",
+        "expects",
+        "data",
+        "terms",
+        "finish",
+        "weight",
+        "weights",
+        "after",
+    ),
 }
+FACTS = {
+    Method: ("name", "needs", "breaks", "client", "requires", "fixed", "needs_all"),
+    Plugin: ("name", "needs", "breaks", "keeps_all", "reweighs", "unsized"),
+    Client: ("options",),
+}
+SITE = (
+    "pid",
+    "n",
+    "msg",
+    "workspace",
+    "data",
+    "own",
+    "keeps",
+    "fit",
+    "model",
+    "outputs",
+    "gradient",
+    "adapt",
+    "order",
+    "stream",
+)
+VALUES = (Message, Result, Update, Expected, Step, Merged, Fitted, Batch, Phase)
+HELPERS = ("Term", "Scope", "serves", "setting", "trees")
+# What fedhet calls on a piece, and an author leaves alone.
+OURS = {"GROUP", "settings", "digest", "overrides"}
 
 
-@cache
-def overridable(cls: type) -> list[str]:
-    """The public members below the comment "what a method overrides"; all of a plug-in's."""
-    if cls is Plugin:
-        return [name for name in members(cls) if name not in ("name",)]
-    source = inspect.getsource(cls)
-    part = source.partition("# ---- what a method overrides\n")[2].partition("\n    # ----")[0]
-    return re.findall(r"(?m)^    def ([a-z]\w*)\(", part)
+def names(pieces: dict[Any, tuple[str, ...]]) -> set[str]:
+    return {name for of_class in pieces.values() for name in of_class}
 
 
-def members(cls: type) -> Iterator[str]:
-    """The public functions and properties that the class itself defines."""
-    for name, member in vars(cls).items():
-        defined = inspect.isfunction(member) or isinstance(member, property | classmethod)
-        if not name.startswith("_") and (defined or isinstance(member, cached_property)):
-            yield name
+def public(cls: type) -> set[str]:
+    """Its fields, functions and properties, with those of fedhet's own bases."""
+    bases = [base for base in cls.__mro__ if base not in (object, tuple)]
+    found = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))}
+    return {name for name in found if not name.startswith("_")}
 
 
+def test_the_lists_of_this_test_are_an_authors_words() -> None:
+    for cls, hooks in HOOKS.items():
+        assert set(cls._hooks) <= set(hooks)  # those that are no class methods
+    assert public(Method) == {*HOOKS[Method], *FACTS[Method], *OURS}
+    assert public(Plugin) == {*HOOKS[Plugin], *FACTS[Plugin], *OURS}
+    assert public(Client) == set(HOOKS[Client])
+    assert public(Site) | {"pid", "n", "msg"} == set(SITE)
+
+
+def count() -> dict[str, int]:
+    return {
+        "hooks": len(names(HOOKS)),
+        "facts": len(names(FACTS)),
+        "of a site": len(SITE),
+        "values": len(VALUES),
+        "helpers": len(HELPERS),
+        "words": len(WORDS),
+    }
+
+
+def test_there_are_no_more_than_there_were() -> None:
+    """Who adds one says here for what."""
+    assert count() == {
+        "hooks": 20,
+        "facts": 11,
+        "of a site": 14,
+        "values": 9,
+        "helpers": 5,
+        "words": 13,
+    }
+    assert len(PAGE.split()) <= LIMIT
+
+
+# ---- what the manual names
 def written(cls: type, name: str) -> str:
-    """The member as the manual writes it: without self, and with annotations as in the code."""
+    """The function as the manual writes it: without self, and with annotations as in the code."""
     member = inspect.getattr_static(cls, name)
-    if isinstance(member, property):
-        return f"{name}: {inspect.signature(member.fget).return_annotation}"  # type: ignore[arg-type]
-    function = member.__func__ if isinstance(member, classmethod) else member
-    signature = inspect.signature(function)
+    signature = inspect.signature(getattr(member, "__func__", member))
     parameters = list(signature.parameters.values())[1:]
     text = f"{name}{signature.replace(parameters=parameters)}"
     # Annotations are texts, which inspect puts into quotes.
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
-def documented() -> Iterator[tuple[type, str]]:
-    for cls in AUTHORS:
-        for name in overridable(cls):
-            yield cls, name
-    for cls, names in CALLED.items():
-        for name in sorted(names):
-            if not name.startswith("_"):
-                yield cls, name
+def test_every_hook_is_in_the_manual_with_its_signature_and_no_other() -> None:
+    signatures = {code for code in CODE if re.fullmatch(r"\w+\(.*\) -> .*", code)}
+    expected = {written(cls, name) for cls, hooks in HOOKS.items() for name in hooks}
+    assert signatures == expected
 
 
-def test_the_lists_of_this_test_are_not_empty() -> None:
-    assert {"merge", "check", "scope", "refuses"} <= set(overridable(FedStrategy))
-    assert {"train", "start", "views"} <= set(overridable(FedClient))
-    assert {"losses", "optimizer"} <= set(overridable(LocalTraining))
-    assert {"outgoing", "scale", "changes_weights"} <= set(overridable(Plugin))
-    assert written(Plugin, "merged") == "merged(new: Tree, old: Tree) -> Tree"
-    assert written(FedStrategy, "refuses") == "refuses: dict[str, str]"
+def listed(title: str) -> list[str]:
+    """The names at the beginning of the items of the list that follows a title."""
+    items = re.split(r"\n\n(?!- )", MANUAL[MANUAL.index(title) :].partition("\n\n")[2])[0]
+    heads = re.findall(r"(?m)^- (`[^:]*?)(?:, of a (?:method|plug-in))?:", items)
+    found = [code for head in heads for code in re.findall(r"`([^`]+)`", head)]
+    return [re.sub(r"\(.*", "", code) for code in found]
 
 
-def test_every_hook_is_in_the_manual_with_its_signature() -> None:
-    """It says when the hook runs, what it may change, and what it returns."""
-    lacking = [
-        f"{cls.__name__}: {written(cls, name)}"
-        for cls, name in documented()
-        if not {written(cls, name), f"workspace.{written(cls, name)}"} & CODE
-    ]
-    assert not lacking
+def sorted_names(found: list[str]) -> list[str]:
+    assert len(found) == len(set(found)), found
+    return sorted(found)
 
 
-def public_names(cls: type) -> set[str]:
-    """Members, fields, and the attributes that the docstring lists."""
-    section = (inspect.getdoc(cls) or "").partition("Attributes")[2]
-    listed = re.findall(r"(?m)^    ([a-z_, ]+): ", section)
-    names = {name.strip() for line in listed for name in line.split(",")} | set(members(cls))
-    names |= (
-        {field.name for field in fields(cls)} if hasattr(cls, "__dataclass_fields__") else set()
-    )
-    names -= {"commit"}  # fedhet's own
-    names -= {*vars(Strategy), *vars(NumPyClient)}
-    return {name for name in names if not name.startswith("_")}
+@pytest.mark.parametrize("cls", VALUES, ids=lambda cls: cls.__name__)
+def test_the_list_of_a_value_has_all_that_it_holds(cls: type) -> None:
+    expected = public(cls) - {"compared", "read"}  # which fedhet reads
+    assert sorted_names(listed(f"`{cls.__name__}`")) == sorted(expected)
 
 
-def test_every_public_name_is_in_the_manual() -> None:
-    classes = (*AUTHORS, *CALLED, Batch, Broadcast, Update, Phase, Setting)
-    assert not [
-        f"{cls.__name__}.{name}" for cls in classes for name in sorted(public_names(cls) - WORDS)
-    ]
+def test_the_other_lists_are_complete() -> None:
+    facts = names(FACTS) - {"options"}
+    assert sorted_names(listed("Besides functions, a class sets")) == sorted(facts)
+    assert "self.options.trim" in CODE
+    assert sorted_names(listed("`Site`, a client's place")) == sorted(SITE)
+    assert listed("kind says what becomes") == list(KINDS)
+    for kind, meaning in KINDS.items():
+        assert f"- `{kind}`: {meaning}\n" in MANUAL
+    assert listed("only as {}.") == list(WORDS)
+    for word, meaning in WORDS.items():
+        assert f"- `{word}`: {meaning}\n" in MANUAL
+    assert {f"`{field.name}`" for field in fields(LocalSettings)} <= set(re.findall("`.*?`", TEXT))
 
 
-def test_settings_of_local_training_are_listed() -> None:
-    assert {field.name for field in fields(LocalSettings)} <= WORDS
+def test_signatures_of_values_are_those_of_the_code() -> None:
+    assert "Term(kind, f, own={}, factor=1.0, draws=None)" in CODE
+    assert [f.name for f in fields(Term)] == ["kind", "f", "own", "factor", "draws"]
+    assert "Scope(trained=..., shared=..., why=...)" in CODE
+    assert [f.name for f in fields(Scope)] == ["trained", "shared", "why"]
+    fit = inspect.signature(Site.fit).parameters
+    item = " ".join(MANUAL[MANUAL.index("- `fit(start, terms)`") :].partition("\n- ")[0].split())
+    by_name = [name for name, one in fit.items() if one.kind is one.KEYWORD_ONLY]
+    assert re.findall(r"`(\w+)(?:=True)?`", item)[1:] == by_name
+    for name, arguments in re.findall(r"(?m)^- `(\w+)\(([a-z, ]*)\)", MANUAL):
+        parameters = list(inspect.signature(getattr(Site, name)).parameters.values())[1:]
+        positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert arguments == ", ".join(positional), name
 
 
-def test_no_signature_of_the_manual_is_out_of_date() -> None:
-    """What looks like a signature is that of a class."""
-    known = {
-        prefix + written(cls, name)
-        for cls in (*AUTHORS, *CALLED, Setting)
-        for name in members(cls)
-        if not isinstance(vars(cls)[name], cached_property)
-        for prefix in ("", "workspace.")
-    }
-    signatures = {code for code in CODE if re.fullmatch(r"[\w.]+\(.*\) -> .*", code)}
-    assert len(signatures) > 40
-    assert signatures <= known, signatures - known
+def test_what_the_manual_says_of_a_workspace_exists() -> None:
+    paragraph = MANUAL[MANUAL.index("A **workspace** is what") :].partition("\n\n")[0]
+    of_workspace, _, of_setting = paragraph.partition("A `setting` also has")
+    named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", of_workspace)) - {"setting", "step", "site"}
+    lists = set(listed("workspace then has these lists"))
+    attributes = inspect.getdoc(Workspace) or ""
+    for name in named | lists:
+        assert hasattr(Workspace, name) or re.search(rf"(?m)^    {name}: ", attributes), name
+    for name in re.findall(r"`(\w+)`", of_setting):
+        assert name in public(Setting), name
 
 
 # ---- the order
 def documented_order() -> list[tuple[str, str]]:
-    """(method or plug-in, hook) in the order of the manual's numbers."""
-    items = re.split(r"(?m)^(\d+)\. ", MANUAL.partition("\n## Phases")[0])
+    """(method, client or plug-in; hook) in the order of the manual's numbers."""
+    items = re.split(r"(?m)^(\d+)\. ", MANUAL.partition("\n## What the functions")[0])
     numbers = [int(number) for number in items[1::2]]
     assert numbers == list(range(1, len(numbers) + 1))
     order: list[tuple[str, str]] = []
     for item in items[2::2]:
-        owner = ""
+        owners: list[str] = []
         text = " ".join(item.partition("\n\n")[0].split())
-        for label, code in re.findall(r"\*\*(Method|Plug-in)\b|`([^`]+)`", text, re.IGNORECASE):
-            owner = label.lower() or owner
-            if hook := re.fullmatch(r"(\w+)(\(.*\) -> .*|: dict.*)", code):
-                order.append((owner, hook[1]))
+        for label, code in re.findall(r"\*\*(Method|Plug-in|Client)\b|`([^`]+)`", text, re.I):
+            if label:
+                owners.append(label.lower())
+            elif hook := re.fullmatch(r"(\w+)(\(.*\) -> .*)", code):
+                order += [(owner, hook[1]) for owner in owners]
+                owners = []
     return order
 
 
-def traced(cls: type, owner: str, calls: list[tuple[str, str]], **more: Any) -> type:
+def traced(cls: Any, owner: str, calls: list[tuple[str, str]], **more: Any) -> Any:
     """A subclass that notes each hook that is called on it."""
 
     def noting(name: str, hook: Any) -> Any:
+        @wraps(hook)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             calls.append((owner, name))
             return hook(self, *args, **kwargs)
@@ -184,87 +261,49 @@ def traced(cls: type, owner: str, calls: list[tuple[str, str]], **more: Any) -> 
     hooks: dict[str, Any] = {}
     for owner_of_hook, name in documented_order():
         member = inspect.getattr_static(cls, name, None)
-        if owner_of_hook != owner or member is None:
+        if owner_of_hook != owner or member is None or name in more:
             continue
-        if isinstance(member, property):
-            hooks[name] = property(noting(name, member.fget))
-        elif isinstance(member, classmethod):
+        if isinstance(member, classmethod):
             hooks[name] = classmethod(noting(name, member.__func__))
         else:
             hooks[name] = noting(name, member)
+    more = {name: value for name, value in more.items() if value is not None}
     return type(f"Traced{cls.__name__}", (cls,), {**hooks, **more})
 
 
 def test_the_order_is_that_of_a_run(federation: Callable[..., Any]) -> None:
     """Of each hook the first call counts."""
     calls: list[tuple[str, str]] = []
-    client = traced(FedClient, "method", calls)
-    strategy = traced(FedStrategy, "method", calls, client_cls=client)
-    plugin = traced(Plugin, "plug-in", calls, name="traced")
-    run = federation(toy_task(), strategy, plugins=lambda: [plugin()], rounds=1)
+    frozen = dataclass(frozen=True, kw_only=True)
+    client = traced(Client, "client", calls)
+    method = frozen(traced(Method, "method", calls, client=client, breaks={}))
+    # A plug-in has `weight` or `weights`; the last one is asked first.
+    one = frozen(traced(Plugin, "plug-in", calls, name="one", weight=None))
+    other = frozen(traced(Plugin, "plug-in", calls, name="other", weights=None))
+    run = federation(toy_task(), method, plugins=lambda: [one(), other()], rounds=1)
     run.step()
     for msg in evaluation_messages(run.strategy):
-        assert isinstance(run.client().handle(msg), Update)
+        assert isinstance(run.client().handle(msg), Reply)
     assert len(calls) > 40
-    assert list(dict.fromkeys(calls)) == documented_order()
+    first = list(dict.fromkeys(calls))
+    assert first == documented_order()
 
 
 # ---- the code
-def blocks(heading: str) -> list[str]:
-    section = re.split(r"(?m)^##+ ", MANUAL.partition(f"{heading}\n")[2])[0]
-    return [
-        textwrap.dedent(code) for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    ]
-
-
 def test_every_block_is_python() -> None:
     for code in re.findall(r" *```python\n(.*?)```", PAGE, re.DOTALL):
         ast.parse(textwrap.dedent(code))
 
 
-def functions(code: str) -> dict[str, Any]:
-    """The functions that a block defines, with the names that the manual uses."""
-    names: dict[str, Any] = {**vars(fedhet.core.messages), "trees": trees, "Phase": Phase}
-    names |= {"FedClient": FedClient, "FedStrategy": FedStrategy, "super": super}
-    names |= {"Iterator": Iterator, "Tree": dict, "AnyTree": dict, "Prepared": dict}
-    before = set(names)
-    exec(compile(code, "docs/extending.md", "exec"), names)
-    return {name: value for name, value in names.items() if name not in before}
-
-
-def test_the_recipes_work(federation: Callable[..., Any]) -> None:
-    """Put together they are one method."""
-    (server,) = blocks("### State on the server")
-    (steps,) = blocks("### Steps before the training")
-    (hooks,) = blocks("### Hooks also run before the training")
-    client_part = steps[steps.index("# client") :]
-    strategy_part = steps[: steps.index("# client")].replace("super()", "super(Mine, self)")
-    mine_client = functions(hooks)["MineClient"]
-    client_cls = type("MineClient", (mine_client,), functions(client_part))
-
-    def cohort_extras(self: Any, phase: Phase, step: int, cohort: list[int]) -> Any:
-        pull = {
-            name: torch.zeros_like(self.workspace.initial[name]) for name in self.workspace.trained
-        }
-        return {"mine.pull": pull} if phase.trains else {}
-
-    members = {**functions(server), "cohort_extras": cohort_extras, "rate": 0.5}
-    own = functions(strategy_part)
-    mine = type("Mine", (FedStrategy,), {**members, **own, "client_cls": client_cls})
-    own["phases"].__globals__["Mine"] = mine
-    run = federation(toy_task(), mine, rounds=2).run()
+def test_the_method_with_a_state_and_a_phase_works(federation: Callable[..., Any]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
+    given: dict[str, Any] = {**vars(kernel), "trees": trees, "setting": setting}
+    given |= {"Iterator": Iterator, "Site": Site, "Setting": Setting, "dataclass": dataclass}
+    given |= {"__name__": __name__}
+    exec(compile(code, "docs/extending.md", "exec", dont_inherit=True, flags=ANNOTATIONS), given)
+    run = federation(toy_task(), given["Mine"], rounds=2).run()
     assert [entry.name for entry in run.strategy.timetable] == ["survey", "train"]
     largest = max(float(client.train.x.max()) for client in toy_task().clients)
-    assert run.strategy.largest == pytest.approx(largest)
-    assert any(average.abs().sum() for average in run.strategy.average.values())
-
-
-def test_a_phase_needs_a_name_of_its_own(federation: Callable[..., Any]) -> None:
-    class Fits(FedStrategy):
-        name = "fits"
-
-        def phases(self) -> list[Phase]:
-            return [Phase("fit", 1, self.merge, slot=""), *super().phases()]
-
-    with pytest.raises(ConfigError, match=r"method=fits: its phase 'fit' .* FedClient\.fit"):
-        federation(toy_task(), Fits)
+    state = run.strategy.run.states["method"]
+    assert state["largest"] == pytest.approx(largest)
+    assert any(average.abs().sum() for average in state["average"].values())

@@ -16,7 +16,7 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
-from fedhet.core.kernel import SCALING, Method, Piece, Plugin, Step
+from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
 from fedhet.core.messages import (
     EVALUATE,
     LOST,
@@ -171,11 +171,11 @@ class FedClient(NumPyClient):
         self.trainer.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
-            scales = any(term.kind in SCALING for term in terms)
-            if scales and "plain steps" not in plugin.breaks:
-                raise TypeError(
-                    f"{type(plugin).__qualname__} scales steps: state 'plain steps' in `breaks`"
-                )
+            for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
+                if not plugin.breaks.keys() & words:
+                    raise TypeError(
+                        f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
+                    )
             self.trainer.terms += terms
         prepared = now()
         piece: Piece = owner or self.method

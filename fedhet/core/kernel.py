@@ -245,7 +245,9 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
-SCALING = ("scale", "step")  # terms of these kinds make untrue that steps are plain
+# What terms of these kinds make untrue, and what is enough to state where all clients share the
+# factors, which nothing else can know.
+BREAKS = {"scale": ("plain steps",), "step": ("sgd steps", "plain steps")}
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,8 +77,8 @@ class MemoryPacker:
         if kind in (dict, OrderedDict) and all(type(key) in (int, str) for key in value):
             return ["dict", [[k, self.value(one, f"{path}.{k}")] for k, one in value.items()]]
         raise TypeError(
-            f"{path} cannot be stored in a checkpoint: {kind.__name__} is none of the types that"
-            " docs/extending.md lists for `memory`"
+            f"{path} cannot be stored in a checkpoint: a {kind.__name__} is none of the values"
+            " that a state may have (docs/extending.md, State)"
         )
 
     def _tensor(self, t: Tensor, path: str) -> Node:

@@ -67,7 +67,9 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
         for step, folder in enumerate(killed, 1):
             what = f"killed after step {step}"
             written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
-            assert written[-1] == f"{step:06d}", f"{what}: its checkpoints are {written}"
+            assert written[-1:] == [f"{step:06d}"], (
+                f"{what}: its checkpoints are {written}; the log says why it has no other"
+            )
             with mock.patch.object(Checkpoints, "begun", beginning):
                 try:
                     resumed = run_quietly(again_settings, folder, task)

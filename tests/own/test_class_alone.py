@@ -87,7 +87,8 @@ def test_a_class_without_a_name_of_its_own_is_not_fedavg(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "nameless.py").write_text(
-        "from fedhet.core.strategy import FedStrategy\nclass Nameless(FedStrategy): ...\n"
+        "from dataclasses import dataclass\nfrom fedhet.core.kernel import Method\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Nameless(Method): ...\n"
     )
     monkeypatch.setenv("FEDHET_TRUST", "nameless")
     settings = compose(["method=fedavg", "method._target_=nameless.Nameless"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import fedhet
 from fedhet.cli import main
 from fedhet.config import catalogue, compose
 from fedhet.config.targets import find_target
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Merged, Plugin, State, Step, Update
 from fedhet.testing import Federation, check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -36,11 +39,16 @@ def test_alpha_0_is_fedavg_with_equal_weights() -> None:
     assert sha256("method=dynreg", *FAST, task=task) != fedavg
 
 
+@dataclass(frozen=True, kw_only=True)
 class Together(Plugin):
-    """Changes nothing, but lets the merge have all updates at once, with weights of sum 1."""
+    """Leaves the weights as they are, but in proportion: a piece that sees all updates at once."""
 
     name = "together"
-    needs_all = True
+
+    def weights(
+        self, step: Step, state: State, updates: Sequence[Update]
+    ) -> tuple[Sequence[float], Mapping[str, Any]]:
+        return [3 * update.weight for update in updates], {}
 
 
 def test_the_scale_of_the_weights_does_not_matter() -> None:
@@ -54,10 +62,16 @@ def test_a_run_that_is_killed_goes_on() -> None:
     check_resume("method=dynreg", *FAST, task=toy_task())
 
 
-@pytest.mark.slow
-def test_a_memory_that_is_not_named_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_target(compose(["method=dynreg"]).cfg.method), "memory", ())
-    with pytest.raises(AssertionError, match=r"no attribute 'h'.*lack the name of an attribute"):
+def test_a_state_that_no_checkpoint_can_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynreg = find_target(compose(["method=dynreg"]).cfg.method)
+    merge = dynreg.merge
+
+    def keeps_a_device(*args: Any) -> Merged:
+        merged = merge(*args)
+        return merged._replace(state={**merged.state, "device": torch.device("cpu")})
+
+    monkeypatch.setattr(dynreg, "merge", keeps_a_device)
+    with pytest.raises(AssertionError, match=r"after step 1: its checkpoints are \[\]"):
         check_resume("method=dynreg", *FAST, task=toy_task())
 
 

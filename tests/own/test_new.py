@@ -71,12 +71,15 @@ def test_all_tests_pass_through_flower_too(project: Path) -> None:
 
 
 FAULTS = [
-    ("some_method.py", {"alpha=self._pull": "alpha=0.1"}, "fedavg"),
+    ("some_method.py", {"self.options.pull": "0.1"}, "fedavg"),
     (
         "some_method.py",
         {  # a memory that other processes do not have
-            "self.state.get(PREVIOUS)": "vars(self.workspace).get(str(self.pid))",
-            "self.state.put(PREVIOUS": "setattr(self.workspace, str(self.pid)",
+            'state.get("v")': "vars(site.workspace).get(str(site.pid))",
+            'return Result(w), {"v": trees.pick(w, site.workspace.trained)}': (
+                "setattr(site.workspace, str(site.pid), trees.pick(w, site.workspace.trained))\n"
+                "        return Result(w), state"
+            ),
         },
         "wire",
     ),

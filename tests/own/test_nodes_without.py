@@ -99,4 +99,4 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_node_that_has_the_piece_serves_it() -> None:
     client = client_for(context("method=dynreg partition.clients=3"), MemoryStore()).numpy_client
-    assert type(client._client).__name__ == "DynRegClient"
+    assert type(client._client.method).__name__ == "DynReg"

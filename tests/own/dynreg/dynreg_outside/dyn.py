@@ -8,7 +8,7 @@ clients and the participants P.
     server: h <- h - alpha/m sum_{k in P} (w_k - x)
             x <- 1/|P| sum_{k in P} w_k - h/alpha
 
-    down:          x, `dynreg.alpha`
+    down:          x
     up:            w_k
     client keeps:  g_k, which is 0 before its first participation
     server keeps:  x, h
@@ -19,70 +19,86 @@ alpha = 0 is FedAvg with equal weights: h is 0 then, and h/alpha is taken as 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import check, trees
-from fedhet.core.client import FedClient
-from fedhet.core.kernel import Phase
-from fedhet.core.messages import Broadcast, Extras, Update
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.kernel import (
+    Client,
+    Merged,
+    Message,
+    Method,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
-from fedhet.core.trees import AnyTree, Prepared, Tree
-
-ALPHA = "dynreg.alpha"  # extra down
-GRADIENT = "dynreg.g"  # the client's state: g_k
+from fedhet.core.site import Site
+from fedhet.core.trees import AnyTree, Tree
 
 
-class DynRegClient(FedClient):
+def linear(params: AnyTree, batch: None, g: Tree) -> Tree:
+    """g_k, the gradient of <g_k, w>."""
+    return g
+
+
+def quadratic(params: AnyTree, batch: None, x: Tree) -> Tree:
+    """w - x, which times alpha is the gradient of the quadratic term."""
+    return {name: params[name] - x[name] for name in x}
+
+
+class DynRegClient(Client):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
-    def train(self, msg: Broadcast) -> Update:
-        update = super().train(msg)
-        if alpha := msg.scalar(ALPHA):
-            own = self.prepare(msg)
-            moved = trees.Difference(trees.pick(update.weights, own["g"]), own["x"])
-            self.state.put(GRADIENT, trees.cast(trees.add(own["g"], moved, -alpha), own["g"]))
-        return update
-
-    def prepare(self, msg: Broadcast) -> Prepared:
-        x = trees.pick(msg.weights, self.workspace.mergeable)
-        return {"x": x, "g": self.state.get(GRADIENT) or trees.map(torch.zeros_like, x)}
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        if own and (alpha := self.msg.scalar(ALPHA)):
-            for name, g in own["g"].items():  # what is trained and not shared has no term
-                grads[name].sub_(g).add_(params[name] - own["x"][name], alpha=alpha)
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        alpha = self.options.alpha
+        if not alpha:
+            return super().train(msg, state, site)
+        x = trees.pick(msg.weights, site.workspace.mergeable)
+        g = state.get("g") or trees.map(torch.zeros_like, x)
+        terms = [Term("gradient", linear, g, -1.0), Term("gradient", quadratic, x, alpha)]
+        w = site.fit(msg.weights, terms).params
+        moved = trees.Difference(trees.pick(w, x), x)
+        return Result(w), {"g": trees.cast(trees.add(g, moved, -alpha), g)}
 
 
-class DynReg(FedStrategy):
-    """The mean of the weights, corrected by the accumulated drift h."""
+@dataclass(frozen=True, kw_only=True)
+class DynReg(Method):
+    """The mean of the weights, corrected by the accumulated drift h, which is the server's state.
+
+    The mean is under the weights, which plug-ins may set and scale; the sum in h has none.
+    """
 
     name = "dynreg"
-    client_cls = DynRegClient
-    memory = ("h",)
+    client = DynRegClient
+    breaks = {
+        "means": "sums of changes",
+        "weights alone": "sums of changes",
+        "sample weights": "clients count alike",
+    }
 
-    def __init__(self, setting: Setting, *, alpha: float = 0.1) -> None:
-        self.alpha = check.number("method.alpha", alpha, low=0)
-        super().__init__(setting)
+    alpha: float = setting(0.1, low=0)
 
-    def setup(self) -> None:
-        self.h = trees.zeros(trees.pick(self.workspace.initial, self.workspace.mergeable))
+    def setup(self, setting: Setting) -> State:
+        workspace = setting.workspace
+        return {"h": trees.zeros(trees.pick(workspace.initial, workspace.mergeable))}
 
-    def base_weight(self, update: Update) -> float:
+    def weight(self, step: Step, update: Update) -> float:
         return 1.0
 
-    def cohort_extras(self, phase: Phase, step: int, cohort: list[int]) -> Extras:
-        return {ALPHA: self.alpha}
-
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        moved = trees.Sum()  # under the weights, which plug-ins may set and scale
-        drifted = trees.Sum()  # the sum of line h, which has none
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        moved, drifted = trees.Sum(), trees.Sum()
         for update in updates:
             moved.add(update.change, update.weight)
             drifted.add(update.change, 1.0)
-        mean = moved.mean()
+        new, h = trees.add(moved.mean(), old), state["h"]
         if self.alpha:
-            self.h = trees.add(self.h, drifted.tree, -self.alpha / len(self.sizes))
-            mean = trees.add(mean, self.h, -1 / self.alpha)
-        return trees.add(mean, old)
+            h = trees.add(h, drifted.tree, -self.alpha / len(step.workspace.task.sizes))
+            new = trees.add(new, h, -1 / self.alpha)
+        return Merged(new, {"h": h})
