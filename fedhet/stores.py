@@ -98,7 +98,10 @@ class DiskStore:
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
-        content = safetensors.torch.save({name: t.cpu().contiguous() for name, t in state.items()})
+        # Clones: two pieces may keep one tensor, which safetensors refuses.
+        whole = torch.contiguous_format
+        clones = {name: t.cpu().clone(memory_format=whole) for name, t in state.items()}
+        content = safetensors.torch.save(clones)
         with written(home / f"{version}.safetensors") as part:
             part.write_bytes(hashlib.sha256(content).digest() + content)
         for path in home.glob("*.safetensors"):

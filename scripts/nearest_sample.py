@@ -158,7 +158,7 @@ def of_density(
     client: FedClient, reply: Update, members: Samples, others: Samples
 ) -> Iterator[Target]:
     """What a MADE tells to someone who knows the one from which its training started."""
-    (plugin,) = (piece for piece in client.active if piece.name == "feddisk")
+    (plugin,) = (piece for piece in client.plugins if piece.name == "feddisk")
     x, own = members.x, plugin.settings
     masks = densities.masks(x.shape[1], own["hidden"], own["masks"], client.workspace.seed)
     expected = torch.zeros_like(x[:1])

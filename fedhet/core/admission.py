@@ -24,7 +24,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
 from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import Broadcast, Failure, Reply, Update
-from fedhet.core.owners import check_extras
+from fedhet.core.owners import check_extras, prefixed
 from fedhet.core.phases import Record, locate
 from fedhet.core.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
@@ -53,17 +53,17 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
             sizes = messages.payload(phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
+                unexpected = set(reply.extras)
                 for piece in pieces:
                     expected = step.expected[strategy.key(piece)]
                     check_extras(piece.name, expected, reply, step.shapes)
-                reply.weight = strategy.weight(reply)
-                # Extras that are read without a check would end the run where they are bad, and
-                # others only occupy the server.
-                if unread := sorted(set(reply.extras) - reply.read):
+                    unexpected -= prefixed(piece.name, expected).keys()
+                if unexpected:  # they would only occupy the server
                     raise ValueError(
-                        f"unexpected extras {trees.shown(unread)}; what a method expects, its"
-                        " `expects` names"
+                        f"unexpected extras {trees.shown(sorted(unexpected))}; what a method"
+                        " expects, its `expects` names"
                     )
+                reply.weight = strategy.weight(reply)
             except ValueError as error:
                 reply = step.failure(reply.pid, str(error), "refused")
                 sizes = {REFUSED: sum(sizes.values())}  # the client has chosen the names
@@ -186,12 +186,10 @@ class Outliers:
     Attributes:
         limit: the largest norm of a change, or of an extra, as a multiple of the median of the
             phase's last step; None for no limit.
-        may_repeat: whether a step can be taken again.
     """
 
     def __init__(self, setting: Setting) -> None:
         self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
-        self.may_repeat = self.limit is not None and setting.on_failure == "skip"
 
     @staticmethod
     def medians(states: dict[str, State]) -> dict[str, dict[str, float]]:
@@ -207,11 +205,22 @@ class Outliers:
         return medians if any(medians.values()) else {}
 
     def refuse(
-        self, step: Record, states: dict[str, State], updates: Iterable[Update]
+        self,
+        step: Record,
+        states: dict[str, State],
+        updates: Iterable[Update],
+        *,
+        repeats: bool = False,
     ) -> Iterator[Update]:
         """The updates within the bound; each of the others is a failure of its client.
 
         Where most are beyond it, the method itself diverges, and all of them go on.
+
+        Args:
+            step: the step.
+            states: the medians of last steps are in it, and those of this step become so.
+            updates: what has passed all other checks.
+            repeats: whether the step can be taken again.
 
         Raises:
             RunFailed: an update is an outlier, and `on_failure` is "stop".
@@ -237,7 +246,7 @@ class Outliers:
                 step.record(step.failure(update.pid, cause, "outlier"))
         kinds = sorted({kind for own in norms.values() for kind in own})
         medians = {k: median_of(n[k] for n in norms.values() if k in n) for k in kinds}
-        if self.may_repeat and not last:
+        if repeats and not last:
             factor = min(FIRST, self.limit)
             beyond = {pid: self._beyond(norms[pid], factor, medians, "this") for pid in norms}
             failures = [step.failure(pid, why, "outlier") for pid, why in beyond.items() if why]

@@ -171,10 +171,10 @@ class FedClient(NumPyClient):
         self.trainer.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
-            for word in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
-                if word not in plugin.breaks:
+            for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
+                if not plugin.breaks.keys() & words:
                     raise TypeError(
-                        f"{type(plugin).__qualname__} has to state {word!r} in `breaks`"
+                        f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
                     )
             self.trainer.terms += terms
         prepared = now()
@@ -192,7 +192,7 @@ class FedClient(NumPyClient):
             state.keep(after)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
-        self._release(piece, [*plugins, *([] if piece in plugins else [piece])], update)
+        self._release([*plugins, *([] if piece in plugins else [piece])], update)
         update.metrics["seconds.train"] = worked - prepared
         update.metrics["seconds.extras"] = prepared - began + now() - worked
         return update
@@ -245,7 +245,7 @@ class FedClient(NumPyClient):
         update.extras = sent_extras(piece, result)
         return update
 
-    def _release(self, owner: Piece, pieces: Sequence[Piece], update: Update) -> None:
+    def _release(self, pieces: Sequence[Piece], update: Update) -> None:
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         step = Step(

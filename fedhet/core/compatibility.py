@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Why a method refuses a plug-in, by the word on which they differ.
 PLUGIN = {
+    "own data": "it acts on a client's own data and model, and this method has none",
     "local steps": "it acts on local steps only, and this method's clients take none",
     "model": "it refers to the received model, and this method's clients receive none",
     "weights": "it compares the models that clients send, and this method's clients send none",
@@ -32,7 +33,6 @@ PLUGIN = {
     "plain steps": "it changes the local steps, from which this method recovers gradients",
     "sgd steps": "it changes the local optimiser, and this method knows the length of SGD's steps"
     " only",
-    "own data": "it acts on a client's own data and model, and this method has none",
 }
 # The same of a merge; {why} is the method's reason.
 MERGE = {

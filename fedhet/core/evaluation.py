@@ -85,7 +85,7 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
         "round": strategy.current.round,
         "weights": strategy.sent("model"),
         "extras": dict(strategy.evaluation_extras),
-        "versions": strategy.versions,
+        "versions": dict(strategy.versions),
     }
 
 

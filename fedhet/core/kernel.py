@@ -169,7 +169,6 @@ class Expected:
             ValueError: it is something else; the message names the extra.
         """
         if self.statistic and is_withheld(update.extras.get(name)):
-            update.read.add(name)
             return None
         if self.metric:
             if name not in update.metrics:
@@ -246,7 +245,9 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
-BREAKS = {"scale": "plain steps", "step": "sgd steps"}  # what terms of these kinds make untrue
+# What terms of these kinds make untrue, and what is enough to state where all clients share the
+# factors, which nothing else can know.
+BREAKS = {"scale": ("plain steps",), "step": ("sgd steps", "plain steps")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,10 +471,13 @@ def check_class(cls: Any) -> None:
     """Refuse a class with a public function that is no hook, or with another signature.
 
     Raises:
-        TypeError: it names the function, and the nearest hook.
+        TypeError: it names the function, and the nearest hook; or an option with a hook's name.
     """
+    for name in vars(cls).get("__annotations__", {}):
+        if name in cls._hooks:
+            raise TypeError(f"{cls.__qualname__}.{name}: an option cannot have the name of a hook")
     for name, function in _functions(cls).items():
-        if getattr(function, "serves", False) or getattr(function, "_is_option", False):
+        if getattr(function, "serves", False):
             continue
         if (hook := cls._hooks.get(name)) is None:
             raise TypeError(

@@ -196,7 +196,7 @@ class Loop:
         while True:
             try:
                 # Replies may be lazy: the clients then train while `settle` reads them.
-                return self.method.settle((yield self.plan, clock), self.accept)
+                return self.method.settle((yield self.plan, clock), self.accept, repeats=True)
             except TakenAgain:
                 failed = {failure.pid for failure in self.method.current.failures}
                 with clock("broadcast"):

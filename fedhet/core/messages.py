@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.check import MOST_EPOCHS, counted
+from fedhet.core.check import counted
 from fedhet.core.errors import clean
 from fedhet.core.groups import LocalSettings as LocalSettings  # part of every Broadcast
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
@@ -44,15 +44,6 @@ class Message:
     """
 
     extras: Extras = field(default_factory=dict, kw_only=True)
-    # The extras that an accessor has returned: an update with others is refused.
-    read: set[str] = field(default_factory=set, kw_only=True, compare=False, repr=False)
-
-    def boolean(self, name: str) -> bool:
-        """The extra `name` as a bool."""
-        value = self._extra(name)
-        if not isinstance(value, bool):
-            raise ValueError(f"extra {name!r} is {shown(value)}; true or false is expected")
-        return value
 
     def text(self, name: str) -> str:
         """The extra `name` as a str."""
@@ -75,12 +66,6 @@ class Message:
         if value < low or value != int(value):
             raise ValueError(f"extra {name!r} is {value}; a whole number >= {low} is expected")
         return int(value)
-
-    def epochs(self, name: str, low: int = 0) -> int:
-        """The extra `name` as a number of epochs, which ends at some time."""
-        if (value := self.integer(name, low)) > MOST_EPOCHS:
-            raise ValueError(f"extra {name!r} is {value}; at most {MOST_EPOCHS} epochs are trained")
-        return value
 
     def tensor(self, name: str, ndim: int | None = None) -> Tensor:
         """The extra `name` as a finite floating tensor, of `ndim` dimensions if that is given."""
@@ -135,7 +120,6 @@ class Message:
         if name not in self.extras:
             received = sorted(self.extras)[:10]
             raise ValueError(f"extra {name!r} is missing; received {received}")
-        self.read.add(name)
         return self.extras[name]
 
 

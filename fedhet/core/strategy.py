@@ -192,7 +192,7 @@ class FedStrategy(Strategy):
         for plugin in self.active(entry) if phase.trains else ():
             state = run.states[state_of(plugin)]
             local = plugin.local(replace(step, local=local, state=state), local)
-        step = replace(step, local=local)
+        step = replace(step, local=local, steps=partial(self._local_steps, local))
         pieces = self.owners(entry)
         extras = {
             self.key(piece): piece.broadcast(step, run.states[self.key(piece)]) for piece in pieces
@@ -279,7 +279,11 @@ class FedStrategy(Strategy):
         )
 
     def settle(
-        self, replies: Iterable[Reply], accept: Callable[[Update], None] = lambda update: None
+        self,
+        replies: Iterable[Reply],
+        accept: Callable[[Update], None] = lambda update: None,
+        *,
+        repeats: bool = False,
     ) -> None:
         """Aggregate the replies, which come in the cohort's order: `run` becomes the next value.
 
@@ -298,6 +302,7 @@ class FedStrategy(Strategy):
         Args:
             replies: what the clients returned.
             accept: is called with each update that has passed the checks.
+            repeats: whether the step can be taken again, as `Loop` does it.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
@@ -308,7 +313,7 @@ class FedStrategy(Strategy):
         phase, states = current.entry.phase, dict(run.states)
         owner = self._owner(current.entry)
         kept: dict[int, int | None] = {}
-        sound = self.outliers.refuse(current, states, checked(self, replies))
+        sound = self.outliers.refuse(current, states, checked(self, replies), repeats=repeats)
         enough = quorum(self.setting, current, states, rule.admit(current, sound))
         weights = run.weights
         ended = current.step == current.entry.rounds

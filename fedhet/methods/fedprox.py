@@ -26,11 +26,9 @@ Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.00
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import setting
@@ -50,13 +48,6 @@ def away(params: AnyTree, batch: None, x: AnyTree) -> Tree:
     """
     w, anchors = trees.columns(x, params, x)
     return dict(zip(x, torch._foreach_sub(w, anchors), strict=True))
-
-
-def add_proximal(
-    grads: list[Tensor], params: Sequence[Tensor], anchors: Sequence[Tensor], mu: float
-) -> None:
-    """Add the gradient of the proximal term in place: g <- g + mu (w - x) (eq. 2)."""
-    torch._foreach_add_(grads, torch._foreach_sub(list(params), list(anchors)), alpha=mu)
 
 
 @dataclass(frozen=True, kw_only=True)

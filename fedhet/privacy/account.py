@@ -65,7 +65,7 @@ def release(client: FedClient, update: Update, public: set[str]) -> None:
     if content.releases > msg.integer(RELEASES):
         raise ValueError(
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
-            f" for {msg.integer(RELEASES)}: its method or plug-ins expect fewer"
+            f" for {msg.integer(RELEASES)}: `expects` has to name each"
         )
     spent = _spend(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable

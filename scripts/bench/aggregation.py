@@ -106,7 +106,7 @@ def ratios(clients: int = 20, reps: int = 5) -> Recorded:
     pieces = {"copy": copying(updates), **aggregations(step, updates)}
     adam = FedOpt(kind="adam")
     proposed = pieces["mean"]()
-    pieces["fedadam"] = lambda: adam.step(trees.zeros(proposed), proposed)
+    pieces["fedadam"] = lambda: adam.step({}, trees.zeros(proposed), proposed)
     times = timed(pieces, reps)
 
     def ratio(name: str, base: str) -> float:

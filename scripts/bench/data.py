@@ -38,7 +38,12 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 
 from fedhet import config
 from fedhet.config.targets import instantiate
-from fedhet.core.messages import Update
+from fedhet.core.client import FedClient
+from fedhet.core.groups import LocalSettings
+from fedhet.core.owners import seen_message
+from fedhet.core.setting import Setting
+from fedhet.core.site import Fitted, Site
+from fedhet.core.strategy import FedStrategy
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data import images  # noqa: F401 -- imports must not count as memory of the data
@@ -125,13 +130,17 @@ def latents() -> Figures:
         model=w1.model, criterion=workloads.criterion, clients=clients, test=None, classes=10
     )
     workspace = Workspace(task, device=torch.device("cpu"), seed=0)
-    plugin = FedNormPlugin()
-    client = FedNorm.client_cls(workspace, [plugin], MemoryStore())
+    plugin, method = FedNormPlugin(), FedNorm()
+    strategy = FedStrategy(Setting(workspace, LocalSettings(lr=0.1), [plugin], rounds=1), method)
+    client = FedClient(workspace, method, [plugin], MemoryStore())
+    fitted = Fitted(workspace.initial, 0, {}, workspace.initial)
     ratios = []
-    for client.pid, (x, y) in enumerate(samples):
-        update = Update(client.pid, len(y))
+    for msg in strategy.plan(1):
+        client.receive(msg)
+        site = Site(client, seen_message(plugin.name, msg, client.complete()))
+        x, _ = samples[msg.pid]
         pieces = {
-            "latents": lambda update=update: plugin.finish(update),
+            "latents": lambda site=site: plugin.finish(site.msg, {}, site, fitted),
             "pass": lambda x=x: workspace.model(x),
         }
         times = timed(pieces, 5, time.process_time)

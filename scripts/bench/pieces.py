@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import psutil
 from torch import Tensor
 from workloads import CLASSES, synthetic
 
-from fedhet.core.client import FedClient
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core import kernel, messages
+from fedhet.core.kernel import Client, Merged, Message, Result, State, Step, serves
+from fedhet.core.site import Site
 from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.data.dataset import Dataset
@@ -27,49 +29,62 @@ def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[fl
     return Dataset(name, x, y, test, classes, tuple(mean), tuple(std))
 
 
-class IdleClient(FedClient):
+class IdleClient(Client):
     """Loads the received weights into the model and sends them back."""
 
-    def train(self, msg: Broadcast) -> Update:
-        self.workspace.load(self.start(msg))
-        return self.reply()
+    @serves
+    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        site.model(msg.weights)
+        return Result(site.workspace.read([*msg.weights])), state
 
 
+@dataclass(frozen=True, kw_only=True)
 class Idle(FedAvg):
     """FedAvg with clients that return at once."""
 
-    client_cls = IdleClient
+    client = IdleClient
 
 
+@dataclass(frozen=True, kw_only=True)
 class Resident(FedAvg):
     """FedAvg that reports the resident memory after each round."""
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        new = super().merge(updates, old)
-        self.recorded = {"rss": psutil.Process().memory_info().rss}
-        return new
+    breaks = {}
+
+    def merge(
+        self, step: Step, state: State, old: Tree, updates: Iterator[kernel.Update]
+    ) -> Merged:
+        merged = super().merge(step, state, old, updates)
+        return merged._replace(metrics={"rss": psutil.Process().memory_info().rss})
 
 
+@dataclass(frozen=True, kw_only=True)
 class Streaming(FedAvg):
     """FedAvg that reports how many clients' trees are alive in the server's process at once.
 
     Trees that wait for their turn in the sum are counted too.
     """
 
-    def merge(self, updates: Iterator[Update], old: Tree) -> Tree:
-        self._most = 0
-        new = super().merge(self._watched(updates), old)
-        self.recorded = {"trees": float(self._most)}
-        return new
+    breaks = {}
 
-    def _watched(self, updates: Iterator[Update]) -> Iterator[Update]:
+    def merge(
+        self, step: Step, state: State, old: Tree, updates: Iterator[kernel.Update]
+    ) -> Merged:
+        alive = [0]
+        merged = super().merge(step, state, old, self._watched(updates, alive))
+        return merged._replace(metrics={"trees": float(max(alive))})
+
+    def _watched(
+        self, updates: Iterator[kernel.Update], alive: list[int]
+    ) -> Iterator[kernel.Update]:
+        """The updates; `alive` gets the number of trees at each of them."""
         # One tensor of each tree; a tensor may outlive its message.
         known: dict[int, weakref.ref[Tensor]] = {}
         for update in updates:
             for each in gc.get_objects():
-                if type(each) is Update and each.weights:
+                if type(each) is messages.Update and each.weights:
                     first = next(iter(each.weights.values()))
                     if isinstance(first, Tensor):  # not a reference into shared memory
                         known[id(first)] = weakref.ref(first)
-            self._most = max(self._most, sum(ref() is not None for ref in known.values()))
+            alive.append(sum(ref() is not None for ref in known.values()))
             yield update

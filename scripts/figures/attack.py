@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import check, trees
-from fedhet.core.kernel import Plugin
-from fedhet.core.messages import Update
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.client import FedClient
+from fedhet.core.kernel import Message, Plugin, Result, State
+from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.site import Fitted, Site
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
 
 
+@dataclass(frozen=True, kw_only=True)
 class Attack(Plugin):
     """Some clients train as all do, and then send something else than their change.
 
-    Args:
+    Attributes:
         kind: a key of FACTORS, by which the change is multiplied; "random": a Gaussian direction
             with a hundred times the norm of the change; "absent": the client fails.
         attackers: the numbers of these clients.
@@ -24,20 +29,22 @@ class Attack(Plugin):
 
     name = "attack"
 
-    def __init__(self, *, kind: str = "none", attackers: Sequence[int] = (0, 1)) -> None:
-        self.kind = check.one_of("plugin.attack.kind", kind, (*FACTORS, "random", "absent"))
-        self.attackers = list(attackers)
-        super().__init__(kind=self.kind, attackers=self.attackers)
+    kind: str = setting("none", allowed=(*FACTORS, "random", "absent"))
+    attackers: Sequence[int] = (0, 1)
 
-    def finish(self, update: Update) -> None:
-        if update.pid not in self.attackers or self.kind == "none":
-            return
-        if self.kind == "absent":
+    def finish(
+        self, msg: Message, state: State, site: Site, fitted: Fitted
+    ) -> tuple[Result, State]:
+        if self.kind == "absent" and site.pid in self.attackers:
             raise RuntimeError("absent")
-        old = self.client.msg.weights
+        return Result(), state
+
+    def _change(self, client: FedClient, update: Update) -> None:
+        """Put what the attacker sends in the place of its weights."""
+        old = client.msg.weights
         change = trees.Difference(update.weights, old)
         if self.kind == "random":
-            draw = self.client.generator("attack")
+            draw = client.trainer.generator("attack")
             noise = trees.map(
                 lambda t: torch.randn(t.shape, generator=draw, dtype=torch.float64), change
             )
@@ -45,3 +52,22 @@ class Attack(Plugin):
         else:
             new = trees.add(old, change, FACTORS[self.kind])
         update.weights = trees.cast(new, update.weights)
+
+
+_handle = FedClient.handle
+
+
+def _handled(client: FedClient, msg: Broadcast) -> Reply:
+    """Serve a message as the attackers do.
+
+    A plug-in cannot reach the weights of a reply, so that the method of the client is replaced.
+    """
+    reply = _handle(client, msg)
+    attack = next((plugin for plugin in client.plugins if isinstance(plugin, Attack)), None)
+    attacks = attack is not None and attack.kind != "none" and msg.pid in attack.attackers
+    if attacks and msg.trains and isinstance(reply, Update):
+        attack._change(client, reply)
+    return reply
+
+
+FedClient.handle = _handled  # type: ignore[method-assign]

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from fedhet.core import kernel
 from fedhet.core.client import FedClient
 from fedhet.core.groups import Evaluation, Speed
-from fedhet.core.kernel import Plugin
 from fedhet.core.loop import Loop
 from fedhet.core.messages import LocalSettings
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
@@ -47,19 +47,19 @@ class Method:
     """A method with its defaults.
 
     Attributes:
-        cls: its strategy.
+        cls: its class.
         options: its own options.
         plugin: those of the plug-in that it requires.
         server_opt: makes the server's optimiser; None for none.
     """
 
-    cls: type[FedStrategy] = FedAvg
+    cls: type[kernel.Method] = FedAvg
     options: dict[str, Any] = field(default_factory=dict)
     plugin: dict[str, Any] = field(default_factory=dict)
     server_opt: Callable[[], ServerOptimizer] | None = None
 
-    def plugins(self) -> list[Plugin]:
-        """The plug-ins, made anew."""
+    def plugins(self) -> list[kernel.Plugin]:
+        """The plug-ins."""
         required = self.cls.requires
         return [required(**{**self.plugin, **self.cls.fixed})] if required else []
 
@@ -110,14 +110,13 @@ def run(
         speed=Speed(amp=amp),
     )
     server_opt = method.server_opt() if method.server_opt else None
-    setting = Setting(
-        workspace, local, method.plugins(), server_opt, rounds=rounds, fraction=fraction
-    )
-    strategy = method.cls(setting, **method.options)
+    server_half, plugins = method.cls(**method.options), method.plugins()
+    setting = Setting(workspace, local, plugins, server_opt, rounds=rounds, fraction=fraction)
+    strategy = FedStrategy(setting, server_half)
     store = MemoryStore()
 
     def make() -> FedClient:
-        return method.cls.client_cls(workspace, method.plugins(), store)
+        return FedClient(workspace, server_half, plugins, store)
 
     courier = LocalCourier(make, store)
     if fused:

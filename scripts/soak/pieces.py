@@ -166,11 +166,10 @@ _handle = FedClient.handle
 def _handled(client: FedClient, msg: Broadcast) -> Reply:
     """Serve a message as a client of Faulty does, whose reply is another one.
 
-    A plug-in cannot reach it, so that the driver of the pieces is replaced.
+    A plug-in cannot reach it, so that the method of the client is replaced.
     """
     reply = _handle(client, msg)
-    pieces = (getattr(plugin, "piece", None) for plugin in client.plugins)
-    faulty = next((piece for piece in pieces if isinstance(piece, Faulty)), None)
+    faulty = next((plugin for plugin in client.plugins if isinstance(plugin, Faulty)), None)
     if faulty and msg.trains and isinstance(reply, Update):
         for name in faulty._faults(msg):
             if name in AFTER:

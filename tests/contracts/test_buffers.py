@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.kernel import State
 from fedhet.core.messages import Broadcast, Update
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.core.task import ClientData, Samples, Task
@@ -80,16 +82,15 @@ def test_average(federation: Federation, plugins: Any, server_opt: ServerOptimiz
     assert (weights == by_size) == (plugins is list)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Names(ServerOptimizer):
     """Notes the names of the tensors that it is given."""
 
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-
-    def step(self, old: trees.Tree, new: trees.Tree) -> trees.Tree:
+    def step(
+        self, state: State, old: trees.AnyTree, new: trees.AnyTree
+    ) -> tuple[trees.Tree, State]:
         assert set(old) == set(new)
-        self.seen |= set(new)
-        return new
+        return dict(new), {"seen": list(new)}
 
 
 @pytest.mark.parametrize("cls", [FedAvg, Scaffold])
@@ -97,10 +98,10 @@ class Names(ServerOptimizer):
 def test_server_optimisers_see_parameters_only(
     federation: Federation, cls: type, buffers: str
 ) -> None:
-    names = Names()
-    run = federation(toy_task(norm=True), cls, server_opt=names, buffers=buffers)
+    run = federation(toy_task(norm=True), cls, server_opt=Names(), buffers=buffers)
     run.step()
-    assert names.seen == {name for name, _ in run.workspace.model.named_parameters()}
+    seen = run.strategy.run.states["server_opt"]["seen"]
+    assert set(seen) == {name for name, _ in run.workspace.model.named_parameters()}
 
 
 def test_local(federation: Federation) -> None:

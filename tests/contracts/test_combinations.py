@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhet.config import catalogue
 from fedhet.core import trees
+from fedhet.core.compatibility import broken
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Step, Term, Update
 from fedhet.core.messages import Recorded
@@ -129,6 +130,13 @@ class ScalesInSilence(OwnTerm):
 
 @dataclass(frozen=True, kw_only=True)
 class WrapsInSilence(OwnTerm):
+    term = Wraps.term
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales(OwnTerm):
+    """Its steps are SGD's but for a factor that all clients share."""
+
     breaks = Clips.breaks
     term = Wraps.term
 
@@ -145,6 +153,7 @@ SAMPLES = {"client_weighting": "samples"}
         (Scaffold, {}, Clips, "method.control=gradient"),
         (Scaffold, {}, Adds, "method.control=gradient"),
         (Scaffold, {}, Wraps, "method.control=gradient"),
+        (Scaffold, {}, Scales, "method.control=gradient"),
         (Scaffold, {}, Penalises, None),
         (Scaffold, {}, AddsATerm, None),
         (Scaffold, {}, FedProxPlugin, None),
@@ -154,6 +163,7 @@ SAMPLES = {"client_weighting": "samples"}
         (Scaffold, OPTION_I, Wraps, None),
         (FedNova, {}, Wraps, "knows the length of SGD's steps only"),
         (FedNova, {}, Clips, None),
+        (FedNova, {}, Scales, None),
         (FedSGD, {}, WrapsAlone, "this method's clients take none"),
         (FedSGD, {}, FedProxPlugin, "this method's clients take none"),
         (FedSGD, {}, Clips, None),
@@ -201,8 +211,8 @@ def weights_after(job: Job, favoured: int | None) -> str:
     """The hash of all weights after the run, in which one client weighs fives times as much."""
     strategy = job.strategy
     store = MemoryStore()
-    usual = strategy.base_weight
-    strategy.base_weight = lambda update: usual(update) * (5 if update.pid == favoured else 1)  # type: ignore[method-assign]
+    usual = strategy.weight
+    strategy.weight = lambda update: usual(update) * (5 if update.pid == favoured else 1)  # type: ignore[method-assign]
     number = 1
     while locate(strategy.timetable, number):
         plan = strategy.plan(number)
@@ -217,13 +227,15 @@ LIKE_FEDAVG = {"fedadagrad", "fedadam", "fedavgm", "fedntd", "fedprox", "fedyogi
 
 @pytest.mark.parametrize("method", slow_unless(set(METHODS) - LIKE_FEDAVG - {"feddisk"}, METHODS))
 def test_a_method_says_truly_whether_its_merge_uses_the_weights(method: str) -> None:
-    """`weighted` decides which plug-ins the method refuses."""
+    """The word "used weights" decides which plug-ins the method refuses."""
     settings = shortened(method, None)
     hashes = {weights_after(Job(settings, toy_task()), favoured) for favoured in (None, 1)}
     strategy = Job(settings, toy_task()).strategy
     uses = "uses" if len(hashes) == 2 else "does not use"
-    assert strategy.weighted is (len(hashes) == 2), (
-        f"{type(strategy).__name__}.merge {uses} update.weight: set weighted accordingly"
+    unused = "used weights" in broken(strategy.method, strategy.workspace)
+    assert unused is (len(hashes) == 1), (
+        f"{type(strategy.method).__name__}.merge {uses} update.weight: state 'used weights' in"
+        " `breaks` accordingly"
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from contracts.hostile import Federation, Header
 from fedhet import stores
 from fedhet.core.client import FedClient
 from fedhet.core.errors import Rejected
-from fedhet.core.kernel import Client, Message, Plugin, State, serves
+from fedhet.core.kernel import Client, Message, Plugin, Result, State, serves
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
@@ -141,13 +141,14 @@ def test_a_message_calls_only_phases(federation: Federation, phase: str) -> None
 
 
 def test_what_serves_a_phase(federation: Federation) -> None:
-    """Of either half of a piece, what is marked, and `train` of a method."""
+    """Of a client half or a plug-in what is marked, and `train` of a half; nothing by a name."""
 
     class Mine(Client):
         explore: Any = None
 
         @serves
-        def measure(self, msg: Message, state: State, site: Site) -> Any: ...
+        def measure(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+            return Result(), state
 
         def _helper(self, msg: Message, state: State, site: Site) -> Any: ...
 
@@ -156,17 +157,24 @@ def test_what_serves_a_phase(federation: Federation) -> None:
         name = "explores"
 
         @serves
-        def explore(self, msg: Message, state: State, site: Site) -> Any: ...
+        def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+            return Result(), state
 
     @dataclass(frozen=True, kw_only=True)
     class Has(FedAvg):
         client = Mine
 
-    client = federation(toy_task(), Has, plugins=lambda: [Explores()]).client()
-    (plugin,) = client.plugins
+    run = federation(toy_task(), Has, plugins=lambda: [Explores()])
+    msg = run.strategy.plan(1)[0]
+    served = []
     names = ["train", "measure", "explore", "views", "terms", "_helper", "options", "name", "data"]
-    assert [name for name in names if client.served(name)] == ["train", "measure"]
-    assert [name for name in names if plugin.served(name)] == ["explore"]
+    for phase in [*names, *(f"explores.{name}" for name in names), "fedavg.train", "method.train"]:
+        reply = run.client().handle(replace(msg, phase=phase))
+        if isinstance(reply, Failure):
+            assert "is not served here" in reply.cause
+        else:
+            served.append(phase)
+    assert served == ["train", "measure", "explores.explore"]
 
 
 # ---- what lies on the client's disk

@@ -183,7 +183,7 @@ def test_a_personal_model_is_the_methods_own(method: str) -> None:
         client = job.client(store)
         client.receive(msg)
         with job.workspace.seeded("torch", msg.phase, msg.step, msg.pid):
-            model = client.views(msg)["personal"]()
+            model = client.views()["personal"]()
         samples = job.task.clients[msg.pid].test
         assert samples is not None
         assert metrics["test.personal.loss"] == pytest.approx(loss(model, samples), rel=1e-5)

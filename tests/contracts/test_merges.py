@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -82,9 +83,8 @@ def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Fede
     """SCAFFOLD's sum of control variates must stay that of the clients."""
     run = after_a_step(federation, Scaffold, merge=Krum(attackers=2), alter=scaling({4: 50.0}))
     assert 4 not in run.strategy.versions and len(run.strategy.versions) == 5
-    controls = run.strategy._controls
     kept = [run.store.load(pid, 1) for pid in run.strategy.versions]
-    for name, total in controls._total.items():
+    for name, total in run.strategy.run.states["method"]["total"].items():
         of_clients = torch.stack([state[f"scaffold.c_i/{name}"] for state in kept])
         torch.testing.assert_close(total, of_clients.double().sum(0), rtol=1e-5, atol=1e-6)
     run.step()
@@ -111,7 +111,10 @@ def test_generous_limits_are_the_mean_bit_for_bit(
 
 @pytest.mark.parametrize("cls", [FedAvg, SGDM, FedSGD])
 def test_nothing_trimmed_is_the_mean_without_weights(federation: Federation, cls: type) -> None:
+    @dataclass(frozen=True, kw_only=True)
     class Uniform(cls):  # type: ignore[misc, valid-type]
+        breaks = {}
+
         def weight(self, step: kernel.Step, update: kernel.Update) -> float:
             return 1.0
 

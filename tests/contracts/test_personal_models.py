@@ -28,7 +28,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Client, Message, State
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Failure
+from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.metrics import score
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
@@ -168,8 +168,13 @@ def test_a_limit_is_reported_before_the_work(
     model = sum(t.nbytes for t in toy_task().model().state_dict().values())
     lines = ["method=ditto", "rounds=2", "client.epochs=1"]
     before: list[str] = []
-    begin = FedClient.begin
-    monkeypatch.setattr(FedClient, "begin", lambda self: before.append(caplog.text) or begin(self))
+    receive = FedClient.receive
+
+    def receiving(client: FedClient, msg: Broadcast) -> None:
+        before.append(caplog.text)
+        receive(client, msg)
+
+    monkeypatch.setattr(FedClient, "receive", receiving)
     one = launch(*lines, f"eval.personal_mb={5 * model / 1e6}", task=validated())
     assert "(best_val) are not kept" in before[0]
     assert one.summary["personal_models"]["kept"] == {"personal": {"last": 2}}

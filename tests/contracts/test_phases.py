@@ -18,7 +18,6 @@ from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.messages import Update as Reply
 from fedhet.core.server_opt import FedAvgM
 from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
@@ -182,21 +181,3 @@ class WrongNames(FedAvg):
 def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) -> None:
     with pytest.raises(RunFailed, match=r"'train': the merge returned \['x'\]; expected the names"):
         federation(toy_task(), WrongNames, rounds=1).step()
-
-
-class TooLate(FedStrategy):
-    """Sets what its phases need after the call that reads it."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.length = 3
-
-    def phases(self) -> Any:
-        return super().phases()[: self.length]
-
-
-def test_an_attribute_that_is_set_too_late_is_named_with_the_reason(
-    federation: Callable[..., Any],
-) -> None:
-    with pytest.raises(AttributeError, match=r"'length': .*set before super\(\)\.__init__"):
-        federation(toy_task(), TooLate)

@@ -18,7 +18,6 @@ from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Merged, Plugin, State, Step, Update
-from fedhet.core.kernel import Plugin as NewPlugin
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
@@ -98,19 +97,19 @@ class Known(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weighs(NewPlugin):
+class Weighs(Plugin):
     name = "weighs"
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight
 
 
-class Dislikes(Plugin):
-    name = "dislikes"
+@dataclass(frozen=True, kw_only=True)
+class Needs(Plugin):
+    """Changes no weights by itself, and says that they must count."""
 
-    @property
-    def refuses(self) -> dict[str, str]:
-        return {"krum": "it needs everyone"}
+    name = "needs"
+    needs = frozenset({"used weights"})
 
 
 def test_a_merge_of_ones_own_says_that_it_takes_other_means(federation: Federation) -> None:
@@ -132,15 +131,14 @@ def test_a_merge_that_does_not_say_what_it_takes_is_refused(base: Any) -> None:
                 return super().merge(step, state, old, updates)
 
 
-def test_plugins_that_do_not_fit(federation: Federation) -> None:
-    def weighs() -> list[NewPlugin]:
-        return [Weighs()]
+@pytest.mark.parametrize("plugin", [Weighs, Needs])
+def test_plugins_that_do_not_fit(federation: Federation, plugin: type[Plugin]) -> None:
+    def plugins() -> list[Plugin]:
+        return [plugin()]
 
-    with pytest.raises(ConfigError, match=r"merge=median: plugin 'weighs'.*weights"):
-        federation(toy_task(), FedAvg, plugins=weighs, merge=Median())
-    federation(toy_task(), FedAvg, plugins=weighs, merge=Krum(attackers=0))
-    with pytest.raises(ConfigError, match="'dislikes' refuses 'krum': it needs everyone"):
-        federation(toy_task(), FedAvg, plugins=lambda: [Dislikes()], merge=Krum(attackers=0))
+    with pytest.raises(ConfigError, match=rf"merge=median: plugin '{plugin.name}'.*weights"):
+        federation(toy_task(), FedAvg, plugins=plugins, merge=Median())
+    federation(toy_task(), FedAvg, plugins=plugins, merge=Krum(attackers=0))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,15 @@ from contracts.short import SHORT, slow_unless
 
 import fedhet
 from fedhet import config
+from fedhet.checkpoint import Checkpoint
 from fedhet.config import catalogue, composition
+from fedhet.core import trees
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.run import Run
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
-from fedhet.record.results import Run
+from fedhet.record.results import Run as Results
 from fedhet.testing import check_equal, check_resume, run_quietly
 
 STEPS = ["rounds=3", "fraction=.75", "client.epochs=1", "client.batch_size=5", "client.lr=.1"]
@@ -88,15 +91,37 @@ def test_under_ray(engines: tuple[str, str]) -> None:
     check_resume(*shortened(line), f"engine={engines[0]}", again=(f"engine={engines[1]}",))
 
 
-def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Run.as_values
-    monkeypatch.setattr(Run, "as_values", lambda run: {**whole(run), "states": START})
-    with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\."):
-        check_resume(*shortened("method=sgdm"), task=toy_task())
+@pytest.mark.parametrize("part", ["states", "versions", "state_bytes"])
+def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    as_values = Run.as_values
+
+    def lacking(run: Run) -> dict[str, Any]:
+        values, total = as_values(run), run.states["method"]["total"]
+        forgotten = {"method": {"total": trees.zeros(total), "lambda": {}}}
+        values[part] = {**run.states, **forgotten} if part == "states" else {}
+        return values
+
+    monkeypatch.setattr(Run, "as_values", lacking)
+    with pytest.raises(AssertionError, match=r"^killed after step 1: "):
+        check_resume(*shortened("method=scaffold"), task=toy_task())
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhet.checkpoint.RUN", "another name")
+def test_a_checkpoint_of_an_earlier_version_is_refused(
+    tmp_path: Path, finished: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values are those of the objects that there were."""
+    values = Checkpoint.values
+
+    def earlier(checkpoint: Checkpoint) -> Any:
+        nodes, tensors = values(checkpoint)
+        nodes["strategy"] = nodes.pop("run")
+        return nodes, tensors
+
+    monkeypatch.setattr(Checkpoint, "values", earlier)
+    folder = shutil.copytree(finished(), tmp_path / "run")
+    reason = "000003 cannot be used: an earlier version of fedhet has written it; start a new run"
+    with pytest.raises(fedhet.RunFailed, match=reason):
+        resume(folder, "rounds=4")
 
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +169,7 @@ def test_a_run_that_failed_goes_on(
     assert [again["round"] for again in environment["resumed"]] == [2]
 
 
-def resume(folder: Path, *given: str, task: Any = None) -> Run:
+def resume(folder: Path, *given: str, task: Any = None) -> Results:
     return run_quietly(config.compose([f"resume={folder}", *given]), folder, task or toy_task())
 
 

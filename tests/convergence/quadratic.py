@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedhet import config
 from fedhet.config.validation import validate
-from fedhet.core.kernel import Plugin
-from fedhet.core.messages import Broadcast
+from fedhet.core.kernel import Message, Plugin, State, Term
+from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.engines import local
 from fedhet.job import Job
@@ -58,18 +58,24 @@ def quadratic(a: list[float], b: list[float], w0: float = 0.0) -> Task:
     return Task(lambda: Scalar(w0), criterion, clients, None, target="loss")
 
 
+@dataclass(frozen=True)
 class LocalSteps(Plugin):
-    """Client i trains for steps[i] epochs, with one batch each."""
+    """Client i trains for steps[i] epochs, with one batch each.
+
+    No function of a plug-in changes the number of steps of one client only, so that it reaches into
+    the client.
+    """
 
     name = "local_steps"
-    changes_steps = True
+    breaks = {"known steps": "each client has a number of its own"}
 
-    def __init__(self, steps: list[int]) -> None:
-        super().__init__(steps=steps)
-        self.steps = steps
+    steps: list[int]
 
-    def prepare(self, msg: Broadcast) -> None:
-        self.client.local = replace(msg.local, epochs=self.steps[msg.pid])
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        trainer = site._client.trainer
+        local = replace(trainer.msg.local, epochs=self.steps[site.pid])
+        trainer.msg = replace(trainer.msg, local=local)
+        return []
 
 
 @dataclass
@@ -78,8 +84,9 @@ class QuadraticJob(Job):
 
     further: list[Plugin] = field(default_factory=list)
 
+    @cached_property
     def plugins(self) -> list[Plugin]:
-        return [*super().plugins(), *deepcopy(self.further)]
+        return [*super().plugins, *self.further]
 
 
 def final_weight(

@@ -91,8 +91,7 @@ def _handled(client: FedClient, msg: Broadcast) -> Reply:
 
     A plug-in cannot reach these, so that the driver of the pieces is replaced.
     """
-    pieces = (getattr(plugin, "piece", None) for plugin in client.plugins)
-    faulty = next((piece for piece in pieces if isinstance(piece, Faulty)), None)
+    faulty = next((plugin for plugin in client.plugins if isinstance(plugin, Faulty)), None)
     if faulty is None or not msg.trains or not faulty._strikes(msg):
         return _handle(client, msg)
     store = client.store

@@ -17,8 +17,10 @@ import fedhet
 from fedhet.cli.main import main
 from fedhet.core import interruptions
 from fedhet.core.errors import RunFailed
+from fedhet.core.kernel import Message, State, Term
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -92,13 +94,14 @@ def test_a_time_limit_leaves_quick_work_alone(where: Callable[..., None]) -> Non
 # ---- clients that hang
 
 
-def hangs(plugin: FedNormPlugin, msg: Broadcast) -> None:
-    """In place of a hook: client 3 hangs in step 1, asleep or in C, where no exception gets."""
-    if plugin.client.pid == 3 and msg.step == 1:
+def hangs(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+    """In place of `terms`: client 3 hangs in step 1, asleep or in C, where no exception gets."""
+    if msg.pid == 3 and msg.step == 1:
         if plugin.z_when == "before_training":
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
             ctypes.CDLL(None).sleep(600)
         time.sleep(600)
+    return []
 
 
 @pytest.mark.parametrize(
@@ -108,10 +111,7 @@ def test_a_client_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, how: str
 ) -> None:
     """It is left out; the other clients' replies and the next round are whole."""
-    prepare = FedNormPlugin.prepare
-    monkeypatch.setattr(
-        FedNormPlugin, "prepare", lambda self, msg: (hangs(self, msg), prepare(self, msg))[1]
-    )
+    monkeypatch.setattr(FedNormPlugin, "terms", hangs)
     lines = [
         *LINES,
         "replies.deadline=1",
@@ -179,11 +179,12 @@ def test_a_degraded_run_says_so(
 ) -> None:
     """By `degraded` in its summary and by exit code 3; a run that may lose more is fine."""
 
-    def fails(plugin: FedNormPlugin, msg: Broadcast) -> None:
-        if plugin.client.pid in (1, 2):
+    def fails(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+        if msg.pid in (1, 2):
             raise OSError("battery")
+        return []
 
-    monkeypatch.setattr(FedNormPlugin, "prepare", fails)
+    monkeypatch.setattr(FedNormPlugin, "terms", fails)
     lines = ["rounds=1", "eval.clients=false", "on_failure=skip", "client.epochs=1"]
     lines += ["figures=false", "model.hidden=[8]"]
     assert main([*lines, f"hydra.run.dir={tmp_path / 'a'}"]) == 3

@@ -22,8 +22,10 @@ from fedhet.cli import main as cli
 from fedhet.config import compose
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
+from fedhet.core.kernel import Message, State, Term
 from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Failure, Reply
+from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool
 from fedhet.engines.guard import TAG, TemporaryFolder
@@ -80,15 +82,14 @@ def test_the_record_of_an_interrupted_run(
     """In this process: a client sends the signal in step 2, and works on."""
     monkeypatch.setattr(logging.getLogger("fedhet"), "handlers", [])  # of other tests' streams
     here = os.getpid()
-    prepare = FedNormPlugin.prepare
 
-    def interrupting(plugin: FedNormPlugin, msg: Broadcast) -> None:
-        prepare(plugin, msg)
-        if msg.step == 2 and plugin.client.pid == 1:
+    def interrupting(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+        if msg.step == 2 and msg.pid == 1:
             os.kill(here, number)
             time.sleep(600)
+        return []
 
-    monkeypatch.setattr(FedNormPlugin, "prepare", interrupting)
+    monkeypatch.setattr(FedNormPlugin, "terms", interrupting)
     lines = ["method=fednorm", "rounds=4", "partition.clients=3", "model.hidden=[8]"]
     folder = tmp_path / "run"
     assert cli.main([*lines, f"engine.workers={workers}", f"hydra.run.dir={folder}"]) == 130

@@ -11,8 +11,10 @@ import torch
 from maths.cases import named_case
 from torch import Tensor
 
+from fedhet.core import trees
 from fedhet.core.kernel import Term
-from fedhet.core.training import _masked, _scale
+from fedhet.core.optimizers import Masked
+from fedhet.core.training import scale
 from fedhet.core.trees import Tree
 from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
 
@@ -225,7 +227,7 @@ def test_whose_deviations_count() -> None:
 def test_masks() -> None:
     grads = {"a": torch.tensor([2.0, -3.0, 5.0]), "b": torch.tensor(4.0), "kept": torch.ones(1)}
     guidance = {"a": torch.tensor([0.0, 1.0, 0.5]), "b": torch.tensor(0.25)}
-    _scale(Term("scale", mask), grads, guidance)
+    scale(Term("scale", mask), grads, {}, guidance)
     assert grads["a"].tolist() == [0.0, -3.0, 2.5] and grads["b"].item() == 1.0
     assert grads["kept"].item() == 1.0  # a tensor that clients keep has no mask
 
@@ -243,7 +245,8 @@ class To:
 
 def masked_step(before: Tensor, after: Tensor, guidance: Tensor) -> Tensor:
     w = before.clone()
-    _masked(Term("step", mask), To(w, after), {"w": w}, {"w": guidance}).step([])
+    factors = mask({"w": w}, None, {"w": guidance})
+    Masked(To(w, after), *trees.columns(factors, {"w": w}, factors)).step([])
     return w
 
 

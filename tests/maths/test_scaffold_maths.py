@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from maths.cases import named_case
+from maths.controls import replaced, step_of
 from torch import Tensor
 
-from fedhet.core.messages import Update
-from fedhet.methods.scaffold import ControlVariates, option_ii
+from fedhet.core.kernel import State
+from fedhet.methods.scaffold import Scaffold, option_ii
 
 
 def draw(n: int, seed: int) -> Tensor:
@@ -29,22 +30,20 @@ def test_option_ii_is_the_mean_of_the_visited_gradients() -> None:
 def test_c_follows_the_weighted_controls_of_all_clients() -> None:
     """After each step c is sum_j lambda_j c_j / sum_j lambda_j, over all clients."""
     clients = 5
-    controls = ControlVariates({"x": draw(1, 0)[0]}, clients, "gradient", "aggregation")
+    x = draw(1, 0)[0]
+    scaffold, step = Scaffold(control="gradient"), step_of(x, clients)
+    state: State = {"total": {"x": torch.zeros_like(x)}, "lambda": {}}
     c_all = torch.zeros(clients, 4, dtype=torch.float64)
     factors = torch.ones(clients, dtype=torch.float64)  # lambda
     steps = [{0: 1.0, 1: 0.5, 2: 2.0}, {1: 3.0, 2: 0.2}, {4: 7.0}]
     for seed, weights in enumerate(steps):
-        controls.begin_step()
         c_plus = draw(clients, seed)
-        for pid, weight in weights.items():
-            extras = {"scaffold.c_plus": {"x": c_plus[pid]}, "scaffold.c_i": {"x": c_all[pid]}}
-            update = Update(extras=extras, pid=pid, num_examples=1, weight=weight)
-            controls.add_participant(update, lr=0.1)
-        controls.update_sum()
+        updates = [replaced(i, c_all[i], c_plus[i], x, weight) for i, weight in weights.items()]
+        state = scaffold.merge(step, state, {"x": x}, iter(updates)).state
         for pid, weight in weights.items():
             c_all[pid] = c_plus[pid]
             factors[pid] = len(weights) * weight / sum(weights.values())
-    c = controls.begin_step()["scaffold.c"]
+    c = scaffold.broadcast(step, state)["c"]
     assert isinstance(c, dict)
     expected = (factors[:, None] * c_all).sum(0) / factors.sum()
     torch.testing.assert_close(c["x"], expected, rtol=1e-12, atol=1e-12)

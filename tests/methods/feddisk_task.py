@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from methods.readouts import place
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.core.kernel import Message, Plugin
+from fedhet.core.kernel import Plugin
 from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel
@@ -71,8 +72,7 @@ def phases(run: Any) -> dict[str, int]:
     return {entry.name: entry.rounds for entry in run.strategy.timetable}
 
 
-def site(run: Any, pid: int, client: Any = None) -> Site:
-    """A client's place in a run, before any message unless the client has received one."""
-    client = client or run.client()
-    client.pid = pid
-    return Site(client, Message("density", 1, 1, pid, run.strategy.local, {}))
+def site(run: Any, pid: int) -> Site:
+    """A client's place in the first step of a run."""
+    msg = next(msg for msg in run.strategy.plan(1) if msg.pid == pid)
+    return place(run, msg, run.strategy.plugins[0])[2]

@@ -3,90 +3,121 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.client import FedClient
-from fedhet.core.kernel import Phase, Plugin
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core import trees
+from fedhet.core.kernel import (
+    Expected,
+    Merged,
+    Message,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.setting import Setting
+from fedhet.core.site import Site
 from fedhet.core.task import Task
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 
 
+@dataclass(frozen=True)
 class Fixed(Plugin):
     """Gives client k the weight v[k] in place of the method's."""
 
     name = "fixed"
-    needs_all = True
 
-    def __init__(self, v: Sequence[float]) -> None:
-        super().__init__()
-        self.v = v
+    v: Sequence[float]
 
-    def incoming(self, updates: Iterator[Update], old: Tree) -> list[Update]:
-        weighted = list(updates)
-        for update in weighted:
-            update.weight = self.v[update.pid]
-        return weighted
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return self.v[update.pid]
 
 
+@dataclass(frozen=True)
 class Half(Plugin):
     """Halves every gradient, which is exact."""
 
     name = "half"
+    breaks = {"plain steps": "it scales gradients"}
 
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        torch._foreach_mul_(list(grads.values()), 0.5)
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [Term("scale", halves)]
 
 
-class Spy(Plugin):
+def halves(params: AnyTree, batch: None, own: Prepared) -> Tree:
+    return {name: torch.full_like(p, 0.5) for name, p in params.items()}
+
+
+@dataclass(frozen=True)
+class Weighing(Plugin):
+    """Weighs samples by their positions in the data, from 0 to 2."""
+
+    name = "weighing"
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        w = torch.linspace(0, 2, len(site.data), dtype=torch.float64)
+        return [Term("weight", weights_of, {"w": w})]
+
+
+def weights_of(params: AnyTree, batch: None, own: Any) -> Tensor:
+    return own["w"]  # type: ignore[no-any-return]
+
+
+def spy(seen: dict[tuple[int, int], list[list[int]]]) -> Plugin:
     """Appends the positions of every forward pass in training to `seen`, by (step, client)."""
 
-    name = "spy"
+    @dataclass(frozen=True)
+    class Spy(Plugin):
+        name = "spy"
 
-    def __init__(self, seen: dict[tuple[int, int], list[list[int]]]) -> None:
-        super().__init__()
-        self.seen = seen
+        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+            def look(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+                seen[msg.step, site.pid].append(batch.index.tolist())
+                return torch.zeros(len(batch.y))
 
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        self.seen[self.client.msg.step, self.client.pid].append(batch.index.tolist())
-        return torch.zeros(len(batch.y))
+            return [Term("loss", look)]
+
+    return Spy()
 
 
-class Explore(Plugin):
+def explore(ends: list[Any]) -> Plugin:
     """Has a phase of its own, in which every client trains from a fresh optimiser.
 
     The clients send the resulting weights as an extra; the server appends them to `ends`.
     """
 
-    name = "explore"
+    @dataclass(frozen=True)
+    class Explore(Plugin):
+        name = "explore"
 
-    def __init__(self, ends: list[Any]) -> None:
-        super().__init__()
-        self.ends = ends
+        def phases(self, setting: Setting) -> list[Phase]:
+            return [Phase("walk", 1, self._collect, cohort=1.0, uploads=False)]
 
-    def phases(self) -> list[Phase]:
-        return [Phase("walk", 1, self.collect, check=self.look, cohort=1.0, uploads=False)]
+        def expects(self, step: Step) -> dict[str, Expected]:
+            return {"end": Expected(tree=True)} if step.phase == "walk" else {}
 
-    def look(self, update: Update) -> None:
-        update.tree("explore.end")
+        @serves
+        def walk(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+            params = site.fit(msg.weights, epochs=2).params
+            return Result(extras={"end": trees.pick(params, site.workspace.shared)}), state
 
-    def walk(self, msg: Broadcast) -> Update:
-        client: FedClient = self.client
-        client.train_model(
-            client.workspace.load(client.start(msg)), client.data, epochs=2, hooks=False
-        )
-        end = client.workspace.read(client.workspace.shared)
-        return Update(client.pid, client.num_examples, extras={"explore.end": end})
+        def _collect(
+            self, step: Step, state: State, old: Tree, updates: Iterator[Update]
+        ) -> Merged:
+            ends.extend(update["end"] for update in updates)
+            return Merged({}, state)
 
-    def collect(self, updates: Iterator[Update], old: Tree) -> Tree:
-        self.ends.extend(update.extras["explore.end"] for update in updates)
-        return {}
+    return Explore()
 
 
 def noisy() -> Task:

@@ -1,4 +1,4 @@
-"""What tests of methods read from a federation: arrays, client states, replies."""
+"""What tests of methods read from a federation: arrays, client states, replies, sites."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from fedhet.core.kernel import Message, Piece, State
+from fedhet.core.messages import Broadcast
+from fedhet.core.site import Site
 
 
 def arrays(tree: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
@@ -35,3 +39,11 @@ def step_and_replies(run: Any) -> tuple[list[Any], list[Any]]:
         return replies
 
     return run.step(record), received
+
+
+def place(run: Any, msg: Broadcast, piece: Piece) -> tuple[Message, State, Site]:
+    """What the client half of a piece gets with this message, before any training."""
+    client = run.client()
+    client.receive(msg)
+    client.trainer.data = client._data(client.plugins)
+    return client._seen(piece)  # type: ignore[no-any-return]

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from maths.cases import named_case
-from methods.plugs import Spy
+from methods.plugs import spy
 
 from fedhet.core import phases
-from fedhet.core.client import FedClient
-from fedhet.core.kernel import Phase, Plugin
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.kernel import (
+    Client,
+    Merged,
+    Message,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Update,
+    serves,
+)
+from fedhet.core.setting import Setting
+from fedhet.core.site import Site
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -23,18 +36,24 @@ from fedhet.methods.scaffold import Scaffold
 Batches = dict[tuple[int, int], list[list[int]]]  # (step, client) -> the positions in each batch
 
 
-class WarmClient(FedClient):
-    def warm(self, msg: Broadcast) -> Update:
-        return self.train(msg)
+class WarmClient(Client):
+    @serves
+    def warm(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        return self.train(msg, state, site)
 
 
+@dataclass(frozen=True, kw_only=True)
 class WarmFedAvg(FedAvg):
     """FedAvg after two steps in which every client trains and the result is dropped."""
 
-    client_cls = WarmClient
+    client = WarmClient
 
-    def phases(self) -> list[Phase]:
-        return [Phase("warm", 2, lambda updates, old: {}, cohort=1.0), *super().phases()]
+    def phases(self, setting: Setting) -> list[Phase]:
+        return [Phase("warm", 2, dropped, cohort=1.0), *super().phases(setting)]
+
+
+def dropped(step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+    return Merged({}, state)
 
 
 def batches(
@@ -48,7 +67,7 @@ def batches(
     federation(
         toy_task(),
         cls,
-        plugins=lambda: [*(make() for make in plugins), Spy(seen)],
+        plugins=lambda: [*(make() for make in plugins), spy(seen)],
         rounds=3,
         epochs=2,
         fraction=0.5,
@@ -77,7 +96,7 @@ def test_batches_differ_by_client_step_and_seed(federation: Callable[..., Any]) 
         federation(
             toy_task(equal=True),
             FedAvg,
-            plugins=lambda seen=seen: [Spy(seen)],
+            plugins=lambda seen=seen: [spy(seen)],
             rounds=3,
             seed=seed,
         ).run()

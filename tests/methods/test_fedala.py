@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,14 +13,13 @@ import pytest
 import torch
 from maths.cases import named_case
 from methods.by_hand import same
-from methods.plugs import noisy
+from methods.plugs import noisy, spy
 from methods.readouts import arrays, client_state, step_and_replies
 
-from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Plugin
-from fedhet.core.trees import AnyTree, Prepared
+from fedhet.core.training import Trainer
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedala import FedALA
@@ -113,7 +114,7 @@ def test_p_counts_layers(federation: Federation) -> None:
             run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
             expected = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
             assert list(client_state(run, 0, LOCAL)) == expected
-            assert run.strategy.personal_names == expected
+            assert run.strategy.method.personal(run.workspace) == expected
 
 
 def test_evaluation_leaves_no_trace(federation: Federation) -> None:
@@ -138,23 +139,27 @@ def test_the_samples_are_drawn_afresh(
 ) -> None:
     """s % of a client's own samples, each once: others in each round, the same in its epochs."""
     learnings: list[list[torch.Tensor]] = []
-    original = FedClient.descent
+    original = Trainer.adapt
 
-    def descent(self: Any, *given: Any, hooks: bool = True, **more: Any) -> Any:
-        found = original(self, *given, hooks=hooks, **more)
-        if hooks:
-            return found
+    def adapt(self: Any, *given: Any, **more: Any) -> None:
         batches: list[torch.Tensor] = []
         learnings.append(batches)
-        terms = found.terms
+        descent = self.descent
 
-        def noting(module: Any, params: Any, own: Any, columns: Any) -> Any:
-            batches.append(columns[2])
-            return terms(module, params, own, columns)
+        def noting(*of: Any) -> Any:
+            found = descent(*of)
 
-        return replace(found, terms=noting)
+            def noted(module: Any, params: Any, own: Any, columns: Any) -> Any:
+                batches.append(columns[2])
+                return found.terms(module, params, own, columns)
 
-    monkeypatch.setattr(FedClient, "descent", descent)
+            return replace(found, terms=noted)
+
+        self.descent = noting
+        original(self, *given, **more)
+        del self.descent
+
+    monkeypatch.setattr(Trainer, "adapt", adapt)
     federation(
         toy_task(3, equal=True),
         FedALA,
@@ -191,27 +196,14 @@ def test_a_loss_that_is_not_finite_ends_the_learning(federation: Federation, los
         run.step()
 
 
-class Counting(Plugin):
-    """Records the sizes of the batches that it sees."""
-
-    name = "counting"
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__()
-        self.sizes = sizes
-
-    def losses(self, params: AnyTree, batch: Any, own: Prepared) -> Any:
-        self.sizes.append(len(batch.y))
-        return torch.zeros(len(batch.y))
-
-
 def test_plugins_stay_out_of_the_learning(federation: Federation) -> None:
     """They see each training sample once in each round."""
-    sizes: list[int] = []
+    seen: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     equal = toy_task(3, equal=True)
-    run = federation(equal, FedALA, plugins=lambda: [Counting(sizes)], rounds=3).run()
+    run = federation(equal, FedALA, plugins=lambda: [spy(seen)], rounds=3).run()
     assert client_state(run, 0, WEIGHTS)
-    assert sum(sizes) == 3 * 3 * 12
+    for step, pid in itertools.product((1, 2, 3), range(3)):
+        assert sorted(itertools.chain(*seen[step, pid])) == list(range(12))
 
 
 def test_nothing_of_it_travels(federation: Federation) -> None:

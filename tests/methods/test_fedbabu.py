@@ -32,6 +32,7 @@ from torch import nn
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.task import ClientData, Task
+from fedhet.core.training import Trainer
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
@@ -145,7 +146,7 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(
     run.step()
     before = run.sha256
     client = run.client()
-    monkeypatch.setattr(client, "train_model", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(Trainer, "fit", lambda *args, **kwargs: 1 / 0)
     failure = client.handle(evaluation_messages(run.strategy)[1])
     assert failure.pid == 1
     assert "ZeroDivisionError" in failure.cause

@@ -16,6 +16,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.server_opt import FedAvgM
 from fedhet.core.task import Task
+from fedhet.core.training import Trainer
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedbn import FedBN, norm_names
@@ -57,11 +58,8 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
         model = task.model()
         model.load_state_dict({**x, **own[msg.pid]})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        client = run.client()
-        client.msg = msg
-        client.pid = msg.pid
         data = task.clients[msg.pid].train
-        orders = client.orders(task.sizes[msg.pid])
+        orders = Trainer(run.workspace, msg).orders(task.sizes[msg.pid])
         for order in (next(orders), next(orders)):
             for batch in order.split(batch_size):
                 optimizer.zero_grad()

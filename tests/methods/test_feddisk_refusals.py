@@ -57,16 +57,15 @@ def test_a_client_without_weights_does_not_train(federation: Make) -> None:
 
 def test_a_message_before_the_weights_is_a_failure(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins())
-    digests = {plugin.name: plugin.digest() for plugin in run.strategy.plugins}
     msg = Broadcast(
         phase="train",
         step=1,
         round=1,
-        local=run.strategy.local,
+        local=run.strategy.setting.local,
         slot="model",
         weights=run.model,
         trains=True,
-        plugins=digests,
+        plugins=run.strategy.digests,
         pid=0,
     )
     reply = run.client().handle(msg)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, site, task_of
+from methods.readouts import place
 from torch import Tensor, nn
 
 from fedhet.core.kernel import Plugin, State
@@ -144,19 +145,16 @@ class More(Plugin):
 
 def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=lambda: [*plugins()(), More()]).run()
-    client = run.client()
-    client.receive(run.strategy.plan(run.round)[0])
-    client.begin()
-    n = client.num_examples
-    place = site(run, client.pid, client)
-    assert len(place.data) == n + 3
-    w = kept(run, client.pid)
-    (term,) = FedDiskPlugin().terms(place.msg, {"w": {"w": w}}, place)
+    plugin = run.strategy.plugins[0]
+    msg, state, here = place(run, run.strategy.plan(run.round)[0], plugin)
+    w = kept(run, here.pid)
+    assert len(here.data) == here.n + 3
+    (term,) = plugin.terms(msg, state, here)
     assert term.kind == "weight"
     assert torch.equal(term.f({}, None, term.own), torch.cat([w, torch.ones(3)]))
-    client.data = Samples(torch.zeros(n - 1, 4), torch.zeros(n - 1))
-    with pytest.raises(ValueError, match=f"{n - 1} samples.* weights for {n}"):
-        FedDiskPlugin().terms(place.msg, {"w": {"w": w}}, place)
+    more = torch.cat([w, torch.ones(4)])
+    with pytest.raises(ValueError, match=f"{here.n + 3} samples.* weights for {here.n + 4}"):
+        plugin.terms(msg, {"w": {"w": more}}, here)
 
 
 def test_the_pool_is_drawn_from_all_clients_without_replacement() -> None:

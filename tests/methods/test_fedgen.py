@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fedhet.core.hosted import message_of
 from maths.cases import named_case
+from methods.readouts import place
 from methods.small_generator import SMALL
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.merging import NormClip
 from fedhet.core.messages import Broadcast, Update
-from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods import fedgen
 from fedhet.methods.fedavg import FedAvg
@@ -70,15 +69,14 @@ def test_steps_with_its_terms_are_not_compiled(
     run = federation(toy_task(), FedGen, options={**SMALL, **options}, rounds=2)
     run.step()
     run.workspace.speed = replace(run.workspace.speed, compile=True)
-    client = run.client()
-    client.receive(run.strategy.plan(2)[0])
-    client.begin()
-    msg = message_of("fedgen", client.msg, client.complete(client.msg))
-    terms = client.half.terms(msg, {}, Site(client, msg))
-    model = run.workspace.load(msg.weights)
+    method = run.strategy.method
+    msg, state, site = place(run, run.strategy.plan(2)[0], method)
+    terms = method.client(method).terms(msg, state, site)
+    trainer = site._client.trainer
+    of = run.workspace.load(msg.weights), site.data, msg.local
     assert [term.kind for term in terms] == ["loss" if options else "penalty"]
-    assert client.descent(model, client.data, terms=terms).quick is None
-    assert client.descent(model, client.data).quick is not None
+    assert trainer.descent(*of, terms).quick is None
+    assert trainer.descent(*of, []).quick is not None
 
 
 def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> None:

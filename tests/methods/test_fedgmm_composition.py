@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Merged, Message, Plugin, State, Step, Term, Update
 from fedhet.core.messages import Broadcast
-from fedhet.core.task import Samples
+from fedhet.core.site import Site
+from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
-from fedhet.methods.fedgmm import FedGMMPlugin
+from fedhet.methods.fedgmm import FedGMM, FedGMMPlugin
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedprox import FedProxPlugin
@@ -126,19 +127,20 @@ def test_fednorm_reads_real_samples_only(fedgmm: Launch) -> None:
         np.testing.assert_allclose(latents[pid], expected, rtol=1e-5, atol=1e-6)
 
 
-def merged_weights(run: Any) -> dict[int, float]:
-    """Run to the end, and return the weight with which each client entered the last merge."""
-    real_merge = run.strategy.merge
+def merged_weights(fedgmm: Launch, **how: Any) -> dict[int, float]:
+    """The weight with which each client enters the last merge."""
     weights: dict[int, float] = {}
 
-    def merge(updates: Any, old: Any) -> Any:
-        updates = list(updates)
-        weights.update({update.pid: update.weight for update in updates})
-        return real_merge(iter(updates), old)
+    @dataclass(frozen=True, kw_only=True)
+    class Noting(FedGMM):
+        breaks = {}
 
-    entry = run.strategy.timetable[-1]
-    run.strategy.timetable[-1] = replace(entry, phase=replace(entry.phase, merge=merge))
-    run.run()
+        def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+            taken = list(updates)
+            weights.update({update.pid: update.weight for update in taken})
+            return super().merge(step, state, old, iter(taken))
+
+    fedgmm(cls=Noting, **how).run()
     return weights
 
 
@@ -148,7 +150,7 @@ def test_fednorm_sees_the_weights_that_agg_count_asks_for(fedgmm: Launch) -> Non
     def weights(agg_count: str) -> dict[int, float]:
         options = {"agg_count": agg_count, "target": 9}
         others = (lambda: FedNormPlugin(temperature=5.0),)
-        return merged_weights(fedgmm(others=others, options=options, rounds=1))
+        return merged_weights(fedgmm, others=others, options=options, rounds=1)
 
     original = weights("original")
     augmented = weights("augmented")
@@ -159,13 +161,15 @@ def test_fednorm_sees_the_weights_that_agg_count_asks_for(fedgmm: Launch) -> Non
     np.testing.assert_allclose(ratios / ratios[0], expected / expected[0], rtol=1e-9)
 
 
+@dataclass(frozen=True)
 class Half(Plugin):
     """Weighs every sample by a half."""
 
     name = "half"
 
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.full((len(data),), 0.5, dtype=torch.float64)
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        w = torch.full((len(site.data),), 0.5, dtype=torch.float64)
+        return [Term("weight", lambda params, batch, own: own["w"], {"w": w})]
 
 
 def test_sample_weights_of_two_plugins_multiply_in_either_order(federation: Launch) -> None:

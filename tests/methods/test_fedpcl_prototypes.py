@@ -88,7 +88,7 @@ def test_classes_that_a_client_has_not_seen(federation: Callable[..., Any], unse
     msg = evaluation_messages(run.strategy)[0]
     client = run.client()
     client.receive(msg)
-    cosines = client.views(msg)["personal"]().eval()(torch.rand(20, 4)).detach()
+    cosines = client.views()["personal"]().eval()(torch.rand(20, 4)).detach()
     assert cosines.shape == (20, 2)
     assert float(cosines.abs()[:, 0].max()) <= 1 + 1e-6
     loss = client.handle(msg).metrics["test.personal.loss"]

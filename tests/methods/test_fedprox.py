@@ -9,8 +9,10 @@ import pytest
 import torch
 from maths.cases import named_case
 from methods.by_hand import SIZES, Case, Weights, each, local_sgd, mean, same
+from methods.readouts import place
 from torch import nn
 
+from fedhet.core import training, trees
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -53,19 +55,15 @@ def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[.
     plugin = FedProxPlugin(mu=MU)
     run = federation(task, FedProx, plugins=lambda: [plugin])
     msg = run.strategy.plan(1)[0]
-    client = run.client()
-    client.receive(msg)
-    client.begin()
-    workspace = client.workspace
-    with torch.no_grad():
-        for i, name in enumerate(workspace.trained):
-            workspace.parameters[i].copy_(msg.weights[name] + i)
-    params = dict(zip(workspace.trained, workspace.parameters, strict=True))
-    grads = {name: torch.zeros_like(p) for name, p in params.items()}
-    with torch.no_grad():
-        plugin.gradient(grads, params, plugin.prepare(msg))
+    (term,) = plugin.terms(*place(run, msg, plugin))
+    assert term.kind == "gradient"
+    trained = run.workspace.trained
+    params = {name: msg.weights[name] + i for i, name in enumerate(trained)}
+    grads = trees.map(torch.zeros_like, params)
+    training.add(term, grads, params, term.own)
+    assert list(grads) == trained and len(trained) == 3
     for i, g in enumerate(grads.values()):
-        torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=workspace.trained[i])
+        torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=trained[i])
 
 
 def test_a_bad_factor_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from methods.by_hand import DATA, EPOCHS, LR, SIZES, Case, Weights, case, gradie
 from methods.readouts import arrays, client_state, step_and_replies
 from torch import Tensor, nn
 
+from fedhet.core import trees
 from fedhet.core.client import UNSHARED
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Message, Plugin, State, Term
+from fedhet.core.site import Site
 from fedhet.core.task import Samples
-from fedhet.core.training import Batch, only
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.training import only
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU
@@ -71,34 +73,41 @@ def test_the_steps_of_a_head_are_counted(federation: Federation) -> None:
     assert steps(3) == 2.5 * steps(0) > 0
 
 
+@dataclass(frozen=True)
 class Loud(Plugin):
-    """Changes whatever the hooks of a step can change."""
+    """Changes whatever terms can change in a step."""
 
     name = "loud"
+    breaks = dict.fromkeys(("plain steps", "sgd steps"), "it scales gradients and steps")
 
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.full((len(data),), 3.0)
-
-    def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return batch.logits.square().sum(1)
-
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return sum((p.square().sum() for p in params.values()), torch.zeros(()))
-
-    def gradient(self, grads: Tree, params: AnyTree, own: Prepared) -> None:
-        torch._foreach_add_(list(grads.values()), 1.0)
-
-    def scale(self, grads: Tree, own: Prepared) -> None:
-        torch._foreach_mul_(list(grads.values()), 2.0)
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        w = torch.full((len(site.data),), 3.0)
+        return [
+            Term("weight", lambda params, batch, own: own["w"], {"w": w}),
+            Term("loss", lambda params, batch, own: batch.logits.square().sum(1)),
+            Term("penalty", lambda params, batch, own: sum(map(squared, params.values()))),
+            Term("gradient", lambda params, batch, own: trees.map(torch.ones_like, params)),
+            Term("scale", lambda params, batch, own: trees.map(doubling, params)),
+            Term("step", lambda params, batch, own: trees.map(doubling, params)),
+        ]
 
 
+def squared(p: Tensor) -> Tensor:
+    return p.square().sum()
+
+
+def doubling(p: Tensor) -> Tensor:
+    return torch.full_like(p, 2.0)
+
+
+@dataclass(frozen=True)
 class Dark(Plugin):
     """Trains on other inputs."""
 
     name = "dark"
 
-    def data(self, raw: Samples) -> Samples:
-        return Samples(raw.x / 2, raw.y)
+    def data(self, samples: Samples, state: State) -> Samples:
+        return Samples(samples.x / 2, samples.y)
 
 
 def test_plugins_change_the_data_of_a_heads_epochs_and_nothing_else(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ import pytest
 import torch
 from maths.cases import named_case
 from methods.by_hand import EPOCHS, LR, SIZES, Weights, each, mean, same
-from methods.plugs import Explore
+from methods.plugs import explore
 from methods.readouts import arrays, client_state, copied, step_and_replies
 from methods.three_classes import CLASSES, DATA, backward, error, features, logits, task
 from torch import nn
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Plugin, State
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
@@ -215,11 +215,13 @@ def test_evaluation_changes_nothing(federation: Federation) -> None:
 def test_samples_that_a_plugin_adds_are_counted(federation: Federation) -> None:
     """Samples of a class that the client lacks are trained on with that class's count."""
 
+    @dataclass(frozen=True)
     class Copies(Plugin):
         name = "copies"
 
-        def data(self, raw: Samples) -> Samples:
-            return Samples(torch.cat([raw.x, raw.x]), torch.cat([raw.y, torch.full_like(raw.y, 2)]))
+        def data(self, samples: Samples, state: State) -> Samples:
+            x, y = samples.x, samples.y
+            return Samples(torch.cat([x, x]), torch.cat([y, torch.full_like(y, 2)]))
 
     x, y = (torch.from_numpy(a) for a in DATA[2])
     assert 2 not in y
@@ -237,7 +239,7 @@ def test_a_plugins_own_phase_trains_on_the_criterion(federation: Federation) -> 
     """
     ends: dict[type, list[Any]] = {FedROD: [], FedAvg: []}
     runs = {
-        cls: federation(task(), cls, plugins=lambda cls=cls: [Explore(ends[cls])], rounds=2).run()
+        cls: federation(task(), cls, plugins=lambda cls=cls: [explore(ends[cls])], rounds=2).run()
         for cls in ends
     }
     assert ends[FedROD]

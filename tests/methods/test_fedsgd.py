@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ import torch
 from convergence.quadratic import final_weight
 from maths.cases import named_case
 from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same, task
-from methods.plugs import Fixed, Half, Spy
+from methods.plugs import Fixed, Half, Weighing, spy
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.kernel import Plugin
-from fedhet.core.task import Samples
+from fedhet.core.kernel import Message, State, Term
+from fedhet.core.site import Site
 from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
@@ -76,16 +76,16 @@ def test_local_epochs_and_batches_have_no_effect(federation: Federation) -> None
     assert few.sha256 == many.sha256
 
 
-class Weighing(Plugin):
+@dataclass(frozen=True)
+class Penalised(Weighing):
     """Sample weights, which belong to positions in the data, and a penalty for each batch."""
 
-    name = "weighing"
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        return [*super().terms(msg, state, site), Term("penalty", squares)]
 
-    def sample_weights(self, data: Samples) -> Tensor:
-        return torch.linspace(0, 2, len(data), dtype=torch.float64)
 
-    def penalty(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-        return sum((p**2).sum() for p in params.values())  # type: ignore[return-value]
+def squares(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
+    return sum((p**2).sum() for p in params.values())  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 8])
@@ -94,7 +94,7 @@ def test_chunks_add_up_to_the_whole(federation: Federation, chunk: int) -> None:
     how = {"lr": 0.1, "rounds": 2}
     whole, parts = (
         federation(
-            task(), FedSGD, plugins=lambda: [Weighing()], options={"chunk": size}, **how
+            task(), FedSGD, plugins=lambda: [Penalised()], options={"chunk": size}, **how
         ).run()
         for size in (1024, chunk)
     )
@@ -149,7 +149,7 @@ def test_one_random_batch(federation: Federation) -> None:
     federation(
         toy_task(3),
         FedSGD,
-        plugins=lambda: [Spy(seen)],
+        plugins=lambda: [spy(seen)],
         options={"batches": 1},
         batch_size=7,
         rounds=2,
@@ -157,7 +157,7 @@ def test_one_random_batch(federation: Federation) -> None:
     assert [len(set(batch)) for batches in seen.values() for batch in batches] == [7] * 6
     assert all(seen[1, pid] != seen[2, pid] for pid in range(3))
     seen.clear()
-    federation(toy_task(3), FedSGD, plugins=lambda: [Spy(seen)], batch_size=7).run()
+    federation(toy_task(3), FedSGD, plugins=lambda: [spy(seen)], batch_size=7).run()
     for pid, n in enumerate((12, 16, 20)):
         assert [sorted(batch) for batch in seen[1, pid]] == [list(range(n))]
 
@@ -173,10 +173,12 @@ def test_hooks_change_the_gradient_that_is_sent(federation: Federation) -> None:
     assert halved.sha256 == plain.sha256 != twice.sha256
 
 
+@dataclass(frozen=True, kw_only=True)
 class Prox(FedProxPlugin):
     needs = frozenset({"model"})
 
 
+@dataclass(frozen=True, kw_only=True)
 class NTD(FedNTDPlugin):
     needs = frozenset({"model"})
 

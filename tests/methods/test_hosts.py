@@ -9,7 +9,7 @@ import pytest
 import torch
 from fused.fusing import LINES
 from maths.cases import named_case
-from methods.plugs import Explore
+from methods.plugs import explore
 from omegaconf import OmegaConf
 
 from fedhet.config import catalogue
@@ -117,7 +117,7 @@ def test_plugins_can_train_in_a_phase_of_their_own(
         run = federation(
             toy_task(norm=True),
             cls,
-            plugins=lambda cls=cls: [Explore(ends[cls])],
+            plugins=lambda cls=cls: [explore(ends[cls])],
             rounds=2,
             local=momentum if cls is FedAvg else {},
         )

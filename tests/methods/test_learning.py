@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from composing import composed
 
 import fedhet
-from fedhet import config
 from fedhet.config import catalogue
-from fedhet.config.targets import find_target
+from fedhet.job import Job
 
 ROOT = Path(__file__).parents[2]
 MNIST = Path(os.environ.get("FEDHET_TEST_DATA") or ROOT.parent / "shared" / "data")
@@ -36,7 +36,7 @@ def test_the_loss_falls(
         pytest.skip("needs MNIST: set FEDHET_TEST_DATA to its folder")
     monkeypatch.setenv("FEDHET_DATA_DIR", str(MNIST))
     lines = [f"experiment=smoke/{method}", f"dataset={dataset}"]
-    view = find_target(config.compose(lines).cfg.method).evaluates[0]
+    view = Job(composed(*lines)).strategy.evaluates[0]
     run = launch(*lines, f"eval.clients={str(view != 'global').lower()}")
     results = fedhet.results(str(run.dir))
     if view == "global":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,9 @@ from methods.by_hand import (
     same,
     task,
 )
-from methods.plugs import Half
-from torch import Tensor
+from methods.plugs import Half, Weighing, spy
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.kernel import Plugin
-from fedhet.core.training import Batch
-from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import Scaffold
 
@@ -103,20 +100,12 @@ def test_the_extra_pass_leaves_no_trace(federation: Federation) -> None:
 
 def test_the_extra_pass_covers_every_sample_once(federation: Federation) -> None:
     """12 samples at once, then in batches of 5."""
-    seen: list[int] = []
-
-    class Spy(Plugin):
-        name = "spy"
-
-        def losses(self, params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-            seen.append(len(batch.y))
-            return torch.zeros(len(batch.y))
-
+    seen: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     run = federation(
-        toy_task(1), Scaffold, plugins=lambda: [Spy()], options=OPTION_I, batch_size=5, epochs=1
+        toy_task(1), Scaffold, plugins=lambda: [spy(seen)], options=OPTION_I, batch_size=5, epochs=1
     )
     run.step()
-    assert seen == [12, 5, 5, 2]
+    assert [len(batch) for batch in seen[1, 0]] == [12, 5, 5, 2]
 
 
 def test_bytes(launch: Callable[..., Any]) -> None:
@@ -130,19 +119,7 @@ def test_bytes(launch: Callable[..., Any]) -> None:
     down = {"model": tree, "scaffold.c": tree}
     up = {"model": tree, "scaffold.c_plus": tree}
     assert sent["steps"] == {"down": down, "up": {**up, "scaffold.steps": 32}}
-    assert sent["gradient"] == {
-        "down": {**down, "scaffold.gradient": 4},
-        "up": {**up, "scaffold.c_i": tree},
-    }
-
-
-class Weighing(Plugin):
-    """Weights of the samples, which are part of the loss."""
-
-    name = "weighing"
-
-    def sample_weights(self, data: Any) -> Tensor:
-        return torch.linspace(0, 2, len(data), dtype=torch.float64)
+    assert sent["gradient"] == {"down": down, "up": {**up, "scaffold.c_i": tree}}
 
 
 def test_the_control_is_the_gradient_of_the_loss_as_plugins_shape_it(
@@ -171,6 +148,7 @@ def test_the_control_is_the_gradient_of_the_loss_as_plugins_shape_it(
 
 
 def test_fedlex_is_refused_by_option_ii_only(federation: Federation) -> None:
+    @dataclass(frozen=True)
     class Lex(Half):
         name = "fedlex"
 

@@ -241,7 +241,7 @@ def test_what_is_public_or_counted_is_sent(federation: Federation) -> None:
 
 def test_what_noise_has_spoilt_is_repaired_or_refused(federation: Federation) -> None:
     """By the limits that `expects` states, from the noised value alone; then by `repair`."""
-    noise = {"x": Expected(shape=(64,), low=0.0, high=0.25, repair=lambda x: x.ceil())}
+    noise = {"x": Expected(shape=(64,), low=0.0, high=0.25, repair=lambda x, _: x.ceil())}
     value = told(federation, torch.zeros(64), noise).extras["own.x"]
     assert set(value.tolist()) == {0.0, 1.0}
     number = {"x": Expected(low=0.5, high=0.5)}

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.core import trees
-from fedhet.core.messages import LocalSettings, Update
+from fedhet.core import training, trees
+from fedhet.core.kernel import Term
+from fedhet.core.messages import LocalSettings
 from fedhet.core.optimizers import SGD
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.methods.fednorm import contribution
-from fedhet.methods.fedprox import FedProxPlugin, add_proximal
-from fedhet.methods.scaffold import ControlVariates, option_ii
+from fedhet.methods.fedprox import FedProxPlugin, away
+from fedhet.methods.scaffold import Scaffold, option_ii
 
 # For a program that loads this file by its path: the files beside it, and tests/.
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,6 +34,7 @@ import replay_fedlex
 import replay_fedsa
 import replay_hosts
 from convergence.quadratic import final_weight
+from maths.controls import replaced, step_of
 
 Params = dict[str, Any]
 
@@ -69,29 +71,27 @@ def _sgd_step(w: Tensor, grads: list[Tensor], lr: float) -> Tensor:
 
 
 def _prox_step(params: Params, w: Tensor, g: Tensor, w_global: Tensor) -> dict[str, Tensor]:
-    grads = [g.clone()]
-    add_proximal(grads, [w], [w_global], FedProxPlugin(mu=params["mu"]).mu)
-    return {"w_new": _sgd_step(w, grads, params["lr"])}
+    grads, anchor = {"w": g.clone()}, {"w": w_global}
+    term = Term("gradient", away, anchor, FedProxPlugin(mu=params["mu"]).mu)
+    training.add(term, grads, {"w": w}, anchor)
+    return {"w_new": _sgd_step(w, [grads["w"]], params["lr"])}
 
 
-def _server_rounds(optimizer: ServerOptimizer, x: Tensor, W: Tensor, n: Tensor) -> Tensor:
+def _server_rounds(
+    optimizer: ServerOptimizer, x: Tensor, W: Tensor, n: Tensor
+) -> dict[str, Tensor]:
+    new, state = {"x": x}, {}
     for models in W:
-        x = optimizer.step({"x": x}, _fedavg({}, models, n))["x"]
-    return x
+        new, state = optimizer.step(state, new, _fedavg({}, models, n))
+    return {"x_new": new["x"], **{name: tree["x"] for name, tree in state.items()}}
 
 
 def _fedavgm_rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    optimizer = FedAvgM(**params)
-    return {"x_new": _server_rounds(optimizer, **inputs), "v": optimizer.v["x"]}
+    return _server_rounds(FedAvgM(**params), **inputs)
 
 
 def _fedopt_rounds(params: Params, **inputs: Tensor) -> dict[str, Tensor]:
-    optimizer = FedOpt(**params)
-    return {
-        "x_new": _server_rounds(optimizer, **inputs),
-        "m": optimizer.m["x"],
-        "v": optimizer.v["x"],
-    }
+    return _server_rounds(FedOpt(**params), **inputs)
 
 
 def _scaffold_client(
@@ -110,26 +110,14 @@ def _scaffold_client(
 def _scaffold_server(
     params: Params, x: Tensor, c: Tensor, dy: Tensor, dc: Tensor
 ) -> dict[str, Tensor]:
-    # First all N clients have the control c. Then each participant's becomes c + dc.
-    controls = ControlVariates({"c": c}, params["N"], "gradient", "uniform")
-    _replace_controls(controls, torch.zeros_like(c), [c] * params["N"])
-    _replace_controls(controls, c, [c + d for d in dc])
-    c_new = controls.begin_step()["scaffold.c"]
+    # All N clients have the control c. Then each participant's becomes c + dc.
+    scaffold = Scaffold(lr_g=params["lr_g"], control="gradient", control_weights="uniform")
+    step, state = step_of(x, params["N"]), {"total": {"x": c * params["N"]}, "lambda": {}}
+    updates = (replaced(i, c, c + d, move) for i, (d, move) in enumerate(zip(dc, dy, strict=True)))
+    merged = scaffold.merge(step, state, {"x": x}, updates)
+    c_new = scaffold.broadcast(step, merged.state)["c"]
     assert isinstance(c_new, dict)
-    mean = trees.mean(({"x": d}, 1.0) for d in dy)
-    return {
-        "x_new": trees.add({"x": x}, mean, params["lr_g"])["x"],
-        "c_new": c_new["c"],
-    }
-
-
-def _replace_controls(controls: ControlVariates, c_i: Tensor, c_plus: list[Tensor]) -> None:
-    """One step, in which clients 0, 1, ... replace the control c_i, the same for all."""
-    controls.begin_step()
-    for pid, plus in enumerate(c_plus):
-        extras = {"scaffold.c_plus": {"c": plus}, "scaffold.c_i": {"c": c_i}}
-        controls.add_participant(Update(extras=extras, pid=pid, num_examples=1), lr=1.0)
-    controls.update_sum()
+    return {"x_new": merged.weights["x"], "c_new": c_new["x"]}
 
 
 _FUNCTIONS: dict[tuple[str, str], Callable[..., dict[str, Any]]] = {
