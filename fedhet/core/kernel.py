@@ -134,8 +134,6 @@ class Expected:
         high: the largest; None for any.
         whole: whether it is of whole numbers.
         exactly: client -> the only number that is believed; None where it cannot be known.
-        counts: of the numbers of the client's samples by class the least that it sends: `shape` is
-            (classes,), and fedhet.core.counts.suppressed makes them; None for other values.
         check: (value, update) -> None, raises ValueError where the value is bad all the same. The
             update has the extras under their names in messages.
         statistic: whether it is a statistic of the client's samples, which a client with fewer than
@@ -155,7 +153,6 @@ class Expected:
     high: float | None = None
     whole: bool = False
     exactly: Callable[[int], int | None] | None = None
-    counts: int | None = None
     check: Callable[[Any, messages.Update], object] | None = None
     statistic: bool = False
     public: bool | Sequence[str] = False
@@ -196,9 +193,6 @@ class Expected:
 
     def _tensor(self, name: str, update: messages.Update) -> Tensor:
         assert self.shape is not None
-        if self.counts is not None:
-            total, (classes,) = update.num_examples, self.shape
-            return update.counts(name, total, classes, least=self.counts)
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
         fits = value.ndim == len(self.shape) and all(
             m in (-1, n) for m, n in zip(self.shape, value.shape, strict=True)
