@@ -184,8 +184,10 @@ def trained(
     seen: list[torch.Tensor] = []
     Spy.batches = []
     spy, place = Spy(), workspace(seen)
-    msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
-    reply = FedClient(place, FedAvg(), [spy], MemoryStore()).handle(msg)
+    method = FedAvg()
+    digests = {"method": method.digest(), "spy": spy.digest()}
+    msg = message(place, LocalSettings(0.1, 2, 4), digests, pid, step)
+    reply = FedClient(place, method, [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Update), reply
     return seen, spy.batches
 
