@@ -37,7 +37,7 @@ from fedhet import config
 from fedhet.cli.errors import report_error
 from fedhet.core.client import FedClient
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Failure, Update
+from fedhet.core.messages import Failure, Upload
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.phases import locate
 from fedhet.core.task import Samples
@@ -117,7 +117,7 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
             strategy.settle(replies, loop.accept)
 
 
-def targets(client: FedClient, reply: Update) -> Iterator[Target]:
+def targets(client: FedClient, reply: Upload) -> Iterator[Target]:
     """What an update tells; the client still holds the network with which it was made."""
     workspace, own = client.workspace, client.workspace.task.clients[client.pid]
     test = workspace.task.test
@@ -155,7 +155,7 @@ def of_counts(told: Tensor, label: Tensor) -> Iterator[Target]:
 
 @torch.no_grad()
 def of_density(
-    client: FedClient, reply: Update, members: Samples, others: Samples
+    client: FedClient, reply: Upload, members: Samples, others: Samples
 ) -> Iterator[Target]:
     """What a MADE tells to someone who knows the one from which its training started."""
     (plugin,) = (piece for piece in client.plugins if piece.name == "feddisk")

@@ -33,8 +33,7 @@ from fedhet.core.kernel import (
     Term,
     Update,
 )
-from fedhet.core.messages import LocalSettings
-from fedhet.core.messages import Update as Reply
+from fedhet.core.messages import LocalSettings, Upload
 from fedhet.core.setting import Setting
 from fedhet.core.site import Fitted, Site
 from fedhet.core.training import Batch
@@ -283,7 +282,7 @@ def test_the_order_is_that_of_a_run(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(), method, plugins=lambda: [one(), other()], rounds=1)
     run.step()
     for msg in evaluation_messages(run.strategy):
-        assert isinstance(run.client().handle(msg), Reply)
+        assert isinstance(run.client().handle(msg), Upload)
     assert len(calls) > 40
     first = list(dict.fromkeys(calls))
     assert first == documented_order()

@@ -37,7 +37,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.phases import TimetableEntry
-from fedhet.core.run import Run
+from fedhet.core.run import RunState
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
 from fedhet.record.schema import FORMAT, plain_file
@@ -350,7 +350,7 @@ class Checkpoints(Callback):
         nodes, tensors = found.values()
         if RUN not in nodes:
             raise ValueError("an earlier version of fedhet has written it; start a new run")
-        strategy.run = Run.of_values(unpacked(nodes[RUN], tensors, device))
+        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
             put_back(callback, nodes.get(name, {}), tensors, device, name)
         if set(strategy.weights) != set(before):

@@ -23,7 +23,7 @@ from fedhet.core import messages, trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
 from fedhet.core.merging import Mean, median_of, norms_of
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.core.owners import check_extras, prefixed
 from fedhet.core.phases import Record, locate
 from fedhet.core.run import ByClient
@@ -37,7 +37,7 @@ log = logging.getLogger("fedhet")
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
 
 
-def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]:
+def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Upload]:
     """The updates that pass every check, completed by the server's part.
 
     Every other reply is a failure of its client. With `on_failure` "skip" it is left out as a
@@ -49,7 +49,7 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
     step = strategy.current
     phase, pieces = step.entry.phase, strategy.owners(step.entry)
     for reply in replies:
-        if isinstance(reply, Update):
+        if isinstance(reply, Upload):
             sizes = messages.payload(phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
@@ -74,7 +74,7 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Update]
             yield reply
 
 
-def _complete(step: Record, update: Update, declared: int, variances: Sequence[str]) -> None:
+def _complete(step: Record, update: Upload, declared: int, variances: Sequence[str]) -> None:
     """Check what every update has against what was sent, and form its `change` and `buffers`."""
     n, metrics = update.num_examples, update.metrics
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
@@ -125,8 +125,8 @@ def lost(setting: Setting, failures: Iterable[Failure], versions: ByClient) -> l
 
 # ---- how many replies a step needs
 def quorum(
-    setting: Setting, step: Record, states: dict[str, State], admitted: Iterator[Update]
-) -> Iterator[Update] | None:
+    setting: Setting, step: Record, states: dict[str, State], admitted: Iterator[Upload]
+) -> Iterator[Upload] | None:
     """The updates of the step, or None if they are too few to change something.
 
     Args:
@@ -208,10 +208,10 @@ class Outliers:
         self,
         step: Record,
         states: dict[str, State],
-        updates: Iterable[Update],
+        updates: Iterable[Upload],
         *,
         repeats: bool = False,
-    ) -> Iterator[Update]:
+    ) -> Iterator[Upload]:
         """The updates within the bound; each of the others is a failure of its client.
 
         Where most are beyond it, the method itself diverges, and all of them go on.
@@ -231,7 +231,7 @@ class Outliers:
             return
         norms, phase = step.norms, step.entry.name
         last = self.bound(states, phase)
-        refused: list[tuple[Update, str]] = []
+        refused: list[tuple[Upload, str]] = []
         for update in updates:
             norms[update.pid] = norms_of(update, step.sent, _norm)
             if cause := self._beyond(norms[update.pid], self.limit, last, "the last"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop
-    from fedhet.core.messages import Broadcast, Update
+    from fedhet.core.messages import Broadcast, Upload
 
 Row = dict[str, Any]  # one line of rounds.jsonl
 
@@ -34,10 +34,10 @@ class Callback:
     def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
         """Called before messages are sent, those of evaluations too; it may add extras to them."""
 
-    def accepted(self, loop: Loop, update: Update) -> None:
+    def accepted(self, loop: Loop, update: Upload) -> None:
         """Called with each update that has passed the checks, before it takes effect."""
 
-    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool | None:
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool | None:
         """Called after the clients have evaluated the model; true ends the phase."""
 
     def settled(self, loop: Loop, row: Row) -> None:

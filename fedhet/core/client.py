@@ -25,7 +25,7 @@ from fedhet.core.messages import (
     Broadcast,
     Extras,
     Failure,
-    Update,
+    Upload,
 )
 from fedhet.core.metrics import assess
 from fedhet.core.owners import public_names, repair, seen_message, sent_extras, withhold
@@ -78,7 +78,7 @@ class FedClient(NumPyClient):
 
     site_name: str | None = None
     adapter: NumPyClient
-    delivery: Callable[[FedClient], Update] | None = None
+    delivery: Callable[[FedClient], Upload] | None = None
     msg: Broadcast
     pid: int
     state: ClientState
@@ -101,7 +101,7 @@ class FedClient(NumPyClient):
         self._digests["method"] = method.digest()
 
     # ---- one message
-    def handle(self, msg: Broadcast) -> Update | Failure:
+    def handle(self, msg: Broadcast) -> Upload | Failure:
         """Serve a message, with a random stream of its own.
 
         Returns:
@@ -156,7 +156,7 @@ class FedClient(NumPyClient):
         self.trainer = Trainer(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
-    def _work(self) -> Update:
+    def _work(self) -> Upload:
         """Do the work of a phase, and complete the reply."""
         began, msg = now(), self.msg
         name, _, phase = msg.phase.rpartition(".")
@@ -233,7 +233,7 @@ class FedClient(NumPyClient):
             self._complete = {**initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
         return self._complete
 
-    def _update(self, piece: Piece, result: kernel.Result) -> Update:
+    def _update(self, piece: Piece, result: kernel.Result) -> Upload:
         """The update with what is shared of a result; what is never shared goes into the state."""
         weights: Tree = dict(result.weights)
         if weights and self.msg.slot == "model":
@@ -241,11 +241,11 @@ class FedClient(NumPyClient):
                 self.state.put(UNSHARED, trees.pick(weights, self.workspace.kept))
             sends = "weights" not in self.method.breaks
             weights = trees.pick(weights, self.workspace.shared) if sends else {}
-        update = Update(self.pid, self.num_examples, weights, dict(result.metrics))
+        update = Upload(self.pid, self.num_examples, weights, dict(result.metrics))
         update.extras = sent_extras(piece, result)
         return update
 
-    def _release(self, pieces: Sequence[Piece], update: Update) -> None:
+    def _release(self, pieces: Sequence[Piece], update: Upload) -> None:
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         step = Step(
@@ -287,7 +287,7 @@ class FedClient(NumPyClient):
         return self.half.views(*self._seen(self.method))
 
     # ---- evaluation
-    def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Update:
+    def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Upload:
         """Score every view on the client's own data; nothing is changed.
 
         Where the message requests models, the reply has what they differ in from the received one.
@@ -310,7 +310,7 @@ class FedClient(NumPyClient):
                     "the server requests training scores, and the run has eval.train=false"
                 )
             if not workspace.limits.evaluate:
-                return Update(self.pid, self.num_examples)
+                return Upload(self.pid, self.num_examples)
         kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
         if kept and not workspace.simulated:
             raise ValueError("the server requests personal models, which never leave their site")
@@ -345,7 +345,7 @@ class FedClient(NumPyClient):
                 common = {**workspace.initial, **self.msg.weights}
                 models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
         extras = {**models, **(tallies if workspace.task.scoring.tallied else {})}
-        return Update(self.pid, self.num_examples, metrics=metrics, extras=extras)
+        return Upload(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _finetuned(self) -> nn.Module:
         """The received model after plain training on the client's own data."""

@@ -13,7 +13,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import EXACT, counted
 from fedhet.core.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
 from fedhet.core.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
@@ -67,7 +67,7 @@ def sound_scores(strategy: FedStrategy, backup: Backup) -> tuple[Scores, Tally]:
     return _on_test_set(strategy) if undone else found
 
 
-def mostly_diverged(updates: Sequence[Update], strategy: FedStrategy) -> bool:
+def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
     """Whether most clients' losses by the first view are not finite."""
     losses = [
         update.metrics[f"{part}.{strategy.views[0]}.loss"]
@@ -123,8 +123,8 @@ def received(
     replies: Iterable[Reply],
     strategy: FedStrategy,
     note: Callable[[Failure], None] = lambda failure: None,
-    accept: Callable[[Update], None] = lambda update: None,
-) -> list[Update]:
+    accept: Callable[[Upload], None] = lambda update: None,
+) -> list[Upload]:
     """The clients' scores; every client that failed is passed to `note`, then left out.
 
     Updates that have passed the checks are passed to `accept`.
@@ -139,17 +139,17 @@ def received(
     parts = ("train", *PARTS) if strategy.workspace.evaluation.train else PARTS
     scored = [f"{part}.{view}" for part in parts for view in strategy.views]
     known = strategy.workspace.task.part_sizes
-    updates: list[Update] = []
+    updates: list[Upload] = []
     failures: list[Failure] = []
     for reply in replies:
-        if isinstance(reply, Update):
+        if isinstance(reply, Upload):
             try:
                 sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
                 check_scores(reply, scored, target, expected, sizes)
             except ValueError as error:
                 step = strategy.current.step
                 reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
-        if isinstance(reply, Update):
+        if isinstance(reply, Upload):
             accept(reply)
             updates.append(reply)
             continue
@@ -166,7 +166,7 @@ def received(
 
 
 def check_scores(
-    update: Update,
+    update: Upload,
     scored: Collection[str],
     target: Target,
     extras: Collection[str],
@@ -216,7 +216,7 @@ def check_scores(
 
 
 def client_means(
-    updates: Sequence[Update], views: Sequence[str], target: Target
+    updates: Sequence[Upload], views: Sequence[str], target: Target
 ) -> dict[str, float]:
     """Scores and loss over the parts of the clients' data, as rounds.jsonl names them.
 
@@ -241,7 +241,7 @@ def client_means(
 
 
 def client_details(
-    updates: Sequence[Update], views: Sequence[str], target: Target
+    updates: Sequence[Upload], views: Sequence[str], target: Target
 ) -> dict[str, Any]:
     """View -> what is recorded of all the clients' test samples together (`Target.details`)."""
     tallies = {
@@ -252,7 +252,7 @@ def client_details(
     return {view: details for view, tally in joined.items() if (details := target.details(tally))}
 
 
-def _means(updates: Sequence[Update], scored: str, name: str, target: Target) -> dict[str, float]:
+def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) -> dict[str, float]:
     """Over the clients that have this part of the data: the plain mean and that over samples.
 
     Where clients send tallies, the latter is the score of all their samples together.
@@ -297,7 +297,7 @@ class Selection(Callback):
         if stopping.patience is not None:
             self._stop = EarlyStopping(stopping.patience, stopping.min_delta)
 
-    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool:
         """Judge the model of the step that the row describes."""
         value = -row[self._key] if self._key in row else row.get("loss_val_weighted")
         if value is None:

@@ -153,13 +153,13 @@ class Expected:
     high: float | None = None
     whole: bool = False
     exactly: Callable[[int], int | None] | None = None
-    check: Callable[[Any, messages.Update], object] | None = None
+    check: Callable[[Any, messages.Upload], object] | None = None
     statistic: bool = False
     public: bool | Sequence[str] = False
-    repair: Callable[[Any, messages.Update], Any] | None = None
+    repair: Callable[[Any, messages.Upload], Any] | None = None
     metric: bool = False
 
-    def read(self, name: str, update: messages.Update) -> Any:
+    def read(self, name: str, update: messages.Upload) -> Any:
         """The value of the extra `name`, after all checks; None where it is withheld.
 
         Raises:
@@ -182,7 +182,7 @@ class Expected:
             self.check(value, update)
         return value
 
-    def _number(self, name: str, update: messages.Update) -> float:
+    def _number(self, name: str, update: messages.Upload) -> float:
         if not self.whole:
             return update.scalar(name)
         value = update.integer(name, low=0 if self.low is None else int(self.low))
@@ -191,7 +191,7 @@ class Expected:
             raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
         return value
 
-    def _tensor(self, name: str, update: messages.Update) -> Tensor:
+    def _tensor(self, name: str, update: messages.Upload) -> Tensor:
         assert self.shape is not None
         value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
         fits = value.ndim == len(self.shape) and all(

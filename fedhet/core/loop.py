@@ -26,7 +26,7 @@ from fedhet.core.evaluation import (
     sound_scores,
 )
 from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.phases import locate
 from fedhet.core.state import Store, state_sizes
 from fedhet.core.strategy import FedStrategy
@@ -247,7 +247,7 @@ class Loop:
                 sizes = messages.payload(msg.slot, msg.weights, msg.extras)
                 self.method.current.count("down", sizes)
 
-    def accept(self, update: Update) -> None:
+    def accept(self, update: Upload) -> None:
         """Tell the callbacks of an update that has passed the checks."""
         for callback in self.callbacks:
             callback.accepted(self, update)

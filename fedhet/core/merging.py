@@ -23,7 +23,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.core.phases import Record
 from fedhet.core.trees import AnyTree, Tree
 
@@ -69,11 +69,11 @@ class Mean(Checked):
         """
         return 1
 
-    def admit(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
+    def admit(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates that are accepted; it records each of the others as a failure."""
         return updates
 
-    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates that take effect. The others are no failures."""
         return updates
 
@@ -89,13 +89,13 @@ class Mean(Checked):
         return average.mean(reuse=True)
 
 
-def floating_buffers(update: Update) -> Tree:
+def floating_buffers(update: Upload) -> Tree:
     """Those buffers of an update that are averaged."""
     return {name: t for name, t in update.buffers.items() if t.is_floating_point()}
 
 
 # ---- all updates of a step around its merge
-def normalised(updates: list[Update]) -> list[Update]:
+def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 
     Raises:
@@ -288,7 +288,7 @@ class Krum(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return 2 * self.attackers + 3
 
-    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -301,7 +301,7 @@ class Krum(Mean):
         return iter([update for update in received if update.pid in kept])
 
 
-def distances(updates: list[Update]) -> Tensor:
+def distances(updates: list[Upload]) -> Tensor:
     """(K, K) the squared distances between the weights of the updates, buffers included."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     buffers = [floating_buffers(update) for update in updates]
@@ -339,7 +339,7 @@ class NormFilter(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
-    def admit(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
+    def admit(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates within the bounds.
 
         Raises:
@@ -400,7 +400,7 @@ class NormClip(Mean):
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return LEAST if self.norm is None or buffers else 1
 
-    def select(self, step: Record, updates: Iterator[Update]) -> Iterator[Update]:
+    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -416,7 +416,7 @@ class NormClip(Mean):
         self,
         kind: str,
         step: Record,
-        updates: list[Update],
+        updates: list[Upload],
         changes: list[AnyTree],
         bound: float | None,
     ) -> set[int]:
@@ -448,7 +448,7 @@ def median_of(norms: Iterable[float]) -> float:
     return median(compared) if len(compared) >= LEAST else 0.0
 
 
-def _shorten(update: Update, change: AnyTree, step: Record, factor: float) -> None:
+def _shorten(update: Upload, change: AnyTree, step: Record, factor: float) -> None:
     """Scale these changes of an update, in all of its forms."""
     new = trees.add(trees.pick(step.sent, change), change, factor)
     update.weights = {**update.weights, **trees.cast(new, step.sent)}
@@ -456,13 +456,13 @@ def _shorten(update: Update, change: AnyTree, step: Record, factor: float) -> No
     update.buffers = {name: update.weights[name] for name in update.buffers}
 
 
-def _buffer_change(update: Update, sent: Tree) -> AnyTree:
+def _buffer_change(update: Upload, sent: Tree) -> AnyTree:
     buffers = floating_buffers(update)
     return trees.Difference(buffers, trees.pick(sent, buffers))
 
 
 def norms_of(
-    update: Update, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
+    update: Upload, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
 ) -> dict[str, float]:
     """The norms of what the update carries: of both changes, and of every floating extra."""
     norms = {"change": norm(update.change)} if update.change else {}

@@ -6,7 +6,6 @@ How Flower carries them is the business of fedhet/flower/wire.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,15 +27,8 @@ STEPS = "steps"  # metric: the optimiser steps that a simulated client has taken
 EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
 
 
-class Piece(Protocol):
-    """A method, plug-in or merge, which may record something of a step under its name."""
-
-    name: ClassVar[str]
-    recorded: Recorded
-
-
 @dataclass
-class Message:
+class WithExtras:
     """Typed access to the extras of a message.
 
     Every accessor raises ValueError where the extra is missing or of another type, so that a
@@ -124,7 +116,7 @@ class Message:
 
 
 @dataclass(kw_only=True)
-class Broadcast(Message):
+class Broadcast(WithExtras):
     """Server to client.
 
     Attributes:
@@ -159,7 +151,7 @@ class Broadcast(Message):
 
 
 @dataclass
-class Update(Message):
+class Upload(WithExtras):
     """Client to server. Aggregation reads `weight`, never `num_examples`.
 
     The client fills in `pid` to `keeps`; the server adds the rest when it has checked the update.
@@ -211,7 +203,7 @@ class Failure:
         return f"client {self.pid} failed in phase {self.phase!r}, step {self.step}: {self.cause}"
 
 
-Reply = Update | Failure
+Reply = Upload | Failure
 
 
 def on_device(value: Extra, device: torch.device) -> Extra:

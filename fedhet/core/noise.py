@@ -22,7 +22,7 @@ from fedhet.core.groups import DEFAULT_DELTA, Noise
 from fedhet.core.trees import AnyTree, Tree, kind
 
 if TYPE_CHECKING:
-    from fedhet.core.messages import Extra, Update
+    from fedhet.core.messages import Extra, Upload
 
 Draw = Callable[[int], Tensor]  # n -> (n,) independent standard normal numbers, in float64
 VARIANCE = "running_var"
@@ -139,7 +139,7 @@ class Content:
     extras: dict[str, Tree]
 
     @classmethod
-    def of(cls, update: Update, received: AnyTree, public: set[str]) -> Content:
+    def of(cls, update: Upload, received: AnyTree, public: set[str]) -> Content:
         """The content of an update, before its noise.
 
         Args:
@@ -180,7 +180,7 @@ class Content:
         change = of("the change of the weights", self.change) if self.change else {}
         return Content(change, {name: of(name, tree) for name, tree in self.extras.items()})
 
-    def write(self, update: Update, received: AnyTree) -> None:
+    def write(self, update: Upload, received: AnyTree) -> None:
         """Put the content into the update, in the place, type and device of what was there."""
         counters = _counters(received)  # of steps, which reveal the samples that were added
         for name, before in update.weights.items():

@@ -170,7 +170,7 @@ class Adding:
         add_multiple(self.total, grads, self.factor)
 
 
-class Masked:
+class ScaledSteps:
     """An optimiser with steps that are scaled entry by entry, weight decay included.
 
     w <- w_before + factor (w - w_before), exact where a factor is 0 or 1.

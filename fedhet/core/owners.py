@@ -45,7 +45,7 @@ def sent_extras(piece: Piece, result: kernel.Result) -> messages.Extras:
 
 
 def read_update(
-    name: str, expected: Mapping[str, Expected], step: Step, update: messages.Update
+    name: str, expected: Mapping[str, Expected], step: Step, update: messages.Upload
 ) -> kernel.Update:
     """The update as the piece of this name sees it, after the checks; what is withheld is None."""
     assert step.sent is not None
@@ -70,7 +70,7 @@ def read_update(
 def check_extras(
     owner: str,
     expected: Mapping[str, Expected],
-    update: messages.Update,
+    update: messages.Upload,
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
     """Refuse an update that is not what its owner expects.
@@ -123,14 +123,14 @@ def public_names(piece: Piece, step: Step) -> set[str]:
     return names
 
 
-def withhold(piece: Piece, step: Step, update: messages.Update) -> None:
+def withhold(piece: Piece, step: Step, update: messages.Upload) -> None:
     """Withhold the piece's statistics, because they are of too few samples."""
     for name, what in piece.expects(step).items():
         if what.statistic and f"{piece.name}.{name}" in update.extras:
             update.extras[f"{piece.name}.{name}"] = torch.empty(0, device=step.workspace.device)
 
 
-def repair(piece: Piece, step: Step, update: messages.Update) -> None:
+def repair(piece: Piece, step: Step, update: messages.Upload) -> None:
     """Make of noised extras what the server accepts."""
     for name, what in piece.expects(step).items():
         key = f"{piece.name}.{name}"

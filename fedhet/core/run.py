@@ -51,7 +51,7 @@ class ByClient(Mapping[int, int]):
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RunState:
     """What lasts. A checkpoint is this value, saved; an undone step leaves the value before it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Run:
         }
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> Run:
+    def of_values(cls, values: Mapping[str, Any]) -> RunState:
         """The inverse of `as_values`."""
         return cls(
             values["weights"],

@@ -22,10 +22,10 @@ from fedhet.core.client import evaluated_views
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.merging import averaging_buffers, normalised
-from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Update
+from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.phases import Record, TimetableEntry, locate, sample_cohort
-from fedhet.core.run import ByClient, Run
+from fedhet.core.run import ByClient, RunState
 from fedhet.core.setting import Setting
 from fedhet.core.training import usable
 from fedhet.core.trees import AnyTree, Tree
@@ -85,7 +85,7 @@ class FedStrategy(Strategy):
         phases = [(p.name, phase) for p in self.plugins for phase in p.phases(self.setting)]
         phases += [("", phase) for phase in method.phases(self.setting)]
         self.phases = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
-        self.run = Run(
+        self.run = RunState(
             weights, states | {"server_opt": {}}, lengths=tuple(e.rounds for e in self.phases)
         )
 
@@ -281,7 +281,7 @@ class FedStrategy(Strategy):
     def settle(
         self,
         replies: Iterable[Reply],
-        accept: Callable[[Update], None] = lambda update: None,
+        accept: Callable[[Upload], None] = lambda update: None,
         *,
         repeats: bool = False,
     ) -> None:
@@ -318,7 +318,7 @@ class FedStrategy(Strategy):
         weights = run.weights
         ended = current.step == current.entry.rounds
         if enough is not None:
-            updates: Iterable[Update] = rule.select(current, enough)
+            updates: Iterable[Upload] = rule.select(current, enough)
             updates = self._registered(updates, accept, kept)
             held: dict[str, list[kernel.Update]] = {}
             for plugin in reversed(self.active(current.entry)) if phase.trains else ():
@@ -338,7 +338,7 @@ class FedStrategy(Strategy):
             weights = self._replaced(owner, merged, buffers, states, held)
             ended |= phase.until is not None and phase.until(states[self.key(owner)])
         gone = lost(self.setting, current.failures, run.versions)
-        self.run = Run(
+        self.run = RunState(
             weights,
             states,
             run.versions.changed(dict.fromkeys(kept, current.round)).without(gone),
@@ -357,24 +357,24 @@ class FedStrategy(Strategy):
         """The plug-ins of the step in progress, if it trains the model."""
         return self.plugins if self.current.entry.phase.trains else []
 
-    def weight(self, update: Update) -> float:
+    def weight(self, update: Upload) -> float:
         """The aggregation weight of an update before plug-ins."""
         if self.current.entry.owner:
             return float(update.num_examples)
         step = self.current.seen[METHOD]
         return self.method.weight(step, self.read(self.method, update))
 
-    def read(self, piece: Piece, update: Update) -> kernel.Update:
+    def read(self, piece: Piece, update: Upload) -> kernel.Update:
         """An update of the step in progress, as a piece sees it."""
         key, current = self.key(piece), self.current
         return read_update(piece.name, current.expected[key], current.seen[key], update)
 
     def _registered(
         self,
-        updates: Iterable[Update],
-        accept: Callable[[Update], None],
+        updates: Iterable[Upload],
+        accept: Callable[[Upload], None],
         kept: dict[int, int | None],
-    ) -> Iterator[Update]:
+    ) -> Iterator[Upload]:
         """Note metrics, bytes and states of admitted updates, and pass the updates on."""
         for update in updates:
             accept(update)
@@ -386,8 +386,8 @@ class FedStrategy(Strategy):
             yield update
 
     def _weighted(
-        self, plugin: Plugin, updates: Iterator[Update], held: dict[str, list[kernel.Update]]
-    ) -> Iterator[Update]:
+        self, plugin: Plugin, updates: Iterator[Upload], held: dict[str, list[kernel.Update]]
+    ) -> Iterator[Upload]:
         """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
         key = self.key(plugin)
         step, state = self.current.seen[key], self.run.states[key]

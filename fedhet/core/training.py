@@ -259,7 +259,7 @@ class Trainer:
         )
         for term, _ in by_kind["step"]:
             factors = term.f(params, None, term.own)
-            optimizer = optimizers.Masked(optimizer, *trees.columns(factors, params, factors))
+            optimizer = optimizers.ScaledSteps(optimizer, *trees.columns(factors, params, factors))
         augment = workspace.task.augment and partial(
             workspace.augmented, generator=self.generator("augment")
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Broadcast, Failure, Reply, Update, payload
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload, payload
 from fedhet.engines.shared import Reader, Writer
 from fedhet.process import (
     SIGNALS,
@@ -268,7 +268,7 @@ class PoolCourier(Pool):
         reply: Reply = worker.recv()
         if isinstance(reply, Failure):
             return reply
-        received: Update = self._workers[worker].reader.message(reply)
+        received: Upload = self._workers[worker].reader.message(reply)
         return received
 
     def _send(self, worker: Connection, message: Broadcast) -> Connection:
@@ -352,7 +352,7 @@ def work(
         writer.clear()
         try:
             reply: Reply = job.client(store).handle(reader.message(msg))
-            if isinstance(reply, Update):
+            if isinstance(reply, Upload):
                 reply = writer.message(reply)
         # The client's own errors are Failures by now. This is one of the worker, such as a full
         # disk.

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.record.files import unwritable
 
 ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines
 SMALLEST = 2**20  # bytes of a file
 
-Message = TypeVar("Message", Broadcast, Update)
+Message = TypeVar("Message", Broadcast, Upload)
 
 
 class Slice(NamedTuple):

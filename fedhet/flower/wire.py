@@ -53,7 +53,7 @@ from fedhet.core.messages import (
     Failure,
     LocalSettings,
     Reply,
-    Update,
+    Upload,
     check_extras,
 )
 from fedhet.core.trees import AnyTree, Tree
@@ -119,7 +119,7 @@ class WireClient(NumPyClient):
 
     def _told(self, reply: Reply) -> Reply:
         """The reply without what the server may not learn, which is logged here."""
-        if self.paths is None or isinstance(reply, Update):
+        if self.paths is None or isinstance(reply, Upload):
             return reply
         log.error("client %d: %s", reply.pid, clean(reply.cause))
         return replace(reply, cause=told(reply.cause, self.paths))
@@ -284,7 +284,7 @@ def _read_reply(
         return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     if header.get("n") != num_examples:
         raise Rejected("corrupt", "num_examples is not the number in the header")
-    return Update(
+    return Upload(
         msg.pid,
         read(header, "n", int, low=0),
         weights,

@@ -32,7 +32,7 @@ from fedhet.core.client import DELIVER, FedClient, evaluated_views
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, evaluation_moment
 from fedhet.core.kernel import Client
-from fedhet.core.messages import Failure, Update
+from fedhet.core.messages import Failure, Upload
 from fedhet.core.trees import Tree
 from fedhet.record.files import (
     fitting,
@@ -79,10 +79,10 @@ class Delivery(Callback):
         plan = [replace(msg, extras={**msg.extras, DELIVER: digest}) for msg in messages]
         record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
         for reply in loop.exchange(plan):
-            if isinstance(reply, Update) and (reply.weights or reply.extras or reply.metrics):
+            if isinstance(reply, Upload) and (reply.weights or reply.extras or reply.metrics):
                 cause = "its reply to a delivery has content, where none is expected"
                 reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
-            if isinstance(reply, Update):
+            if isinstance(reply, Upload):
                 record["clients"].append(reply.pid)
                 continue
             record["failed"][str(reply.pid)] = reply.cause
@@ -93,7 +93,7 @@ class Delivery(Callback):
 
 
 # ---- the node
-def keep(job: Job, client: FedClient) -> Update:
+def keep(job: Job, client: FedClient) -> Upload:
     """Write the models that the client's message is about; its reply says no more than that.
 
     Raises:
@@ -128,7 +128,7 @@ def keep(job: Job, client: FedClient) -> Update:
     home = _root() / msg.run_id / str(msg.pid)
     _write(home, models, job, about)
     log.info("client %d: the final models are in %s", msg.pid, home)
-    return Update(msg.pid, client.num_examples)
+    return Upload(msg.pid, client.num_examples)
 
 
 def _root() -> Path:

@@ -244,7 +244,7 @@ def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
 
 
 # ---- the method
-def check_norms(sent: Tree, update: messages.Update) -> None:
+def check_norms(sent: Tree, update: messages.Upload) -> None:
     """Refuse prototypes that cannot be means of unit vectors."""
     longest = float(sent["mean"].norm(dim=1).max())
     if longest > 1 + ROUNDING:
@@ -254,7 +254,7 @@ def check_norms(sent: Tree, update: messages.Update) -> None:
         )
 
 
-def renormalised(sent: Tree, update: messages.Update) -> Tree:
+def renormalised(sent: Tree, update: messages.Upload) -> Tree:
     """The prototypes with the length 1."""
     return {**sent, "mean": normalize(sent["mean"])}
 

@@ -25,7 +25,7 @@ from fedhet.privacy.owner import composed, locked, spend
 if TYPE_CHECKING:
     from fedhet.core.client import FedClient
     from fedhet.core.loop import Loop
-    from fedhet.core.messages import Broadcast, Update
+    from fedhet.core.messages import Broadcast, Upload
     from fedhet.core.state import Store
     from fedhet.core.strategy import FedStrategy
 
@@ -48,7 +48,7 @@ def epsilon(multiplier: float, delta: float, releases: int) -> float:
 
 
 # ---- at a client
-def release(client: FedClient, update: Update, public: set[str]) -> None:
+def release(client: FedClient, update: Upload, public: set[str]) -> None:
     """Turn a client's update into what may leave it: clipped, noised and counted.
 
     Args:
@@ -163,7 +163,7 @@ class Account(Callback):
             self.releases[msg.pid] = spent + releases
             msg.extras = {**msg.extras, SPENT: spent, RELEASES: releases}
 
-    def accepted(self, loop: Loop, update: Update) -> None:
+    def accepted(self, loop: Loop, update: Upload) -> None:
         """Take over a client's own count where it is larger.
 
         A run that goes on may repeat rounds that real clients have served already. No client is

@@ -28,7 +28,7 @@ from fedhet.core.client import KEEP
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.core.kernel import Client
-from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.parts import joined
 from fedhet.record.files import fitting, read_tensors, save_tensors
 
@@ -120,11 +120,11 @@ class PersonalModels(Callback):
             shutil.rmtree(self._home / f"round-{loop.round:06d}", ignore_errors=True)
             self._ask(plan, [view for view, which in self._wanted if which == LAST])
 
-    def accepted(self, loop: Loop, update: Update) -> None:
+    def accepted(self, loop: Loop, update: Upload) -> None:
         """Store the models that the update of an evaluation carries."""
         self._store(loop.plan[0], update)
 
-    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Take note of the evaluation that has just been made, and of its scores."""
         self._stored |= {(view, row["round"]) for view in self._asked}
         moment = evaluation_moment(self._strategy)
@@ -170,7 +170,7 @@ class PersonalModels(Callback):
             for msg in plan:
                 msg.extras = {**msg.extras, KEEP: ",".join(views)}
 
-    def _store(self, msg: Broadcast, update: Update) -> None:
+    def _store(self, msg: Broadcast, update: Upload) -> None:
         """Store the models of an update to such a message."""
         common = {**self._strategy.workspace.initial, **msg.weights} if self._asked else {}
         folder = self._home / f"round-{msg.round:06d}"

@@ -36,7 +36,7 @@ from fedhet.record.summary import summarise, versions
 
 if TYPE_CHECKING:
     from fedhet.core.loop import Loop
-    from fedhet.core.messages import Update
+    from fedhet.core.messages import Upload
     from fedhet.core.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
@@ -142,7 +142,7 @@ class Recorder(Callback):
         loop.failures = self.failures
         self.note(**loop.notes)
 
-    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Record an evaluation of the clients, and the global model if it is the best so far."""
         own = {update.pid: {**update.metrics, **_cells(update)} for update in updates}
         self.clients(row["round"], own)
@@ -286,7 +286,7 @@ class Recorder(Callback):
             log.warning("no figures: %s", error)
 
 
-def _cells(update: Update) -> dict[str, float]:
+def _cells(update: Upload) -> dict[str, float]:
     """The confusion matrices of a client, `confusion[target,prediction]` without what is 0."""
     return {
         f"{where}.confusion[{i},{j}]": float(tally["confusion"][i, j])

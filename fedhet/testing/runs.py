@@ -15,7 +15,7 @@ import torch
 from fedhet import config
 from fedhet.config import Config
 from fedhet.core import trees
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.core.phases import locate
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
@@ -117,7 +117,7 @@ class Apart:
             arrays, carried = wire.write_broadcast(msg)
             received = wire.read_broadcast([array.copy() for array in arrays], carried)
             reply = Job(self._settings, self._task).client(self.store).handle(received)
-            assert isinstance(reply, Update), str(reply)
+            assert isinstance(reply, Upload), str(reply)
             assert _digest(received) == before == _digest(msg), (
                 f"client {msg.pid} changed the tensors of its message in phase {msg.phase!r}; they"
                 " may be those of the server and of other clients"

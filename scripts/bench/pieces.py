@@ -82,7 +82,7 @@ class Streaming(FedAvg):
         known: dict[int, weakref.ref[Tensor]] = {}
         for update in updates:
             for each in gc.get_objects():
-                if type(each) is messages.Update and each.weights:
+                if type(each) is messages.Upload and each.weights:
                     first = next(iter(each.weights.values()))
                     if isinstance(first, Tensor):  # not a reference into shared memory
                         known[id(first)] = weakref.ref(first)

@@ -11,7 +11,7 @@ from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client import FedClient
 from fedhet.core.kernel import Message, Plugin, Result, State
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.core.site import Fitted, Site
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
@@ -39,7 +39,7 @@ class Attack(Plugin):
             raise RuntimeError("absent")
         return Result(), state
 
-    def _change(self, client: FedClient, update: Update) -> None:
+    def _change(self, client: FedClient, update: Upload) -> None:
         """Put what the attacker sends in the place of its weights."""
         old = client.msg.weights
         change = trees.Difference(update.weights, old)
@@ -65,7 +65,7 @@ def _handled(client: FedClient, msg: Broadcast) -> Reply:
     reply = _handle(client, msg)
     attack = next((plugin for plugin in client.plugins if isinstance(plugin, Attack)), None)
     attacks = attack is not None and attack.kind != "none" and msg.pid in attack.attackers
-    if attacks and msg.trains and isinstance(reply, Update):
+    if attacks and msg.trains and isinstance(reply, Upload):
         attack._change(client, reply)
     return reply
 

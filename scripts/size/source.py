@@ -59,7 +59,7 @@ def over_budget(counted: Mapping[str, Mapping[str, int]], budget: Mapping[str, i
 
 
 def imports(node: ast.AST, executed: bool = False) -> Iterator[str]:
-    """Yield the dotted names that a file imports, such as `fedhet.core.messages.Update`.
+    """Yield the dotted names that a file imports, such as `fedhet.core.messages.Upload`.
 
     `executed` leaves out what is imported for type checkers or when a function is called.
     """

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedhet import config
 from fedhet.core import trees
 from fedhet.core.loop import Clock
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Update, payload
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
 from fedhet.engines import local
 from fedhet.engines.couriers import LocalCourier
 from fedhet.flower import wire
@@ -71,13 +71,13 @@ RUNS = {  # what is attacked, by name
 
 # ---- what the attacker does to its reply
 Draw = np.random.Generator
-Change = Callable[[Update, Broadcast, Draw], object]
+Change = Callable[[Upload, Broadcast, Draw], object]
 
 
 def _all(change: Callable[[Tensor, Tensor | None, Draw], Tensor]) -> Change:
     """Change every floating tensor: (value, what was received in its place, draw) -> value."""
 
-    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+    def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
         for name, t in update.weights.items():
             if t.is_floating_point():
                 update.weights[name] = change(t, msg.weights.get(name), draw).to(t.dtype)
@@ -126,7 +126,7 @@ def _entry(size: float) -> Change:
 def _form(change: Callable[[Tensor], Tensor]) -> Change:
     """Another form of one tensor, among the weights or the extras."""
 
-    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+    def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
         every = [update.weights, *(v for v in update.extras.values() if isinstance(v, dict))]
         every += [{name: v} for name, v in update.extras.items() if isinstance(v, Tensor)]
         tree = every[int(draw.integers(len(every)))] or {"": torch.zeros(2)}
@@ -141,7 +141,7 @@ def _form(change: Callable[[Tensor], Tensor]) -> Change:
 def _extra(value: Any) -> Change:
     """One of its extras, or a metric, becomes this."""
 
-    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+    def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
         names = [*update.extras, "unknown"]
         update.extras[names[int(draw.integers(len(names)))]] = value
         if isinstance(value, int | float) and update.metrics:
@@ -151,13 +151,13 @@ def _extra(value: Any) -> Change:
     return fault
 
 
-def _missing(update: Update, msg: Broadcast, draw: Draw) -> None:
+def _missing(update: Upload, msg: Broadcast, draw: Draw) -> None:
     for tree in (update.weights, update.extras, update.metrics):
         if tree:
             del tree[list(tree)[int(draw.integers(len(tree)))]]
 
 
-def _counts(update: Update, msg: Broadcast, draw: Draw) -> None:
+def _counts(update: Upload, msg: Broadcast, draw: Draw) -> None:
     """What it says of its samples: all are of one class, and classes have each other's extras."""
     for name, value in update.extras.items():
         if isinstance(value, Tensor) and not value.is_floating_point() and value.numel():
@@ -178,7 +178,7 @@ def _large(numbers: int) -> Change:
 def _scores(value: float) -> Change:
     """Its scores, where it evaluates, and its losses elsewhere."""
 
-    def fault(update: Update, msg: Broadcast, draw: Draw) -> None:
+    def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
         for name in update.metrics:
             if not name.endswith(".n"):
                 update.metrics[name] = value
@@ -245,11 +245,11 @@ class Attacked(LocalCourier):
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for msg, reply in zip(plan, super().exchange(plan, clock), strict=True):
-            attacks = msg.pid == ATTACKER and isinstance(reply, Update)
+            attacks = msg.pid == ATTACKER and isinstance(reply, Upload)
             if attacks and self.when == "absent":
                 yield Failure(msg.pid, msg.phase, msg.step, "absent")
                 continue
-            if msg.phase == EVALUATE and msg.pid != ATTACKER and isinstance(reply, Update):
+            if msg.phase == EVALUATE and msg.pid != ATTACKER and isinstance(reply, Upload):
                 first = next(k for k in reply.metrics if k[:5] == "test." and k[-9:] == ".accuracy")
                 self.scores.setdefault(msg.round, []).append(reply.metrics[first])
             change = Attacked.change

@@ -23,7 +23,7 @@ from fedhet.core.check import setting
 from fedhet.core.client import FedClient
 from fedhet.core.errors import LostState
 from fedhet.core.kernel import Message, Result, State, Term
-from fedhet.core.messages import LOST, Broadcast, Reply, Update
+from fedhet.core.messages import LOST, Broadcast, Reply, Upload
 from fedhet.core.site import Fitted, Site
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import away
@@ -41,7 +41,7 @@ SLOW_SHARE = 0.03  # of the clients in the second run take `SLOW_SECONDS`: time 
 SLOW_SECONDS = 1.0
 
 Parts = list[bytes]
-Change = Callable[[Update], object]
+Change = Callable[[Upload], object]
 
 
 def _raise() -> None:
@@ -62,7 +62,7 @@ def _damage(parts: Parts, random: np.random.Generator) -> Parts:
 def _changed(change: Callable[[torch.Tensor], torch.Tensor], every: bool = False) -> Change:
     """Change the reply's first tensor, or every one of floats."""
 
-    def fault(update: Update) -> None:
+    def fault(update: Upload) -> None:
         for name, t in update.weights.items() if every else [*update.weights.items()][:1]:
             if t.is_floating_point() or not every:
                 update.weights[name] = change(t)
@@ -70,7 +70,7 @@ def _changed(change: Callable[[torch.Tensor], torch.Tensor], every: bool = False
     return fault
 
 
-def _rename(update: Update) -> None:
+def _rename(update: Upload) -> None:
     name = next(iter(update.weights))
     update.weights[f"{name}!"] = update.weights.pop(name)
 
@@ -170,7 +170,7 @@ def _handled(client: FedClient, msg: Broadcast) -> Reply:
     """
     reply = _handle(client, msg)
     faulty = next((plugin for plugin in client.plugins if isinstance(plugin, Faulty)), None)
-    if faulty and msg.trains and isinstance(reply, Update):
+    if faulty and msg.trains and isinstance(reply, Upload):
         for name in faulty._faults(msg):
             if name in AFTER:
                 AFTER[name](reply)

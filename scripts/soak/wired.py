@@ -17,7 +17,7 @@ from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
 
 from fedhet.cli.main import main
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Broadcast, Reply, Update, payload
+from fedhet.core.messages import Broadcast, Reply, Upload, payload
 from fedhet.engines import local
 from fedhet.engines.pool import PoolCourier
 from fedhet.flower import wire
@@ -33,9 +33,9 @@ class WiredCourier(PoolCourier):
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for msg, reply in zip(plan, super().exchange(plan, clock), strict=True):
-            yield self._travelled(msg, reply) if isinstance(reply, Update) else reply
+            yield self._travelled(msg, reply) if isinstance(reply, Upload) else reply
 
-    def _travelled(self, msg: Broadcast, update: Update) -> Reply:
+    def _travelled(self, msg: Broadcast, update: Upload) -> Reply:
         """What the server reads of the reply, after the faults that are drawn for it."""
         sent = _sent(msg, update)
         drawn = pieces.drawn(msg.pid, msg.step)
@@ -51,7 +51,7 @@ class WiredCourier(PoolCourier):
         return wire.read_result(msg, come, 2 * expected + MAX_BYTES)
 
 
-def _sent(msg: Broadcast, update: Update) -> FitRes:
+def _sent(msg: Broadcast, update: Upload) -> FitRes:
     """What the client sends, after the faults on its way."""
     arrays, examples, metrics = wire.reply_arrays(msg, update)
     parts = ndarrays_to_parameters(arrays).tensors

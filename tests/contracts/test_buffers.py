@@ -15,7 +15,7 @@ from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import State
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
@@ -29,7 +29,7 @@ Federation = Callable[..., Any]
 MEAN, VAR, COUNT = "body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"
 
 
-def listening(heard: list[Update]) -> Callable[[list[Broadcast], list[Any]], list[Any]]:
+def listening(heard: list[Upload]) -> Callable[[list[Broadcast], list[Any]], list[Any]]:
     def alter(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         heard[:] = replies
         return replies
@@ -64,7 +64,7 @@ def test_average(federation: Federation, plugins: Any, server_opt: ServerOptimiz
 
     No server optimiser changes them.
     """
-    heard: list[Update] = []
+    heard: list[Upload] = []
     run = federation(
         toy_task(norm=True), FedAvg, plugins=plugins, server_opt=server_opt, rounds=3, epochs=2
     )
@@ -106,7 +106,7 @@ def test_server_optimisers_see_parameters_only(
 
 def test_local(federation: Federation) -> None:
     """They are never sent; every client continues from its own."""
-    heard: list[Update] = []
+    heard: list[Upload] = []
     run = federation(toy_task(norm=True), FedAvg, buffers="local", rounds=2, batch_size=4)
     start = trees.map(torch.clone, run.model)
     plan = run.step(listening(heard))
@@ -126,7 +126,7 @@ def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation)
     task = run.workspace.task
     for msg in evaluation_messages(run.strategy)[:2]:
         update = run.client().handle(msg)
-        assert isinstance(update, Update), update
+        assert isinstance(update, Upload), update
         loss = update.metrics["test.personal.loss"]
         test = task.clients[msg.pid].test
 
@@ -142,7 +142,7 @@ def test_a_client_is_evaluated_with_its_local_statistics(federation: Federation)
 
 def test_frozen(federation: Federation) -> None:
     """They are never sent and never changed; training normalises by them."""
-    heard: list[Update] = []
+    heard: list[Upload] = []
     run = federation(toy_task(norm=True), FedAvg, buffers="frozen", rounds=2)
     start = trees.map(torch.clone, run.model)
     plan = run.step(listening(heard))
@@ -179,7 +179,7 @@ def test_a_batch_of_one(
     federation: Federation, n: int, size: int, steps: int, counted: int, norm: bool
 ) -> None:
     """Batch norm cannot train on a single sample; a model without it takes every batch."""
-    heard: list[Update] = []
+    heard: list[Upload] = []
     run = federation(lone(n, norm), Scaffold, batch_size=size, epochs=2)
     run.step(listening(heard))
     assert heard[0].extras["scaffold.steps"] == 2 * (steps if norm else -(-n // size))

@@ -12,7 +12,7 @@ from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
 from fedhet.core.groups import Evaluation, Noise
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
@@ -37,10 +37,10 @@ class Diary(Callback):
     def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
         self._note("planned", plan[0].phase, len(plan))
 
-    def accepted(self, loop: Loop, update: Update) -> None:
+    def accepted(self, loop: Loop, update: Upload) -> None:
         self._note("accepted", update.pid)
 
-    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool | None:
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool | None:
         self._note("evaluated", len(updates))
         return None
 
@@ -86,7 +86,7 @@ def test_the_moments_of_a_run(federation: Callable[..., Any]) -> None:
 
 def test_an_evaluation_can_end_the_phase(federation: Callable[..., Any]) -> None:
     class Enough(Callback):
-        def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> bool:
+        def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool:
             return loop.round == 2
 
     loop = run(federation, Enough(), rounds=5, evaluation=Evaluation())
@@ -112,7 +112,7 @@ def test_a_step_whose_evaluation_fails_is_told_like_any(federation: Callable[...
     """Once, before the end, and to all, also where one of them fails there."""
 
     class Failing(Callback):
-        def evaluated(self, loop: Loop, row: Row, updates: Sequence[Update]) -> None:
+        def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
             raise RunFailed("no validation samples")
 
         def settled(self, loop: Loop, row: Row) -> None:

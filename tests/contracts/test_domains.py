@@ -12,7 +12,7 @@ from contracts.short import shortened
 
 from fedhet.config import catalogue
 from fedhet.core import admission as gate
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.data.toy import toy_task
 from fedhet.job import run_job
 
@@ -24,7 +24,7 @@ def test_the_page_has_every_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     sent: set[str] = set()
     complete = gate._complete
 
-    def noting(step: Any, update: Update, *others: Any) -> None:
+    def noting(step: Any, update: Upload, *others: Any) -> None:
         sent.update(update.extras)
         complete(step, update, *others)
 
@@ -42,7 +42,7 @@ def test_counts_sum_to_what_is_known() -> None:
     """What their sum lacks is withheld, and so no fewer samples than may be told."""
 
     def accepted(*counts: int, least: int = 0, total: int = 20) -> bool:
-        update = Update(0, total, extras={"x": torch.tensor(counts)})
+        update = Upload(0, total, extras={"x": torch.tensor(counts)})
         try:
             update.counts("x", total, len(counts), least)
         except ValueError:

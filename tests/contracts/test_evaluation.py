@@ -18,7 +18,7 @@ from fedhet.config import compose
 from fedhet.core.client import FedClient
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Client, Message, State
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.core.site import Site
 from fedhet.core.targets import macro_f1
 from fedhet.core.task import Samples
@@ -118,7 +118,7 @@ def test_models_that_are_fetched_are_not_scored_on_training_data_again(
     fetched: list[bool] = []
     assess = FedClient.assess
 
-    def noting(self: FedClient) -> Update:
+    def noting(self: FedClient) -> Upload:
         if "eval.keep" in self.msg.extras and self.msg.round < 3:
             fetched.append("eval.train" in self.msg.extras)
         return assess(self)
@@ -134,7 +134,7 @@ def test_scores_of_training_data_that_nobody_asked_for_are_refused(
 ) -> None:
     assess = FedClient.assess
 
-    def eager(self: FedClient) -> Update:
+    def eager(self: FedClient) -> Upload:
         update = assess(self)
         update.metrics["train.global.loss"] = 0.0
         return update

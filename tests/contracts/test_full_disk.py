@@ -26,7 +26,7 @@ from small_disks import FULL, Disk
 import fedhet
 from fedhet.cli.main import main
 from fedhet.core.errors import WriteError
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.data.partition import Iid
 from fedhet.data.toy import toy_task
 from fedhet.engines import shared
@@ -293,7 +293,7 @@ def test_shared_memory_that_does_not_fit_is_named(
         raise OSError(errno.ENOSPC, FULL)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    update = Update(pid=0, num_examples=1, weights={"w": torch.zeros(3)})
+    update = Upload(pid=0, num_examples=1, weights={"w": torch.zeros(3)})
     with pytest.raises(WriteError, match=rf"^replies.0 cannot be written in {tmp_path}: {FULL}"):
         shared.Writer(tmp_path / "replies").message(update)
 

@@ -31,7 +31,7 @@ from fedhet.core.evaluation import (
     received,
 )
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import MOST_SAMPLES, Agreement
 from fedhet.data.toy import toy_task
@@ -55,7 +55,7 @@ def arrived(msg: Broadcast, reply: Reply, draw: random.Random | None) -> Reply:
     )
 
 
-def lying(reply: Update, draw: random.Random) -> Update:
+def lying(reply: Upload, draw: random.Random) -> Upload:
     """The reply with another number in one of its tallies, if it has some."""
     if not reply.extras:
         return reply
@@ -120,7 +120,7 @@ def test_fuzzed_replies_to_a_delivery(federation: Federation, cases: int) -> Non
     def exchange(plan: list[Broadcast]) -> Iterable[Reply]:
         yield arrived(plan[0], Failure(0, "evaluate", 1, "the disk is full"), draw)
         for msg in plan[1:]:
-            yield arrived(msg, Update(msg.pid, 5), draw)
+            yield arrived(msg, Upload(msg.pid, 5), draw)
 
     loop.courier = SimpleNamespace(store=None, exchange=lambda plan, clock: exchange(plan))
     for _ in range(cases // 3):

@@ -12,7 +12,7 @@ from contracts.hostile import LIMIT, Federation, exchange, forge, skipping
 from flwr.common import FitRes, Parameters
 
 from fedhet.core import trees
-from fedhet.core.messages import Failure, Update
+from fedhet.core.messages import Failure, Upload
 from fedhet.flower import wire
 
 
@@ -39,7 +39,7 @@ def test_fuzzed_replies(federation: Federation, way: str, cases: int) -> None:
             forge(res, lambda header: mutate(header, draw))
         reply = wire.read_result(msg, res, LIMIT)
         noticed += isinstance(reply, Failure)
-        if isinstance(reply, Update):
+        if isinstance(reply, Upload):
             if way == "bits":  # such as a bit that stands for nothing: the content is the same
                 assert same(reply, original)
             run.strategy.plan(1)

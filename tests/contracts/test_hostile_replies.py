@@ -29,7 +29,7 @@ from contracts.hostile import (
 from contracts.short import slow
 from flwr.common import Parameters
 
-from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.wire import clean
@@ -198,7 +198,7 @@ def test_a_reply_that_is_too_large_is_not_read(federation: Federation) -> None:
         assert isinstance(failure, Failure) and failure.reason == "too large"
         assert f"at most {LIMIT} are read" in failure.cause
         res.parameters, res.metrics = Parameters(tensors, "numpy.ndarray"), metrics
-    assert isinstance(wire.read_result(msg, res, LIMIT), Update)
+    assert isinstance(wire.read_result(msg, res, LIMIT), Upload)
 
 
 def test_an_array_that_claims_to_be_huge(federation: Federation) -> None:

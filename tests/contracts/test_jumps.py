@@ -19,7 +19,7 @@ from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.core.site import Site
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
@@ -37,7 +37,7 @@ def scaled(factor: float, pid: int = 2) -> Callable[..., list[Reply]]:
 
     def alter(plan: list[Broadcast], replies: list[Reply]) -> list[Reply]:
         for msg, reply in zip(plan, replies, strict=True):
-            if msg.pid == pid and isinstance(reply, Update):
+            if msg.pid == pid and isinstance(reply, Upload):
                 change = trees.Difference(reply.weights, msg.weights)
                 moved = trees.add(msg.weights, change, factor)
                 reply.weights = trees.cast(moved, reply.weights)
@@ -52,7 +52,7 @@ def attack(monkeypatch: pytest.MonkeyPatch, rounds: set[int], size: float, pid: 
 
     def handled(self: FedClient, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
-        if msg.pid == pid and msg.round in rounds and isinstance(reply, Update) and reply.weights:
+        if msg.pid == pid and msg.round in rounds and isinstance(reply, Upload) and reply.weights:
             weights = trees.map(lambda t: torch.full_like(t, size), reply.weights)
             reply = replace(reply, weights=weights)
         return reply
@@ -143,7 +143,7 @@ def test_a_huge_extra_in_the_first_step_is_left_out(
 
     def handled(self: FedClient, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
-        if self.pid == 2 and msg.step == 1 and isinstance(reply, Update) and reply.weights:
+        if self.pid == 2 and msg.step == 1 and isinstance(reply, Upload) and reply.weights:
             huge = trees.map(lambda t: torch.full_like(t, 1e6), reply.tree("scaffold.c_plus"))
             reply.extras["scaffold.c_plus"] = huge
         return reply
@@ -188,7 +188,7 @@ def striking(patch: pytest.MonkeyPatch, phase: str, size: float | None) -> None:
         if size is None:
             return Failure(msg.pid, msg.phase, msg.step, "it is absent")
         reply = handle(self, msg)
-        assert isinstance(reply, Update)
+        assert isinstance(reply, Upload)
         huge = partial(torch.full_like, fill_value=size)
         reply.weights = trees.map(huge, reply.weights)
         for name, value in reply.extras.items():
@@ -263,7 +263,7 @@ def test_a_client_that_fails_both_evaluations_of_an_undone_step_has_failed_once(
     attack(monkeypatch, {1}, trees.LARGEST, pid=0)
     assess = FedClient.assess
 
-    def failing(self: FedClient, *visit: Any) -> Update:
+    def failing(self: FedClient, *visit: Any) -> Upload:
         if self.pid == 1:
             raise OSError("the disk is full")
         return assess(self, *visit)

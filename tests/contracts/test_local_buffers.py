@@ -23,7 +23,7 @@ from fedhet.config import Config
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.groups import Evaluation
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -130,7 +130,7 @@ def test_clients_evaluate_the_shared_weights_with_their_statistics(federation: F
     assert global_scores(run.strategy) == {}
     for msg in evaluation_messages(run.strategy):
         update = run.client().handle(msg)
-        assert isinstance(update, Update), update
+        assert isinstance(update, Upload), update
         model = run.workspace.task.model()
         model.load_state_dict(own_model(run, msg.pid))
         expected = loss(model, run.workspace.task.clients[msg.pid].test)
@@ -197,7 +197,7 @@ def test_server_and_client_agree_on_the_views(methods: dict[str, Config]) -> Non
         expected = set(job.strategy.views)
         for msg in evaluation_messages(job.strategy):
             update = job.client(MemoryStore()).handle(msg)
-            assert isinstance(update, Update), update
+            assert isinstance(update, Upload), update
             seen = {name.split(".")[1] for name in update.metrics}
             if seen != expected or "global" in expected:
                 offenders.append((method, msg.pid, seen))

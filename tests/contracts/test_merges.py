@@ -15,7 +15,7 @@ from contracts.steps import VALUES, Federation, after_a_step, moved, scaling, se
 from fedhet.core import kernel, trees
 from fedhet.core.evaluation import global_scores
 from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -133,7 +133,7 @@ def test_the_order_of_replies_does_not_matter(
 ) -> None:
     """Replies come in the order of the cohort; where they are equal, numbers decide."""
     updates = [
-        Update(pid, 1, weights={"a": torch.tensor([float(pid % 3), 1.0])}) for pid in range(7)
+        Upload(pid, 1, weights={"a": torch.tensor([float(pid % 3), 1.0])}) for pid in range(7)
     ]
     run = after_a_step(federation, merge=merge(), on_failure="skip")
     step, old = run.strategy.current, {"a": torch.tensor([0.5, 0.25])}
@@ -143,7 +143,7 @@ def test_the_order_of_replies_does_not_matter(
         rule = merge()
         received = []
         for pid in order:
-            update = Update(pid, 1, weights=dict(updates[pid].weights))
+            update = Upload(pid, 1, weights=dict(updates[pid].weights))
             update.change = trees.Difference(update.weights, old)
             received.append(update)
         admitted = rule.admit(step, iter(received))

@@ -14,7 +14,7 @@ from contracts.tasks import with_dropout
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.messages import Broadcast, Failure, LocalSettings, Update
+from fedhet.core.messages import Broadcast, Failure, LocalSettings, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.nodes import Nodes
@@ -66,7 +66,7 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
     nodes = Nodes(run.strategy.setting.replies)
     replies = list(nodes.in_order(sent, results, [], 2**20))
     assert [reply.pid for reply in replies] == list(sent)
-    assert all(isinstance(reply, Update) for reply in replies)
+    assert all(isinstance(reply, Upload) for reply in replies)
 
     without_3 = [(node, res) for node, res in results if signed_by(res) != 3]
     replies = list(nodes.in_order(sent, without_3, [TimeoutError("no answer")], 2**20))
@@ -100,7 +100,7 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     results[0][1].metrics["fedhet"] = header
     nodes = Nodes(run.strategy.setting.replies)
     replies = list(nodes.in_order({msg.pid: msg for msg in plan}, results, [], 2**20))
-    assert [type(reply) for reply in replies] == [Failure, Update, Update]
+    assert [type(reply) for reply in replies] == [Failure, Upload, Upload]
     assert (replies[0].pid, replies[0].phase, replies[0].step) == (plan[0].pid, "train", 1)
 
 
@@ -117,11 +117,11 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     }
 
     def reply(pid: int, n: int) -> FitRes:
-        arrays, examples, metrics = wire.reply_arrays(sent[pid], Update(pid, n))
+        arrays, examples, metrics = wire.reply_arrays(sent[pid], Upload(pid, n))
         return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), examples, metrics)
 
     results = [(here, reply(1, 99)), (here, reply(0, 5)), (there, reply(1, 7))]
     updates = [
-        reply for reply in nodes.in_order(sent, results, [], 2**20) if isinstance(reply, Update)
+        reply for reply in nodes.in_order(sent, results, [], 2**20) if isinstance(reply, Upload)
     ]
     assert [update.num_examples for update in updates] == [5, 7]

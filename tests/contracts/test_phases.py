@@ -14,8 +14,7 @@ from contracts.three import TOLERANCE, Three
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Phase, State, Step, Update
-from fedhet.core.messages import Broadcast, Failure
-from fedhet.core.messages import Update as Reply
+from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.server_opt import FedAvgM
 from fedhet.core.setting import Setting
 from fedhet.core.trees import Tree
@@ -147,7 +146,7 @@ def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[...,
             return [Phase("density", 1, nothing, slot="")]
 
     def with_weights(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
-        return [Reply(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
+        return [Upload(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
 
     run = federation(toy_task(CLIENTS), Slotless)
     place = "client 4 failed in phase 'density', step 1"

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedhet.core.client import FedClient
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Broadcast, Failure, Reply, Update
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 
-Change = Callable[[Update], Reply]
+Change = Callable[[Upload], Reply]
 NAN = float("nan")
 INFINITY = float("inf")
 
@@ -29,14 +29,14 @@ INFINITY = float("inf")
 # ---- damage: each function returns what makes a bad reply of a good one
 
 
-def raises(update: Update) -> Reply:
+def raises(update: Upload) -> Reply:
     return Failure(update.pid, "train", 1, "ValueError: disk full")
 
 
 def weights(change: Callable[[dict[str, Tensor]], Any]) -> Change:
     """Apply `change` to the weights."""
 
-    def apply(update: Update) -> Reply:
+    def apply(update: Upload) -> Reply:
         change(update.weights)
         return update
 
@@ -51,7 +51,7 @@ def weight(name: str, change: Callable[[Tensor], Tensor]) -> Change:
 def attribute(name: str, value: Any) -> Change:
     """Set an attribute of the reply."""
 
-    def apply(update: Update) -> Reply:
+    def apply(update: Upload) -> Reply:
         setattr(update, name, value)
         return update
 
@@ -61,7 +61,7 @@ def attribute(name: str, value: Any) -> Change:
 def extra(name: str, value: Any) -> Change:
     """Set an extra."""
 
-    def apply(update: Update) -> Reply:
+    def apply(update: Upload) -> Reply:
         update.extras[name] = value
         return update
 
@@ -71,7 +71,7 @@ def extra(name: str, value: Any) -> Change:
 def without_extra(name: str) -> Change:
     """Remove an extra."""
 
-    def apply(update: Update) -> Reply:
+    def apply(update: Upload) -> Reply:
         del update.extras[name]
         return update
 
@@ -81,7 +81,7 @@ def without_extra(name: str) -> Change:
 def tree_extra(name: str, change: Callable[[dict[str, Tensor]], Any]) -> Change:
     """Apply `change` to an extra that is a tree."""
 
-    def apply(update: Update) -> Reply:
+    def apply(update: Upload) -> Reply:
         change(update.tree(name))
         return update
 
@@ -194,7 +194,7 @@ def test_stop_and_skip(
     ],
 )
 def test_a_wrong_tensor_is_reported_with_what_is_expected(ndim: int | None, message: str) -> None:
-    update = Update(0, 1, extras={"z": torch.arange(3)})
+    update = Upload(0, 1, extras={"z": torch.arange(3)})
     received = r"extra 'z' is a torch.int64 tensor of shape \(3,\)"
     with pytest.raises(ValueError, match=rf"{received}; {message}$"):
         update.tensor("z", ndim)

@@ -19,11 +19,11 @@ from fedhet.checkpoint import Checkpoint
 from fedhet.config import catalogue, composition
 from fedhet.core import trees
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.run import Run
+from fedhet.core.run import RunState
 from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
-from fedhet.record.results import Run as Results
+from fedhet.record.results import Run
 from fedhet.testing import check_equal, check_resume, run_quietly
 
 STEPS = ["rounds=3", "fraction=.75", "client.epochs=1", "client.batch_size=5", "client.lr=.1"]
@@ -93,15 +93,15 @@ def test_under_ray(engines: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("part", ["states", "versions", "state_bytes"])
 def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    as_values = Run.as_values
+    as_values = RunState.as_values
 
-    def lacking(run: Run) -> dict[str, Any]:
+    def lacking(run: RunState) -> dict[str, Any]:
         values, total = as_values(run), run.states["method"]["total"]
         forgotten = {"method": {"total": trees.zeros(total), "lambda": {}}}
         values[part] = {**run.states, **forgotten} if part == "states" else {}
         return values
 
-    monkeypatch.setattr(Run, "as_values", lacking)
+    monkeypatch.setattr(RunState, "as_values", lacking)
     with pytest.raises(AssertionError, match=r"^killed after step 1: "):
         check_resume(*shortened("method=scaffold"), task=toy_task())
 
@@ -169,7 +169,7 @@ def test_a_run_that_failed_goes_on(
     assert [again["round"] for again in environment["resumed"]] == [2]
 
 
-def resume(folder: Path, *given: str, task: Any = None) -> Results:
+def resume(folder: Path, *given: str, task: Any = None) -> Run:
     return run_quietly(config.compose([f"resume={folder}", *given]), folder, task or toy_task())
 
 

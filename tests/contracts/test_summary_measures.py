@@ -15,7 +15,7 @@ from contracts.short import slow
 import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.core.evaluation import client_means
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.core.targets import Classes
 from fedhet.data.toy import toy_task
 from fedhet.record.summary import measures
@@ -172,10 +172,10 @@ def test_the_worst_decile(clients: int, worst: int) -> None:
     """A tenth of the clients that have test data, rounded down, and at least one."""
     accuracies = [((7 * pid) % clients) / clients for pid in range(clients)]
     updates = [
-        Update(pid, 5, metrics={"test.personal.n": 5.0, "test.personal.accuracy": accuracy})
+        Upload(pid, 5, metrics={"test.personal.n": 5.0, "test.personal.accuracy": accuracy})
         for pid, accuracy in enumerate(accuracies)
     ]
-    updates.append(Update(clients, 5, metrics={"val.personal.n": 5.0, "val.personal.accuracy": 0}))
+    updates.append(Upload(clients, 5, metrics={"val.personal.n": 5.0, "val.personal.accuracy": 0}))
     means = client_means(updates, ["personal"], CLASSES)
     expected = sum(sorted(accuracies)[:worst]) / worst
     assert means["acc_clients_worst_decile"] == pytest.approx(expected)
@@ -184,7 +184,7 @@ def test_the_worst_decile(clients: int, worst: int) -> None:
 def test_it_is_that_of_the_first_view() -> None:
     metrics = {"test.global.n": 5.0, "test.global.accuracy": 0.25}
     metrics |= {"test.personal.n": 5.0, "test.personal.accuracy": 0.75}
-    means = client_means([Update(0, 5, metrics=metrics)], ["global", "personal"], CLASSES)
+    means = client_means([Upload(0, 5, metrics=metrics)], ["global", "personal"], CLASSES)
     assert means["acc_clients_worst_decile"] == 0.25
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.training import Batch
@@ -173,7 +173,7 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     client = doubled.client()
     update = client.handle(doubled.strategy.plan(1)[0])
     expected = plain.client().handle(plain.strategy.plan(1)[0])
-    assert isinstance(update, Update) and isinstance(expected, Update), (update, expected)
+    assert isinstance(update, Upload) and isinstance(expected, Upload), (update, expected)
     assert update.num_examples == expected.num_examples == 24
     assert update.extras["scaffold.steps"] == 12
     assert expected.extras["scaffold.steps"] == 6

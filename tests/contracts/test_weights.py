@@ -12,8 +12,7 @@ import torch
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Plugin, State, Step, Update
-from fedhet.core.messages import Broadcast, Failure, Recorded
-from fedhet.core.messages import Update as Reply
+from fedhet.core.messages import Broadcast, Failure, Recorded, Upload
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -86,7 +85,7 @@ def test_aggregation_reads_the_weight_and_never_the_number_of_samples(
 ) -> None:
     """Neither for parameters nor for buffers."""
     run = federation(toy_task(norm=True), FedAvg, plugins=lambda: [plugin()])
-    heard: dict[int, Reply] = {}
+    heard: dict[int, Upload] = {}
 
     def listen(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         heard.update({reply.pid: reply for reply in replies})

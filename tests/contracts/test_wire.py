@@ -12,7 +12,7 @@ from flwr.common import parameters_to_ndarrays
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.messages import Broadcast, Extras, Failure, LocalSettings, Update, payload
+from fedhet.core.messages import Broadcast, Extras, Failure, LocalSettings, Upload, payload
 from fedhet.flower import wire
 
 WEIGHTS = {
@@ -88,12 +88,12 @@ def test_a_broadcast_comes_back(
 @pytest.mark.parametrize("limit", [0, 2**25])
 def test_an_update_comes_back(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(wire, "INLINE_LIMIT", limit)
-    reply = Update(4, 17, WEIGHTS, {"loss": 0.25}, keeps=True, extras=EXTRAS)
+    reply = Upload(4, 17, WEIGHTS, {"loss": 0.25}, keeps=True, extras=EXTRAS)
     arrays, examples, metrics = wire.reply_arrays(MESSAGE, reply)
     # NumPyClient accepts nothing else.
     assert isinstance(arrays, list) and type(examples) is int and isinstance(metrics, dict)
     got = wire.read_reply(MESSAGE, (arrays, examples, metrics))
-    assert isinstance(got, Update)
+    assert isinstance(got, Upload)
     assert (got.pid, got.num_examples, got.metrics, got.keeps) == (4, 17, {"loss": 0.25}, True)
     assert same(got.weights, WEIGHTS) and same(got.extras, EXTRAS, ordered=False)
 
@@ -141,9 +141,9 @@ def test_only_pythons_own_scalars_travel(value: Any) -> None:
 
 def test_received_tensors_can_be_written_to() -> None:
     """They neither share the sender's memory nor lie in read-only memory."""
-    reply = Update(4, 1, trees.map(torch.clone, WEIGHTS))
+    reply = Upload(4, 1, trees.map(torch.clone, WEIGHTS))
     got = wire.read_reply(MESSAGE, wire.reply_arrays(MESSAGE, reply))
-    assert isinstance(got, Update)
+    assert isinstance(got, Upload)
     got.weights["w"].add_(1.0)
 
 

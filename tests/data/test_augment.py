@@ -15,7 +15,7 @@ from torch import nn
 
 from fedhet.core.client import FedClient
 from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.messages import Broadcast, LocalSettings, Update
+from fedhet.core.messages import Broadcast, LocalSettings, Upload
 from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.training import Batch
@@ -184,9 +184,11 @@ def trained(
     seen: list[torch.Tensor] = []
     Spy.batches = []
     spy, place = Spy(), workspace(seen)
-    msg = message(place, LocalSettings(0.1, 2, 4), {"spy": spy.digest()}, pid, step)
-    reply = FedClient(place, FedAvg(), [spy], MemoryStore()).handle(msg)
-    assert isinstance(reply, Update), reply
+    method = FedAvg()
+    digests = {"method": method.digest(), "spy": spy.digest()}
+    msg = message(place, LocalSettings(0.1, 2, 4), digests, pid, step)
+    reply = FedClient(place, method, [spy], MemoryStore()).handle(msg)
+    assert isinstance(reply, Upload), reply
     return seen, spy.batches
 
 

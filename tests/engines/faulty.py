@@ -21,7 +21,7 @@ from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client import FedClient
 from fedhet.core.kernel import Message, Result, State, Term
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.core.site import Fitted, Site
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.stores import MemoryStore
@@ -73,7 +73,7 @@ class Faulty(FedNormPlugin):
         return FedNormPlugin(temperature=self.temperature).finish(msg, state, site, fitted)
 
 
-def _damage(how: str, update: Update) -> None:
+def _damage(how: str, update: Upload) -> None:
     first = next(iter(update.weights))
     if how == "nonfinite":
         update.weights[first] = update.weights[first] * float("nan")
@@ -101,7 +101,7 @@ def _handled(client: FedClient, msg: Broadcast) -> Reply:
         reply = _handle(client, msg)
     finally:
         client.store = store
-    if isinstance(reply, Update):
+    if isinstance(reply, Upload):
         _damage(faulty.z_when, reply)
     return reply
 

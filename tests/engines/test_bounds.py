@@ -25,7 +25,7 @@ from fedhet import api, config
 from fedhet.config.aliases import unfolded
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, Rejected, RunFailed
 from fedhet.core.limits import Limits
-from fedhet.core.messages import Message
+from fedhet.core.messages import WithExtras
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import RunData
 from fedhet.data.frames import read_frame
@@ -78,7 +78,7 @@ def test_numbers_that_no_training_needs(line: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("epochs", [100_000, 100_001])
 def test_epochs_that_a_message_asks_for(epochs: int) -> None:
-    msg = Message(extras={"ditto.epochs": epochs})
+    msg = WithExtras(extras={"ditto.epochs": epochs})
     if epochs <= 100_000:
         assert msg.epochs("ditto.epochs") == epochs
         return

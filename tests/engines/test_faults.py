@@ -21,7 +21,7 @@ from fedhet.config import compose
 from fedhet.core.client import FedClient
 from fedhet.core.kernel import Result, State
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier
@@ -42,7 +42,7 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
             os.kill(worker.process.pid, signal.SIGKILL)
             worker.process.join()
         replies = list(courier.exchange(strategy.plan(2), Clock()))
-        assert [type(reply) for reply in replies] == [Update] * 4
+        assert [type(reply) for reply in replies] == [Upload] * 4
         strategy.settle(replies)
     calm = scaffold_job()
     with PoolCourier(2, calm, tmp_path / "calm") as courier:
@@ -178,7 +178,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
     with PoolCourier(2, job, tmp_path / "pool") as courier:
         replies = courier.exchange(plan, Clock())
-        assert isinstance(next(replies), Update)
+        assert isinstance(next(replies), Upload)
         began = list(tmp_path.glob("began-*"))
         assert len(began) == 3  # the slow one, and two that wait for it
         assert [reply.pid for reply in replies] == [msg.pid for msg in plan[1:]]

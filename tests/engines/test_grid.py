@@ -20,7 +20,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.loop import Clock
-from fedhet.core.messages import Failure, Update
+from fedhet.core.messages import Failure, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import nodes, private
 from fedhet.flower import server as flower_server
@@ -53,7 +53,7 @@ def test_evaluations_travel_too(federation: Callable[..., Any]) -> None:
     on_grid.step()
     messages = evaluation_messages(on_grid.run.strategy)
     replies = list(on_grid.courier.exchange(messages, Clock()))
-    assert all(isinstance(reply, Update) and reply.metrics for reply in replies)
+    assert all(isinstance(reply, Upload) and reply.metrics for reply in replies)
 
 
 def test_an_error_of_flower_names_its_client(federation: Callable[..., Any]) -> None:
@@ -163,7 +163,7 @@ def test_an_old_reply_is_refused(federation: Callable[..., Any]) -> None:
         return kept[pid] if pid == 2 else res
 
     on_grid.grid.alter = keep
-    assert isinstance(on_grid.step()[2], Update)
+    assert isinstance(on_grid.step()[2], Upload)
     second = on_grid.step()[2]
     assert isinstance(second, Failure) and second.reason == "replayed"
 
@@ -202,7 +202,7 @@ def test_a_run_begins_without_some_nodes_only_if_it_may(federation: Callable[...
     absent = on_grid.step()[3]
     assert isinstance(absent, Failure) and absent.cause == "its node has not joined"
     on_grid.join(3)  # it comes in time for the second round
-    assert isinstance(on_grid.step()[3], Update)
+    assert isinstance(on_grid.step()[3], Upload)
     on_grid.leave(3)
     left = on_grid.step()[3]
     assert isinstance(left, Failure) and "is not connected any more" in left.cause
@@ -216,7 +216,7 @@ def test_a_node_that_comes_back_under_another_id_is_known_again(
     on_grid.leave(2)
     assert isinstance(on_grid.step()[2], Failure)
     on_grid.join(2, generation=1)
-    assert isinstance(on_grid.step()[2], Update)
+    assert isinstance(on_grid.step()[2], Upload)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +262,10 @@ def test_a_node_whose_answer_is_lost_is_asked_again(
     silent = on_grid.join(3)
     silent.lost = 1
     with caplog.at_level("INFO", "fedhet"):
-        assert all(isinstance(reply, Update) for reply in on_grid.step().values())
+        assert all(isinstance(reply, Upload) for reply in on_grid.step().values())
     assert silent.asked == 2 and caplog.text.count("asking 1 of 4 nodes again") == 1
     silent.found.set()
-    assert all(isinstance(reply, Update) for reply in on_grid.step().values())
+    assert all(isinstance(reply, Upload) for reply in on_grid.step().values())
     assert [node.asked for node in others] == [1, 1, 1] and silent.asked == 2
 
 

@@ -12,7 +12,7 @@ from own_sites import RUN, Deployment, Node, Sites, as_sent
 
 from fedhet import config
 from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
@@ -45,7 +45,7 @@ def test_a_node_without_data_of_its_own_has_the_limits_of_its_operator(evaluates
     folder = Path()
     node = Node(folder, 1, lines, partition_id=0, num_partitions=2, evaluate=evaluates, min_test=1)
     reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, None)))
-    assert isinstance(reply, Update)
+    assert isinstance(reply, Upload)
     assert bool(reply.metrics) == evaluates
     assert not [name for name in reply.metrics if name.endswith("loss")]
 

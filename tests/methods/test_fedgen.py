@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.merging import NormClip
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.data.toy import toy_task
 from fedhet.methods import fedgen
 from fedhet.methods.fedavg import FedAvg
@@ -153,7 +153,7 @@ def test_norm_clip_shortens_the_heads_too(
         heads.append(stacked(*args))
         return heads[-1]
 
-    def alter(plan: list[Broadcast], replies: list[Update]) -> list[Update]:
+    def alter(plan: list[Broadcast], replies: list[Upload]) -> list[Upload]:
         replies[1].weights = {name: t + 1e3 for name, t in replies[1].weights.items()}
         return replies
 

@@ -10,7 +10,7 @@ import torch
 from maths.cases import named_case
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.messages import Broadcast, Update
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import FedLExPlugin
@@ -18,7 +18,7 @@ from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 
 Make = Callable[..., Any]
-Change = Callable[[Update], Any]
+Change = Callable[[Upload], Any]
 
 D = "fedlex.D"
 

@@ -32,7 +32,7 @@ from flwr.server.strategy import (
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Failure, Reply, Update
+from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.server import _message, _result
@@ -121,7 +121,7 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
 
 
 def test_noise_of_a_mod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(reply_through(monkeypatch), Update)
+    assert isinstance(reply_through(monkeypatch), Upload)
     reply = reply_through(monkeypatch, LocalDpMod(1.0, 1.0, 1.0, 1e-5))
     assert isinstance(reply, Failure)
     assert reply.reason == "corrupt"

@@ -12,7 +12,7 @@ from privacy.few import COUNTS, LEAST, few
 
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Reply, Update
+from fedhet.core.messages import Reply, Upload
 from fedhet.core.phases import locate
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
@@ -28,13 +28,13 @@ Make = Callable[..., Any]
 SMALL = {"noise_dim": 2, "hidden": 3, "server_steps": 2}
 
 
-def replies_of(run: Any) -> dict[int, Update]:
+def replies_of(run: Any) -> dict[int, Upload]:
     """One step of a run, which must succeed, and its replies by client."""
-    sent: dict[int, Update] = {}
+    sent: dict[int, Upload] = {}
 
     def look(plan: list[Any], replies: list[Reply]) -> Iterable[Reply]:
         for reply in replies:
-            assert isinstance(reply, Update), reply
+            assert isinstance(reply, Upload), reply
             sent[reply.pid] = reply
         return replies
 
@@ -249,7 +249,7 @@ def test_a_server_accepts_clients_that_tell_less_than_the_run_allows(
 
     def there(plan: list[Any], replies: list[Any]) -> list[Any]:
         run.workspace.min_count = 0
-        assert all(isinstance(reply, Update) for reply in replies), replies
+        assert all(isinstance(reply, Upload) for reply in replies), replies
         return replies
 
     def make() -> list[Any]:

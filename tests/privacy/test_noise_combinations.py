@@ -16,7 +16,7 @@ from fedhet.core import trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
 from fedhet.core.loop import Loop
-from fedhet.core.messages import Update
+from fedhet.core.messages import Upload
 from fedhet.core.noise import allowed_here
 from fedhet.core.phases import locate
 from fedhet.data.toy import toy_task
@@ -68,7 +68,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
         loop.send(plan)
         replies = [job.client(store).handle(msg) for msg in plan]
         for msg, reply in zip(plan, replies, strict=True):
-            assert isinstance(reply, Update), reply
+            assert isinstance(reply, Upload), reply
             entry = strategy.current.entry
             assert reply.metrics[SPENT] - msg.extras[SPENT] == msg.extras[RELEASES], entry.name
             assert set(reply.metrics) == {SPENT, "seconds.train", "seconds.extras"}
@@ -178,7 +178,7 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
     Loop(job.strategy, [Account(job.workspace.noise)]).send(plan)
     (msg,) = [msg for msg in plan if msg.pid == 0]
     update = job.client(MemoryStore()).handle(msg)
-    assert isinstance(update, Update)
+    assert isinstance(update, Upload)
     sent = update.tree("fedpcl.prototypes")
     assert bool(sent["has"].all())
     assert bool((sent["mean"].abs() > torch.finfo().tiny).all())

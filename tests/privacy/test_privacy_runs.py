@@ -11,7 +11,7 @@ import pytest
 import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import FLOOR
-from fedhet.core.messages import Broadcast, Reply, Update
+from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.flower import wire
 from fedhet.testing import sha256, sha256_apart
 
@@ -72,7 +72,7 @@ def test_the_environment_is_in_no_message_and_no_file(
 
     def look(self: Any, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
-        assert isinstance(reply, Update)
+        assert isinstance(reply, Upload)
         messages.extend([wire.write_broadcast(msg), wire.reply_arrays(msg, reply)])
         return reply
 

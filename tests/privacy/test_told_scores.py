@@ -16,7 +16,7 @@ from fedhet.core.counts import coarse, counts_few
 from fedhet.core.evaluation import evaluation_messages, received
 from fedhet.core.groups import Evaluation
 from fedhet.core.limits import Limits
-from fedhet.core.messages import Broadcast, Failure, Update
+from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.targets import make
 from fedhet.core.targets.number import Number
 from fedhet.core.task import ClientData, Samples, Task
@@ -71,7 +71,7 @@ def test_constant_models_give_no_count_of_few_test_samples() -> None:
     told = []
     for label in range(CLASSES):
         reply = run.client().handle(replace(msg, weights=constant(label)))
-        assert isinstance(reply, Update)
+        assert isinstance(reply, Upload)
         assert set(reply.metrics) == {"test.global.n", "test.global.accuracy"}
         assert not reply.extras
         told.append(round(n * reply.metrics["test.global.accuracy"]))
@@ -205,7 +205,7 @@ def test_fine_tuning_takes_the_epochs_of_the_clients_own_settings() -> None:
     run = workspace(*[samples([9] * CLASSES)] * 3, limits=Limits())
     msg = asked(run)
     reply = run.client().handle(replace(msg, extras={"eval.finetune_epochs": 10**6}))
-    assert isinstance(reply, Update)
+    assert isinstance(reply, Upload)
     assert {name.split(".")[1] for name in reply.metrics} == {"global"}
 
 

@@ -26,7 +26,7 @@ from fedhet.core.evaluation import (
     evaluation_messages,
     received,
 )
-from fedhet.core.messages import Failure, Update
+from fedhet.core.messages import Failure, Upload
 from fedhet.core.metrics import assess
 from fedhet.core.targets import Labels, Number
 from fedhet.core.task import ClientData, Task
@@ -108,7 +108,7 @@ def test_the_scores_of_a_diverged_model_are_no_lie() -> None:
     for changed, good in (({}, True), ({"r2": 1.5}, False), ({"rmse": math.nan}, False)):
         metrics = {f"test.global.{name}": value for name, value in (worst | changed).items()}
         with nullcontext() if good else pytest.raises(ValueError, match="cannot be"):
-            update = Update(0, 4, metrics=metrics, extras={"test.global": dict(tally)})
+            update = Upload(0, 4, metrics=metrics, extras={"test.global": dict(tally)})
             check_scores(update, ["test.global"], Number(1), [], {"test": 4})
 
 
@@ -181,16 +181,16 @@ def test_the_score_of_several_clients_is_that_of_all_their_samples(
 
 
 # ---- tallies from clients
-def update(**changes: Any) -> Update:
+def update(**changes: Any) -> Upload:
     """A client's evaluation of three samples of two numbers, with another tally."""
     tally = Number(2).tally(draws(0, 3, 2), draws(1, 3, 2)) | changes
-    return Update(0, 5, metrics={"test.global.n": 3.0}, extras={"test.global": tally})
+    return Upload(0, 5, metrics={"test.global.n": 3.0}, extras={"test.global": tally})
 
 
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (Update(0, 5, metrics={"test.global.n": 3.0}), "a tally of NoneType; expected"),
+        (Upload(0, 5, metrics={"test.global.n": 3.0}), "a tally of NoneType; expected"),
         (update(squared=torch.zeros(3).double()), "'squared' is .*expected torch.float64"),
         (update(squared=torch.zeros(2)), "'squared' is .*expected torch.float64"),
         (update(variation=torch.tensor([1.0, -1.0]).double()), "not finite and >= 0"),
@@ -201,7 +201,7 @@ def update(**changes: Any) -> Update:
     ],
 )
 def test_a_wrong_tally_is_the_clients_failure(
-    sent: Update, message: str, federation: type[Federation]
+    sent: Upload, message: str, federation: type[Federation]
 ) -> None:
     own = (draws(0, 3, 2), draws(1, 3, 2))
     data = ClientData(own, None, own)

@@ -260,7 +260,7 @@ class FedGMMPlugin(Plugin):
     def _unpacked(self, workspace: Workspace, tree: Tree) -> dict[int, Mixture]:
         return unpack(tree, _pixels_of(workspace), workspace.task.classes, self.reg_covar)
 
-    def _check_mixtures(self, workspace: Workspace, tree: Tree, update: messages.Update) -> None:
+    def _check_mixtures(self, workspace: Workspace, tree: Tree, update: messages.Upload) -> None:
         """Every class with enough samples has a mixture, of no more components than it may have."""
         mixtures = self._unpacked(workspace, tree)
         for c, n in enumerate(update.whole(COUNTS).tolist()):
