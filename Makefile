@@ -12,7 +12,7 @@ PYTEST := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 TESTS = $(patsubst tests/papers,papers/tests,$(addprefix tests/,$(ONLY)))
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
-COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/maths/* 95:fedhet/core/* \
+COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/core/* \
   95:fedhet/core/merging.py 95:fedhet/core/admission.py \
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*

@@ -21,37 +21,6 @@ from house_rules.source import (
     tree,
 )
 
-MATHS = sorted((PACKAGE / "maths").glob("*.py"))
-
-# Libraries of pure arithmetic, and what fedhet/maths needs of the standard library.
-PURE = {
-    "__future__",
-    "collections",
-    "dataclasses",
-    "enum",
-    "fedhet",
-    "functools",
-    "itertools",
-    "math",
-    "numpy",
-    "sklearn",
-    "threadpoolctl",
-    "torch",
-    "typing",
-    "warnings",
-}
-PURE_OF_OURS = ("fedhet.maths", "fedhet.core.trees", "fedhet.core.check", "fedhet.core.errors")
-READS_OR_WRITES = {
-    "open",
-    "print",
-    "input",
-    "torch.save",
-    "torch.load",
-    "numpy.save",
-    "numpy.load",
-    "np.save",
-    "np.load",
-}
 # What executes code from a file or a message.
 UNSAFE_MODULES = {
     "pickle",
@@ -86,22 +55,6 @@ def test_no_bare_except() -> None:
         for node in ast.walk(tree(path))
         if isinstance(node, ast.ExceptHandler) and node.type is None
     ]
-
-
-def test_maths_is_pure() -> None:
-    """fedhet/maths holds algebra on tensors; it knows neither Flower nor Hydra nor clients."""
-    offenders = []
-    for path in MATHS:
-        module = tree(path)
-        for dotted in imports(module):
-            ours = dotted.startswith("fedhet")
-            if dotted.partition(".")[0] not in PURE or (
-                ours and not dotted.startswith(PURE_OF_OURS)
-            ):
-                offenders.append(f"{name(path)} imports {dotted}")
-        read = {called for called, _ in calls(module)} & READS_OR_WRITES
-        offenders += [f"{name(path)} calls {called}" for called in read]
-    assert not offenders, f"only {PURE} and, of fedhet, {PURE_OF_OURS} are imported there"
 
 
 def test_methods_import_neither_flower_nor_hydra() -> None:

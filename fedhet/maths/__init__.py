@@ -1,1 +1,0 @@
-"""The papers' equations as pure functions of tensors: no Flower, no Hydra, no input or output."""
