@@ -17,6 +17,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor, nn
@@ -440,6 +441,10 @@ class Piece(Checked):
 
     def digest(self) -> str:
         """Identifies the options, so that a server and a client that differ notice it."""
+        return self._digest
+
+    @cached_property  # a client is made for each message
+    def _digest(self) -> str:
         text = json.dumps(self.settings, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

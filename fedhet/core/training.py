@@ -29,6 +29,7 @@ from fedhet.core.workspace import Workspace
 
 Indexed = tuple[Term, int]  # a term, and the place of what it reads in `own`
 Columns = tuple[Tensor, ...]  # x, y and positions of samples, and perhaps their weights
+NO_DATA = Samples(torch.empty(0), torch.empty(0))
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class Trainer:
     def __init__(self, workspace: Workspace, msg: Broadcast, identity: Hashable = None) -> None:
         self.workspace = workspace
         self.msg = msg
-        self.data = Samples(torch.empty(0), torch.empty(0))
+        self.data = NO_DATA
         self.terms: list[Term] = []
         self.steps = 0
         self.fitted: Fitted | None = None
@@ -136,9 +137,9 @@ class Trainer:
         self._held = None
         local = msg.local if lr is None else replace(msg.local, lr=lr)
         momentum = {name: t.clone() for name, t in (momentum or {}).items()}
-        draws = self.workspace.seeded(stream, msg.phase, msg.step, msg.pid)
+        key = msg.phase, msg.step, msg.pid
         with (
-            draws if stream else nullcontext(),
+            self.workspace.seeded(stream, *key) if stream else nullcontext(),
             nullcontext() if names is None else only(model, names),
         ):
             declared = [*terms, *(() if alone else self.terms)]

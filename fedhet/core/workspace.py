@@ -131,7 +131,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()
+        self._data = Cache()
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -322,16 +322,13 @@ class Workspace:
 
         It is cached as CACHE_BYTES allows.
         """
-        known = self._data.setdefault(pid, {})
-        self._data.move_to_end(pid)
+        known = self._data.of(pid)
         if missing := [name for name in names if name not in known]:
             own = self.task.clients[pid]
             for name in missing:
                 samples = getattr(own, name)
                 known[name] = None if samples is None else self.prepared(samples)
-            used = sum(map(_nbytes, self._data.values()))
-            while used > CACHE_BYTES and len(self._data) > 1:
-                used -= _nbytes(self._data.popitem(last=False)[1])
+            self._data.grown({name: known[name] for name in missing})
         return {name: part for name in names if (part := known[name]) is not None}
 
     def train_data(self, pid: int) -> Samples:
@@ -342,6 +339,26 @@ class Workspace:
     def test_data(self) -> Samples | None:
         """The global test set, prepared; None where the task has none."""
         return None if self.task.test is None else self.prepared(self.task.test)
+
+
+class Cache:
+    """Prepared data by client, of which those that were used least recently make room."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()
+        self._nbytes = 0  # of all, so that one more client costs the same however many there are
+
+    def of(self, pid: int) -> dict[str, Samples | None]:
+        """What there is of this client, which is now the one that was used last."""
+        known = self._of.setdefault(pid, {})
+        self._of.move_to_end(pid)
+        return known
+
+    def grown(self, parts: dict[str, Samples | None]) -> None:
+        """Make room for what has been added to that client's."""
+        self._nbytes += _nbytes(parts)
+        while self._nbytes > CACHE_BYTES and len(self._of) > 1:
+            self._nbytes -= _nbytes(self._of.popitem(last=False)[1])
 
 
 def _nbytes(parts: dict[str, Samples | None]) -> int:
