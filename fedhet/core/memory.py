@@ -1,9 +1,8 @@
-"""Values as JSON and tensors, and what objects remember from one step to the next.
+"""Values as JSON and tensors, and what callbacks remember from one step to the next.
 
-A class names the attributes that outlast a step in its class attribute `memory`; those that its
-base classes name are added. A value there may be None, a bool, number or text; a list, tuple, set
-or dict of such values; a tensor or a numpy array; and, as the attribute itself, a torch module or
-optimiser or another object with a `memory`.
+A value may be None, a bool, number or text; a list, tuple, set or dict of such values; a tensor or
+a numpy array. A callback names the attributes that outlast a step in its class attribute `memory`;
+such an attribute may also be another object with a `memory`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.core.trees import Tree
 
@@ -51,10 +50,6 @@ class MemoryPacker:
         return {name: self._attribute(getattr(obj, name), f"{path}.{name}") for name in names}
 
     def _attribute(self, value: object, path: str) -> Node:
-        if isinstance(value, nn.Module):
-            return ["module", self.value(value.state_dict(), path)]
-        if isinstance(value, torch.optim.Optimizer):
-            return ["optimizer", self.value(value.state_dict(), path)]
         if remembered(value):
             return ["object", self.memory(value, path)]
         return self.value(value, path)
@@ -111,16 +106,13 @@ def put_back(
         raise ValueError(f"{path} does not remember {', '.join(sorted(unknown))}")
     for name, node in nodes.items():
         kind = node[0] if isinstance(node, list) else ""
-        if kind not in ("module", "optimizer", "object"):
+        if kind != "object":
             setattr(obj, name, unpacked(node, tensors, device))
             continue
         current = getattr(obj, name, None)
-        if kind == "object" and remembered(current):
-            put_back(current, node[1], tensors, device, f"{path}.{name}")
-        elif kind != "object" and isinstance(current, nn.Module | torch.optim.Optimizer):
-            current.load_state_dict(unpacked(node[1], tensors, device))
-        else:
+        if not remembered(current):
             raise ValueError(f"{path}.{name} is not an object of this kind")
+        put_back(current, node[1], tensors, device, f"{path}.{name}")
 
 
 def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:
