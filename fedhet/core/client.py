@@ -248,21 +248,14 @@ class FedClient(NumPyClient):
     def _release(self, pieces: Sequence[Piece], update: Upload) -> None:
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
-        step = Step(
-            workspace=workspace,
-            phase=msg.phase.rpartition(".")[2],
-            number=msg.step,
-            round=msg.round,
-            local=msg.local,
-            trains=msg.trains,
-        )
         if workspace.simulated:  # a real client's would tell how many samples were generated
             update.metrics[STEPS] = float(self.trainer.steps)
         messages.check_extras(update.extras, update.metrics)
         if self.num_examples < workspace.min_count:
             for piece in pieces:
-                withhold(piece, step, update)
+                withhold(piece, self._step(), update)
         if workspace.noise:
+            step = self._step()
             public = {name for piece in pieces for name in public_names(piece, step)}
             workspace.release(self, update, public)
             for piece in pieces:
@@ -273,6 +266,18 @@ class FedClient(NumPyClient):
             hidden = [f"{plugin.name}.{key}" for plugin in self.plugins for key in plugin.unsized]
             size = self.state.nbytes(hidden if workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
+
+    def _step(self) -> Step:
+        """What the client knows of the step."""
+        msg = self.msg
+        return Step(
+            workspace=self.workspace,
+            phase=msg.phase.rpartition(".")[2],
+            number=msg.step,
+            round=msg.round,
+            local=msg.local,
+            trains=msg.trains,
+        )
 
     @property
     def num_examples(self) -> int:

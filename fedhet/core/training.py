@@ -316,9 +316,10 @@ class Trainer:
         self, params: list[nn.Parameter]
     ) -> Callable[[Columns], tuple[Tensor, list[Tensor]]] | None:
         """The step by torch.compile, for the parameters that are usually trained."""
+        if not self.workspace.speed.compile:
+            return None
         usual = self.workspace.parameters  # fine-tuning may train others
-        as_usual = len(params) == len(usual) and all(map(is_, params, usual))
-        if not (self.workspace.speed.compile and as_usual):
+        if len(params) != len(usual) or not all(map(is_, params, usual)):
             return None
         compiled = self.workspace.compiled
 
