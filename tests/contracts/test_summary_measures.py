@@ -201,10 +201,10 @@ def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch
 
     settle = FedStrategy.settle
 
-    def fail(self: FedStrategy, *replies: Any) -> None:
+    def fail(self: FedStrategy, *replies: Any, **options: Any) -> None:
         if self.current.round == 3:
             raise RunFailed("enough")
-        settle(self, *replies)
+        settle(self, *replies, **options)
 
     monkeypatch.setattr(FedStrategy, "settle", fail)
     with pytest.raises(RunFailed) as caught:

@@ -25,7 +25,6 @@ from fedhet import api, config
 from fedhet.config.aliases import unfolded
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, Rejected, RunFailed
 from fedhet.core.limits import Limits
-from fedhet.core.messages import WithExtras
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import RunData
 from fedhet.data.frames import read_frame
@@ -34,6 +33,7 @@ from fedhet.data.tables import load_arrays
 from fedhet.data.toy import toy_task
 from fedhet.flower.wire import _decode
 from fedhet.job import Job, task_of
+from fedhet.methods.ditto import Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
 from fedhet.methods.fedgen import FedGen
@@ -76,14 +76,10 @@ def test_numbers_that_no_training_needs(line: str, tmp_path: Path) -> None:
         RunData.of(settings.cfg)
 
 
-@pytest.mark.parametrize("epochs", [100_000, 100_001])
-def test_epochs_that_a_message_asks_for(epochs: int) -> None:
-    msg = WithExtras(extras={"ditto.epochs": epochs})
-    if epochs <= 100_000:
-        assert msg.epochs("ditto.epochs") == epochs
-        return
-    with pytest.raises(ValueError, match=r"'ditto\.epochs' is 100001; at most 100000"):
-        msg.epochs("ditto.epochs")
+def test_epochs_of_a_method_that_no_training_needs() -> None:
+    assert Ditto(plocal_epochs=100_000).settings["plocal_epochs"] == 100_000
+    with pytest.raises(ConfigError, match=r"plocal_epochs=100001 .*<= 100000$"):
+        Ditto(plocal_epochs=100_001)
 
 
 def test_a_model_that_is_too_large_for_a_node_is_not_built() -> None:

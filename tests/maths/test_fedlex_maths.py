@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.kernel import Term
-from fedhet.core.optimizers import Masked
+from fedhet.core.optimizers import ScaledSteps
 from fedhet.core.training import scale
 from fedhet.core.trees import Tree
 from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
@@ -246,7 +246,7 @@ class To:
 def masked_step(before: Tensor, after: Tensor, guidance: Tensor) -> Tensor:
     w = before.clone()
     factors = mask({"w": w}, None, {"w": guidance})
-    Masked(To(w, after), *trees.columns(factors, {"w": w}, factors)).step([])
+    ScaledSteps(To(w, after), *trees.columns(factors, {"w": w}, factors)).step([])
     return w
 
 
