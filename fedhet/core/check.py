@@ -135,7 +135,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         for each_field in fields(self):  # type: ignore[arg-type]
-            kind, _, other = str(each_field.type).partition(" | ")
+            written: Any = each_field.type  # a class, without `from __future__ import annotations`
+            kind, _, other = str(getattr(written, "__name__", written)).partition(" | ")
             if kind not in _BY_TYPE or other not in ("", "None"):
                 continue
             limits = each_field.metadata.get("limits", {})

@@ -95,7 +95,8 @@ class Update:
     Attributes:
         pid: the client.
         n: its training samples.
-        weight: its aggregation weight. Only ratios matter, unless all updates are kept.
+        weight: its aggregation weight. The weights of a step sum to 1 if the method has `needs_all`
+            or a plug-in has `weights`; otherwise only their ratios matter.
         weights: the slot's tensors that it has sent.
         change: `weights` minus what was sent, in float64, without buffers. It is computed when it
             is read.
@@ -234,7 +235,7 @@ def is_withheld(value: object) -> bool:
 # ---- local training
 KINDS = {
     "loss": "(B,) is added to the per-sample losses",
-    "weight": "(B,) multiplies the per-sample losses",
+    "weight": "(n,), a factor of each sample's loss",
     "penalty": "a scalar is added to the batch loss",
     "gradient": "a tree, times `factor`, is added to the gradient",
     "scale": "a tree multiplies the gradient, after all that is added",
@@ -255,9 +256,10 @@ class Term:
     of the piece or its client half.
 
     Attributes:
-        kind: one of KINDS, which says what becomes of the value. "gradient", "scale" and "step" get
-            no batch (None): they are computed once the gradient is known, for those parameters that
-            their trees name. A loss or a penalty may also return (value, tensors to record).
+        kind: one of KINDS, which says what becomes of the value. "gradient" and "scale" get no
+            batch (None): they are computed once the gradient is known, for those parameters that
+            their trees name. "weight" and "step" get none either, and are computed once, before
+            the first step. A loss or a penalty may also return (value, tensors to record).
         f: (the trained parameters, the batch, own) -> the value.
         own: a tree of tensors of any depth.
         factor: of a gradient.
@@ -288,8 +290,8 @@ class Step:
         local: how clients train in it.
         cohort: the clients that take part.
         trains: whether the step trains the model.
-        slots: further weights that the server keeps, by slot.
-        state: what the server keeps for the owner; {} on a client.
+        slots: the weights that the server keeps, by slot; those of the model are "model".
+        state: what the server keeps for the owner; {} on a client, and in `broadcast`.
         mean: (pairs of a tree and its weight) -> their average, in float64: the run's `merge`.
         average: makes an object with `add(tree, weight)` and `mean()`, the same one by one.
         steps: client -> the number of local steps that it takes; None where it is not known.
@@ -463,7 +465,9 @@ def _check_words(cls: type, words: Iterable[str]) -> None:
 
 
 def _functions(cls: type) -> dict[str, Callable[..., Any]]:
-    return {n: f for n, f in vars(cls).items() if inspect.isfunction(f) and not n.startswith("_")}
+    """The public functions that the class itself defines, its class methods among them."""
+    found = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
+    return {n: f for n, f in found.items() if inspect.isfunction(f) and not n.startswith("_")}
 
 
 def check_class(cls: Any) -> None:
@@ -489,6 +493,8 @@ def check_class(cls: Any) -> None:
                 f"{cls.__qualname__}.{name}({', '.join(own)}) is called as"
                 f" {name}({', '.join(expected)})"
             )
+        if getattr(hook, "serves", False):
+            raise TypeError(f"{cls.__qualname__}.{name} serves a phase: write @serves before it")
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

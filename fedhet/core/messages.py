@@ -127,7 +127,7 @@ class Broadcast(WithExtras):
         slot: whose weights travel; "" where none do.
         weights: the shared tensors of `slot`; empty where there is no slot.
         trains: whether the step trains the model, so that every plug-in's hooks run.
-        plugins: name -> digest of the settings of each of the server's plug-ins.
+        plugins: name of each plug-in, or "method" -> digest of its class and its settings.
         pid: the client that the message is for.
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
@@ -162,7 +162,7 @@ class Upload(WithExtras):
         weights: the shared tensors of the slot after training; empty where none are sent.
         metrics: numbers to record; they never influence the aggregation.
         keeps: whether the client changed its state in this step.
-        weight: the aggregation weight; only ratios matter unless something has `needs_all`.
+        weight: the aggregation weight; only ratios matter, unless all updates are kept at once.
         change: `weights` minus what was sent, in float64; trained names only, never buffers.
         buffers: the part of `weights` that is not trained.
     """

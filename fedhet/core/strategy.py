@@ -55,7 +55,7 @@ class FedStrategy(Strategy):
         run_id: identifies the run; one that goes on has the same.
         current: the step in progress.
         kept_back: client -> the versions of its state that checkpoints need.
-        digests: plug-in -> digest of its settings.
+        digests: name of a plug-in, or "method" -> digest of its class and its settings.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
     """
 
@@ -331,6 +331,11 @@ class FedStrategy(Strategy):
             merged = phase.merge(
                 current.seen[self.key(owner)], run.states[self.key(owner)], current.old, read
             )
+            if not isinstance(merged, Merged):
+                raise TypeError(
+                    f"the merge of phase {current.entry.name!r} returned a {type(merged).__name__};"
+                    " it must be a Merged"
+                )
             for _ in passing:  # a merge may stop early, but every reply is checked and counted
                 pass
             for failure in current.failures:  # where every client failed, an error has named them

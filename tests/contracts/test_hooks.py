@@ -237,6 +237,13 @@ def test_another_signature_is_refused(
         made(BASES[base], breaks={}, **{name: function})
 
 
+def test_class_methods_are_checked_as_well() -> None:
+    with pytest.raises(TypeError, match=r"Mine\.scop is no hook \(is 'scope' meant\?\)"):
+        made(Method, scop=classmethod(lambda cls, model: None))
+    with pytest.raises(TypeError, match=r"Mine\.scope\(self, model\) is called as scope\(cls, m"):
+        made(Method, scope=lambda self, model: None)
+
+
 def test_helpers_phases_and_properties_are_no_hooks() -> None:
     def explore(self: ANY, msg: ANY, state: ANY, site: ANY) -> ANY: ...
 
@@ -244,6 +251,20 @@ def test_helpers_phases_and_properties_are_no_hooks() -> None:
     made(Plugin, _helper=lambda self: None, rate=property(lambda self: 1.0))
     with pytest.raises(TypeError, match=r"Mine\.explore is no hook.*is marked by @serves"):
         made(Client, explore=lambda self, msg, state, site: None)
+    with pytest.raises(TypeError, match=r"Mine\.train serves a phase: write @serves before it"):
+        made(Client, train=lambda self, msg, state, site: None)
+
+
+@pytest.mark.parametrize("annotation", [float, "float", float | None, "float | None"], ids=str)
+def test_options_are_checked_however_they_are_annotated(annotation: Any) -> None:
+    """A module without `from __future__ import annotations` has types in place of text."""
+    members = {"name": "mine", "__annotations__": {"eps": annotation}, "eps": setting(1.0, low=0)}
+    mine = dataclass(frozen=True, kw_only=True)(made(Plugin, **members))
+    assert mine(eps=2).eps == 2.0
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=-1 is not allowed"):
+        mine(eps=-1)
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=abc is not allowed"):
+        mine(eps="abc")
 
 
 @pytest.mark.parametrize("base", [FedAvg, Plugin])

@@ -180,3 +180,18 @@ class WrongNames(FedAvg):
 def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) -> None:
     with pytest.raises(RunFailed, match=r"'train': the merge returned \['x'\]; expected the names"):
         federation(toy_task(), WrongNames, rounds=1).step()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongKind(FedAvg):
+    """Returns the new tensors alone."""
+
+    breaks = {}
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Any:
+        return dict(old)
+
+
+def test_a_merge_that_returns_something_else_is_reported(federation: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"phase 'train' returned a dict; it must be a Merged"):
+        federation(toy_task(), WrongKind, rounds=1).step()
