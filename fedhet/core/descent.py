@@ -34,7 +34,7 @@ class Descent:
             `terms` reads `params` alone.
         own: what else `terms` and `change` read.
         change: (gradients by name, params, own): changes the gradients in place; or None.
-        exact: whether further samples whose losses do not count would change the batch loss.
+        exact: whether a batch must not be padded: further samples would change its loss.
         clip: the largest L2 norm of a gradient; None for no limit.
         beside: how many of `params`, the last ones, are no part of the module; their gradient is
             clipped by itself.

@@ -241,8 +241,8 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
-# What terms of these kinds make untrue, and what is enough to state where all clients share the
-# factors, which nothing else can know.
+# A plug-in with a term of such a kind states one of these words in `breaks`. The last word is
+# enough if all clients have the same factors, which cannot be checked.
 BREAKS = {"scale": ("plain steps",), "step": ("sgd steps", "plain steps")}
 
 

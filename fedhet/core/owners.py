@@ -1,4 +1,4 @@
-"""Whose extras a message has: under which names those of each piece travel, and what they must be.
+"""The names under which the extras of a method or plug-in travel, and their checks on arrival.
 
 The extra `c` of the piece `scaffold` travels as `scaffold.c`.
 """

@@ -269,7 +269,7 @@ class FedStrategy(Strategy):
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
         """The message to one client."""
-        # The states that the client must keep: of the best evaluations, and for checkpoints.
+        # Rounds whose state the client must not delete: best evaluations and checkpoints need it.
         best = [versions[pid] for versions in self.run.pinned.values() if pid in versions]
         return replace(
             msg,

@@ -288,7 +288,7 @@ class Trainer:
     def _common(
         self, data: Samples, local: LocalSettings, loss: Term | None, terms: Sequence[Term]
     ) -> Hashable:
-        """What the terms read beside their arguments, as far as it is no tensor."""
+        """A key: clients with equal keys take the same steps, and can take them together."""
         task, msg = self.workspace.task, self.msg
         extras = {k: v for k, v in msg.extras.items() if isinstance(v, Scalar)}
         functions = [

@@ -10,9 +10,10 @@ learning". A plug-in for any host: w_r takes the place of the host's aggregation
     w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
 h(x) is the input of the last linear layer of the client's trained model, in eval mode. A client
-with fewer than `privacy.min_count` training samples withholds z and keeps its nu (0 is the paper's
-method). The sums then run over the clients C that send theirs, and so does the share that these
-divide among themselves: w_r = Lambda_r nu_r / sum_{q in C} Lambda_q nu_q * sum_{q in C} nu_q.
+with fewer than `privacy.min_count` training samples (0 is the paper's method) withholds z and keeps
+its nu; under `z_when=last_epoch`, so does one that took no step. The sums then run over the clients
+C that send theirs. Together these keep the weight that the host gave them, and divide it anew:
+w_r = Lambda_r nu_r / sum_{q in C} Lambda_q nu_q * sum_{q in C} nu_q.
 
     down: what the host sends
     up: what the host sends, `fednorm.z` (d,), or (0,) where it is withheld
@@ -210,7 +211,7 @@ class FedNormPlugin(Plugin):
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
         if len(compared) < len(updates):
-            weights = weights * nu.sum()  # of the others' weights nothing moves
+            weights = weights * nu.sum()  # clients that withhold z keep their nu
         pids = [update.pid for update in compared]
         new |= zip(pids, weights.tolist(), strict=True)
         recorded |= {

@@ -17,10 +17,11 @@ algorithm 1. Client i takes K steps from y = x.
 In the paper, w_i = 1 and lambda_j = 1, and c is the mean of all c_j: the server's rule is then
 c <- c + (1/N) sum_i (c_i+ - c_i), over the participants i.
 
-A plug-in such as FedNorm sets other w_i. Then lambda_j = R w_j, from the last round in which client
-j took part (R participants, weights w scaled to sum to 1); 1 if it never did. A plain mean of the
-control variates would pull x back to the fixed point of unweighted SCAFFOLD, so they are averaged
-under the same weights as the updates. `control_weights=uniform` keeps lambda = 1 always.
+A plug-in such as FedNorm sets other w_i. Then lambda_j is the weight of client j in the last round
+in which it took part, scaled so that the weights of that round have the mean 1 (lambda_j = R w_j,
+with R participants and weights that sum to 1); it is 1 if the client never took part. A plain mean
+of the control variates would pull x back to the fixed point of unweighted SCAFFOLD, so they are
+averaged under the same weights as the updates. `control_weights=uniform` keeps lambda = 1 always.
 
 `control` chooses the option:
 
@@ -32,9 +33,9 @@ under the same weights as the updates. `control_weights=uniform` keeps lambda = 
   is that of the local loss with the terms, weights and data that plug-ins add, before any hook
   changes gradients.
 
-Deviations and choices: its client sends c_i+ - c_i. Here it sends c_i+, which has the same size.
-Under option II the server recovers the difference as -c - (y - x) / (K lr); under option I it
-cannot, and the client sends c_i as well.
+Deviations and choices: in the paper the client sends c_i+ - c_i. Here it sends c_i+, which has the
+same size. Under option II the server recovers the difference as -c - (y - x) / (K lr); under option
+I it cannot, and the client sends c_i as well.
 
 Defaults: lr_g = 1, as in the paper's experiments, and option II.
 """
