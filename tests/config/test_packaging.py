@@ -14,8 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from engines.real_sites import free_ports
 from flwr.cli.build import build_fab_from_disk
+from ports import free_ports
 
 from fedhet.deploy.folders import flower_environment
 from fedhet.engines.flwr import SUPERLINK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -52,11 +51,6 @@ def served(folder: Path | None, handler: type[Health] = Health) -> Iterator[int]
             yield server.server_port
         finally:
             server.shutdown()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
 
 
 def edit(file: Path, key: str, value: str | int) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deploy.checking import edit, free_port
+from deploy.checking import edit
+from ports import free_ports
 
 from fedhet.cli import main
 from fedhet.deploy import superlink
@@ -50,6 +51,7 @@ def kit(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A deployment whose ports are free, to be broken."""
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "cache"))
     out = Path(shutil.copytree(made, tmp_path / "deploy"))
-    edit(out / "server/server.toml", "server", f"localhost:{free_port()}")
-    edit(out / "sites/a/site.toml", "port", free_port())
+    server, node = free_ports(2)
+    edit(out / "server/server.toml", "server", f"localhost:{server}")
+    edit(out / "sites/a/site.toml", "port", node)
     return out

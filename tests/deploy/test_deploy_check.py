@@ -9,7 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from deploy.checking import Health, Printed, at_site, edit, failed, free_port, served
+from deploy.checking import Health, Printed, at_site, edit, failed, served
+from ports import free_ports
 
 from fedhet.deploy import certificates
 
@@ -43,7 +44,7 @@ def replace_authority(folder: Path) -> None:
         (lambda kit: expire(kit, days=7), "certificate", "deploy init --renew"),
         (lambda kit: expire(kit, "other.example.org", 90), None, ""),
         (
-            lambda kit: edit(kit / "server/server.toml", "server", f"other:{free_port()}"),
+            lambda kit: edit(kit / "server/server.toml", "server", f"other:{free_ports(1)[0]}"),
             "certificate",
             "not valid for 'other'",
         ),
@@ -111,7 +112,7 @@ def test_a_broken_site(
 
 
 def test_a_server_that_cannot_be_reached(kit: Path, capsys: Printed) -> None:
-    found = at_site(kit, capsys, port=free_port())
+    found = at_site(kit, capsys, port=free_ports(1)[0])
     assert list(found) == ["server", "clock"] and "firewalls" in found["server"]
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engines.real_sites import ROOT, Sites, free_ports, rounds, wait_for
+from engines.real_sites import ROOT, Sites, rounds, wait_for
+from ports import free_ports
 
 from fedhet.cli import main
 from fedhet.deploy import folders, superlink

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engines.real_sites import free_ports, wait_for
+from engines.real_sites import wait_for
+from ports import free_ports
 
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders, superlink

@@ -13,19 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 SECONDS = 300  # on a busy machine; a quiet one needs a tenth
 TAG = "FEDHET_TEST_SITES"  # a variable that all processes of a deployment inherit
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def wait_for(ready: Callable[[], Any], what: str) -> Any:

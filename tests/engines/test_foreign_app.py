@@ -29,7 +29,7 @@ from flwr.common import Context, RecordDict
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
-from real_sites import free_ports
+from ports import free_ports
 
 import fedhet.flower
 from fedhet.core import trees

@@ -18,18 +18,13 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from ports import free_ports
 
 import fedhet
 from fedhet.engines import ray as cluster
 
 HERE = Path(__file__).parent
 RAY = Path(sys.executable).parent / "ray"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("address", ["localhost", "ray://localhost:10001"])
@@ -41,7 +36,7 @@ def test_an_address_is_a_host_and_a_port_or_auto(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        (f"localhost:{free_port()}", "Connection refused"),
+        (f"localhost:{free_ports(1)[0]}", "Connection refused"),
         pytest.param(
             "nowhere.invalid:6379", "not known|No address|resolution", marks=pytest.mark.slow
         ),
@@ -123,7 +118,7 @@ class Cluster(NamedTuple):
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     home = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets need short paths
-    port = free_port()
+    (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
     token = home / "token"
     token.write_text(secrets.token_hex(32))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from certificates import DAY, authority, link_options, node_key
-from real_sites import Sites, free_ports, rounds, summary, wait_for
+from ports import free_ports
+from real_sites import Sites, rounds, summary, wait_for
 
 pytestmark = [pytest.mark.matrix, pytest.mark.deployment]
 REFUSED = "Exit Code: 305"
