@@ -13,7 +13,7 @@ TESTS = $(patsubst tests/papers,papers/tests,$(addprefix tests/,$(ONLY)))
 FAST := -m "not slow and not matrix"
 # Percent of the lines that `make test` executes at least, in all files and in some packages.
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/core/* \
-  95:fedhet/core/merging.py 95:fedhet/core/admission.py \
+  95:fedhet/core/server/merging.py 95:fedhet/core/server/admission.py \
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
   70:fedhet/launchers/*
 

@@ -18,19 +18,19 @@ from fedhet.config import Config
 from fedhet.config.settings import RunSettings
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core import targets
-from fedhet.core.client import FedClient
-from fedhet.core.compatibility import check_cohorts
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
-from fedhet.core.evaluation import Selection
 from fedhet.core.groups import Course
 from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.kernel import Method, Plugin
 from fedhet.core.limits import UNLIMITED, Limits, least_count
-from fedhet.core.loop import Loop
 from fedhet.core.noise import allowed_here
-from fedhet.core.setting import Setting
-from fedhet.core.state import Store
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.compatibility import check_cohorts
+from fedhet.core.server.evaluation import Selection
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.workspace import Workspace
 from fedhet.data.federation import RunData, augmentation, target_scale, transform

@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from flwr.common import Array, ArrayRecord, RecordDict
 
+from fedhet.core.client.state import Store
 from fedhet.core.errors import LostState
-from fedhet.core.state import Store
 from fedhet.core.trees import Tree, nbytes
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.record.files import written

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is
 from fedhet.config import catalogue  # noqa: E402
 
 NOTES = ROOT / "docs" / "methods"
-SERVER_OPT = "fedhet.core.server_opt"
+SERVER_OPT = "fedhet.core.server.server_opt"
 Choices = list[tuple[str, str]]  # group and name
 
 

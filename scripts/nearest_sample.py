@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
 from fedhet import config
 from fedhet.cli.errors import report_error
-from fedhet.core.client import FedClient
-from fedhet.core.loop import Loop
+from fedhet.core.client.client import FedClient
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.core.phases import locate
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.phases import locate
 from fedhet.core.task import Samples
 from fedhet.job import Job
 from fedhet.methods.feddisk import SLOT, densities

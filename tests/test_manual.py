@@ -17,7 +17,8 @@ import pytest
 
 from fedhet.core import kernel, trees
 from fedhet.core.check import setting
-from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import (
     KINDS,
     WORDS,
@@ -34,9 +35,8 @@ from fedhet.core.kernel import (
     Update,
 )
 from fedhet.core.messages import LocalSettings, Upload
-from fedhet.core.setting import Setting
-from fedhet.core.site import Fitted, Site
-from fedhet.core.training import Batch
+from fedhet.core.server.evaluation import evaluation_messages
+from fedhet.core.server.setting import Setting
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.data.toy import toy_task
 

@@ -33,20 +33,20 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 
 from fedhet.core import trees
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
-from fedhet.core.phases import TimetableEntry
-from fedhet.core.run import RunState
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.phases import TimetableEntry
+from fedhet.core.server.run import RunState
 from fedhet.core.trees import Tree
 from fedhet.record.files import save_tensors, sync, unwritable, write_text
 from fedhet.record.schema import FORMAT, plain_file
 from fedhet.stores import HASH_BYTES, DiskStore
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
-    from fedhet.core.state import Store
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.client.state import Store
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
     from fedhet.record.run_folder import Recorder
 
 KEPT = 2

@@ -29,10 +29,10 @@ from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope, Workspace
 
 if TYPE_CHECKING:
-    from fedhet.core.setting import Setting
-    from fedhet.core.site import Site
+    from fedhet.core.client.site import Site
+    from fedhet.core.client.training import Fitted
+    from fedhet.core.server.setting import Setting
     from fedhet.core.task import Samples
-    from fedhet.core.training import Fitted
 
 State = Mapping[str, Any]  # trees, tensors, numbers, and lists and dicts of them, by name
 F = TypeVar("F", bound=Callable[..., Any])

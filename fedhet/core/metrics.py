@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.descent import Performer
+from fedhet.core.client.descent import Performer
 from fedhet.core.targets import Scores, Tally
 from fedhet.core.task import Samples, Task
 

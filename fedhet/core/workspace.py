@@ -25,8 +25,8 @@ from fedhet.core.trees import AnyTree, Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedhet.core.descent import Performer
-    from fedhet.core.functional import Compiled, Frozen
+    from fedhet.core.client.descent import Performer
+    from fedhet.core.client.functional import Compiled, Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -245,7 +245,7 @@ class Workspace:
     @cached_property
     def teacher(self) -> Frozen:
         """The model in eval mode as a function of its tensors, for use without gradients."""
-        from fedhet.core.functional import Frozen
+        from fedhet.core.client.functional import Frozen
 
         return Frozen(deepcopy(self.model))
 
@@ -266,7 +266,7 @@ class Workspace:
     @cached_property
     def compiled(self) -> Compiled:
         """The gradient of the batch loss by torch.compile."""
-        from fedhet.core.functional import Compiled
+        from fedhet.core.client.functional import Compiled
 
         return Compiled(self)
 

@@ -1,7 +1,7 @@
 """Where clients run (conf/engine): each module but the couriers has `run(job)`, an engine.
 
 local.py serves clients in this process or in worker processes, ray.py in Ray's, and flwr.py as
-Flower nodes behind `flwr run`. Every engine gives `fedhet.core.loop` a courier,
+Flower nodes behind `flwr run`. Every engine gives `fedhet.core.server.loop` a courier,
 which takes each message to a client's `handle` and brings back the reply:
 
     LocalCourier (couriers.py): one client after another, in this process

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fedhet.core.client import FedClient
-from fedhet.core.loop import Clock
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.state import Store
+from fedhet.core.server.loop import Clock
 
 
 class LocalCourier:

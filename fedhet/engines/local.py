@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.loop import Courier
+from fedhet.core.server.loop import Courier
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import PoolCourier

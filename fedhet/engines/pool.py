@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload, payload
+from fedhet.core.server.loop import Clock
 from fedhet.engines.shared import Reader, Writer
 from fedhet.process import (
     SIGNALS,

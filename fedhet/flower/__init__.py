@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flwr.common import Context
     from torch import Tensor
 
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.task import Task
     from fedhet.job import Job
 

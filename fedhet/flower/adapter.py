@@ -10,12 +10,12 @@ from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import global_scores
-from fedhet.core.loop import Loop, Request, recorded_numbers
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.evaluation import global_scores
+from fedhet.core.server.loop import Loop, Request, recorded_numbers
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
 from fedhet.core.trees import Tree
 from fedhet.flower import wire

@@ -22,6 +22,7 @@ from fedhet.config import pieces
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import leaf_keys, parse
 from fedhet.config.resuming import RESUME, is_resumption
+from fedhet.core.client.state import Store
 from fedhet.core.errors import (
     SUBMITTED,
     ConfigError,
@@ -32,9 +33,8 @@ from fedhet.core.errors import (
     clean,
 )
 from fedhet.core.limits import Limits
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
-from fedhet.core.state import Store
+from fedhet.core.server.loop import Loop
 from fedhet.data.files import NotFound, confined
 from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.reading import PrivateDataError

@@ -15,11 +15,11 @@ from flwr.common import EvaluateRes, FitRes
 from flwr.server import ClientManager, History, Server, SimpleClientManager
 from flwr.serverapp import Grid
 
-from fedhet.core.client import KEEP
+from fedhet.core.client.client import KEEP
 from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, clean, traceback_wanted
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.loop import Clock, Loop
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
+from fedhet.core.server.loop import Clock, Loop
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.private import RECORDS, private

@@ -20,11 +20,11 @@ from flwr.server import ClientManager
 
 from fedhet.config import Config
 from fedhet.core.check import boolean
+from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
-from fedhet.core.state import Store
 from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.frames import CsvFormat

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import EXACT
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError, Rejected, clean
 from fedhet.core.messages import (
     LOST,

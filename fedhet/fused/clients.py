@@ -11,12 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.client import FedClient
-from fedhet.core.descent import Descent, descend
-from fedhet.core.loop import Clock
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.descent import Descent, descend
+from fedhet.core.client.state import Store
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.core.state import Store
+from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.fused.meeting import Meeting

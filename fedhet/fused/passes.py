@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedhet.core.functional import Frozen
+from fedhet.core.client.functional import Frozen
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.fused import stacks
 from fedhet.fused.stacks import at_rows

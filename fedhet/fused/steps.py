@@ -15,9 +15,9 @@ from torch.func import vmap
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedhet.core.descent import Descent
-from fedhet.core.functional import Frozen
-from fedhet.core.optimizers import derivative, gradients
+from fedhet.core.client.descent import Descent
+from fedhet.core.client.functional import Frozen
+from fedhet.core.client.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
 from fedhet.fused import stacks
 from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack

@@ -27,12 +27,12 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fedhet.core import trees
-from fedhet.core.callbacks import Callback
-from fedhet.core.client import DELIVER, FedClient, evaluated_views
+from fedhet.core.client.client import DELIVER, FedClient, evaluated_views
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages, evaluation_moment
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Upload
+from fedhet.core.server.callbacks import Callback
+from fedhet.core.server.evaluation import evaluation_messages, evaluation_moment
 from fedhet.core.trees import Tree
 from fedhet.record.files import (
     fitting,
@@ -47,7 +47,7 @@ from fedhet.record.summary import versions
 from fedhet.stores import own_folder
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
+    from fedhet.core.server.loop import Loop
     from fedhet.job import Job
 
 log = logging.getLogger("fedhet")

@@ -33,8 +33,8 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.check import MOST_EPOCHS, setting
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
-from fedhet.core.site import Site
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
 from fedhet.methods.fedprox import away

@@ -46,9 +46,9 @@ from torch import Tensor, nn
 
 from fedhet.core import check, trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Client, Message, Method, Result, State, serves
-from fedhet.core.site import Site
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 

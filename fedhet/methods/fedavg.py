@@ -14,7 +14,7 @@ The sums run over the participants of the round. They are the defaults of Method
 (fedhet/core/kernel.py), so that the class below adds nothing; examples/fedavg.py is the whole
 algorithm in plain torch.
 FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
-(fedhet/core/server_opt.py).
+(fedhet/core/server/server_opt.py).
 
 Deviations and choices: the optimiser starts afresh in each round, and the last batch of an epoch
 may be smaller than the others. A reply whose weights have changed by more than 1000 times the

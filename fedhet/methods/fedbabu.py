@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedhet.core.check import MOST_EPOCHS, setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Client, Message, Method, State
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.workspace import Scope, Workspace
 
 

@@ -37,6 +37,8 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import norms
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Client,
@@ -50,9 +52,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.training import norms
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Scope, Workspace
 

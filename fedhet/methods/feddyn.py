@@ -38,6 +38,7 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import (
     Client,
     Merged,
@@ -50,8 +51,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import away
 

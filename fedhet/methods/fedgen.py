@@ -48,6 +48,8 @@ from torch.nn import functional
 
 from fedhet.core import streams
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.counts import suppressed
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import (
@@ -64,9 +66,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.models.base import feature_head

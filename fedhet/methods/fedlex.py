@@ -54,6 +54,7 @@ from torch import Tensor
 
 from fedhet.core import check, trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Expected,
@@ -69,8 +70,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras, Recorded
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 

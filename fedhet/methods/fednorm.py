@@ -48,11 +48,11 @@ import torch
 from torch import Tensor
 
 from fedhet.core.check import setting
+from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.training import Batch, usable
 from fedhet.core.kernel import Expected, Message, Plugin, Result, State, Step, Term, Update
 from fedhet.core.messages import Recorded
-from fedhet.core.setting import Setting
-from fedhet.core.site import Fitted, Site
-from fedhet.core.training import Batch, usable
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features

@@ -42,6 +42,7 @@ from typing import NamedTuple
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Client,
@@ -55,8 +56,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import FedProxPlugin
 

@@ -56,6 +56,8 @@ from torch.nn.functional import normalize
 
 from fedhet.core import messages
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
     Client,
@@ -72,9 +74,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.models.base import feature_head

@@ -46,6 +46,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.counts import suppressed
 from fedhet.core.kernel import (
     Client,
@@ -61,9 +63,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.methods.fedpcl import (

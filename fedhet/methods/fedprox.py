@@ -32,8 +32,8 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.site import Site
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 

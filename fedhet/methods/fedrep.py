@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedhet.core.check import MOST_EPOCHS, setting
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Method, Result, State, Step, Update, serves
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.methods.fedbabu import body_names, in_head
 

@@ -43,10 +43,10 @@ from torch.nn import functional
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.models.base import feature_head

@@ -32,8 +32,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedhet.core import optimizers, trees
+from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client import optimizers
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import (
     Client,
     Expected,
@@ -46,8 +48,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.merging import averaging_buffers
-from fedhet.core.site import Site
+from fedhet.core.server.merging import averaging_buffers
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Merged, Message, Method, State, Step, Update
-from fedhet.core.site import Site
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Scope, Workspace
 

@@ -41,10 +41,10 @@ from torch.nn import functional
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Message, Plugin, Result, State, Term
-from fedhet.core.setting import Setting
-from fedhet.core.site import Fitted, Site
-from fedhet.core.training import Batch
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features

@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Client, Message, Method, Phase, Result, State, serves
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.task import Samples
 
 log = logging.getLogger("fedhet")

@@ -49,6 +49,7 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import (
     Client,
     Expected,
@@ -64,8 +65,7 @@ from fedhet.core.kernel import (
 )
 from fedhet.core.messages import Extras
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from fedhet.core import trees
 from fedhet.core.check import setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
@@ -46,8 +47,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import Tree
 
 

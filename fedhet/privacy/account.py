@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
 from fedhet.core.noise import Content, Draw, seeded, unpredictable
 from fedhet.core.owners import releases_in
-from fedhet.core.phases import TimetableEntry, sample_cohort
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.phases import TimetableEntry, sample_cohort
 from fedhet.privacy.owner import composed, locked, spend
 
 if TYPE_CHECKING:
-    from fedhet.core.client import FedClient
-    from fedhet.core.loop import Loop
+    from fedhet.core.client.client import FedClient
+    from fedhet.core.client.state import Store
     from fedhet.core.messages import Broadcast, Upload
-    from fedhet.core.state import Store
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.core.callbacks import Callback
 from fedhet.core.errors import ConfigError, uncreatable
+from fedhet.core.server.callbacks import Callback
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
+    from fedhet.core.server.loop import Loop
 
 log = logging.getLogger("fedhet")
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedhet.core import trees
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import integer
-from fedhet.core.client import KEEP
+from fedhet.core.client.client import KEEP
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.parts import joined
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.record.files import fitting, read_tensors, save_tensors
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 MB = 1e6

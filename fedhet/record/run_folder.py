@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import RunFailed, WriteError, reason_of
-from fedhet.core.loop import recorded_numbers
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import recorded_numbers
 from fedhet.core.timing import now
 from fedhet.record import prometheus
 from fedhet.record.card import write_card
@@ -35,9 +35,9 @@ from fedhet.record.schema import COLUMNS, FORMAT
 from fedhet.record.summary import summarise, versions
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
     from fedhet.core.messages import Upload
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more

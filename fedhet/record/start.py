@@ -29,7 +29,7 @@ from fedhet.checkpoint import (
 )
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.groups import Speed
-from fedhet.core.phases import TimetableEntry
+from fedhet.core.server.phases import TimetableEntry
 from fedhet.core.workspace import Workspace
 from fedhet.data.given import recorded_config
 from fedhet.record.files import as_json, write_text

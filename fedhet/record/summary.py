@@ -18,14 +18,14 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import counted
+from fedhet.core.client.state import state_sizes
 from fedhet.core.messages import STEPS
 from fedhet.core.metrics import comm_cost, effective_rounds
-from fedhet.core.state import state_sizes
 from fedhet.core.targets import TARGETS, Classes, LossOnly
 from fedhet.core.timing import SHARE
 
 if TYPE_CHECKING:
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.targets import Target
 
 KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes

@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean
+from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.process import signals_deferred
 from fedhet.record.bars import bar_on
 from fedhet.record.summary import DETAILS, columns, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
+    from fedhet.core.server.loop import Loop
 
 log = logging.getLogger("fedhet")
 Observer = Callable[[Row], object]

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 from fedhet.core import trees
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.groups import OFF, Evaluation, Noise
 from fedhet.core.kernel import Method, Plugin
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
-from fedhet.core.phases import locate
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.phases import locate
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
@@ -65,7 +65,7 @@ class Federation:
         epochs: local epochs.
         batch_size: samples in a local batch.
         local: further LocalSettings, such as {"momentum": 0.9}.
-        setting: further arguments of `fedhet.core.setting.Setting`: `rounds`, `fraction`,
+        setting: further arguments of `fedhet.core.server.setting.Setting`: `rounds`, `fraction`,
             `on_failure`, `server_opt`, ...
 
     Attributes:

@@ -14,7 +14,7 @@ from unittest import mock
 from fedhet import config
 from fedhet.checkpoint import Checkpoints
 from fedhet.core.errors import RunFailed
-from fedhet.core.loop import Loop
+from fedhet.core.server.loop import Loop
 from fedhet.core.task import Task
 from fedhet.record.results import Run
 from fedhet.testing.runs import run_quietly

@@ -16,7 +16,7 @@ from fedhet import config
 from fedhet.config import Config
 from fedhet.core import trees
 from fedhet.core.messages import Broadcast, Reply, Upload
-from fedhet.core.phases import locate
+from fedhet.core.server.phases import locate
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.flower import wire

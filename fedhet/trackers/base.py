@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from fedhet.config.targets import instantiate
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, DataError, reason_of
-from fedhet.core.loop import Loop
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import Loop
 from fedhet.record.files import write_json
 from fedhet.record.schema import leaves, read_object, read_or_empty
 

@@ -28,7 +28,7 @@ from harness import answer, timed
 from fedhet.core import trees
 from fedhet.core.kernel import Message, Step, Update
 from fedhet.core.messages import LocalSettings, Recorded
-from fedhet.core.server_opt import FedOpt
+from fedhet.core.server.server_opt import FedOpt
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.methods.fednorm import FedNormPlugin

@@ -38,12 +38,12 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 
 from fedhet import config
 from fedhet.config.targets import instantiate
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.groups import LocalSettings
 from fedhet.core.owners import seen_message
-from fedhet.core.setting import Setting
-from fedhet.core.site import Fitted, Site
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data import images  # noqa: F401 -- imports must not count as memory of the data

@@ -12,8 +12,8 @@ from torch import Tensor
 from workloads import CLASSES, synthetic
 
 from fedhet.core import kernel, messages
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Merged, Message, Result, State, Step, serves
-from fedhet.core.site import Site
 from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.data.dataset import Dataset

@@ -9,10 +9,10 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.kernel import Message, Plugin, Result, State
 from fedhet.core.messages import Broadcast, Reply, Upload
-from fedhet.core.site import Fitted, Site
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
 

@@ -16,13 +16,13 @@ import torch
 from torch.nn import functional
 
 from fedhet.core import kernel
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.groups import Evaluation, Speed
-from fedhet.core.loop import Loop
 from fedhet.core.messages import LocalSettings
-from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
-from fedhet.core.setting import Setting
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedhet import config
 from fedhet.core import trees
-from fedhet.core.loop import Clock
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
+from fedhet.core.server.loop import Clock
 from fedhet.engines import local
 from fedhet.engines.couriers import LocalCourier
 from fedhet.flower import wire

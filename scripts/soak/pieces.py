@@ -20,11 +20,11 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.errors import LostState
 from fedhet.core.kernel import Message, Result, State, Term
 from fedhet.core.messages import LOST, Broadcast, Reply, Upload
-from fedhet.core.site import Fitted, Site
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedprox import away
 

@@ -16,8 +16,8 @@ import pieces
 from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
 
 from fedhet.cli.main import main
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply, Upload, payload
+from fedhet.core.server.loop import Clock
 from fedhet.engines import local
 from fedhet.engines.pool import PoolCourier
 from fedhet.flower import wire

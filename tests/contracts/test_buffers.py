@@ -13,10 +13,10 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import State
 from fedhet.core.messages import Broadcast, Upload
-from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.server.evaluation import evaluation_messages
+from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
 from fedhet.core.groups import Evaluation, Noise
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Upload
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import Loop
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier

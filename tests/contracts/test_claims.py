@@ -10,8 +10,8 @@ import torch
 from contracts.steps import Federation, after_a_step
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.merging import Krum, Mean, NormFilter
 from fedhet.core.messages import Broadcast
+from fedhet.core.server.merging import Krum, Mean, NormFilter
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import FedGMMPlugin

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fedhet.config import catalogue
 from fedhet.core import trees
-from fedhet.core.compatibility import broken
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Step, Term, Update
 from fedhet.core.messages import Recorded
-from fedhet.core.phases import locate
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
+from fedhet.core.server.compatibility import broken
+from fedhet.core.server.phases import locate
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

@@ -25,7 +25,7 @@ from pretend_device import Copies, count_copies, pretend_device
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Client, Term
 from fedhet.core.targets import cross_entropy
@@ -137,7 +137,7 @@ def test_what_fedavg_copies(launch: Launch) -> None:
         by_function[way, line.partition(",")[0], line.rpartition(" ")[2]] += number
     assert by_function == {
         ("cpu -> pretend:0", "fedhet/core/task.py", "to"): 2 * 3,  # x and y
-        ("cpu -> pretend:0, asynchronous", "fedhet/core/descent.py", "steps"): 2 * 3 * 4,
+        ("cpu -> pretend:0, asynchronous", "fedhet/core/client/descent.py", "steps"): 2 * 3 * 4,
     }
 
 

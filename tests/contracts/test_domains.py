@@ -11,8 +11,8 @@ import torch
 from contracts.short import shortened
 
 from fedhet.config import catalogue
-from fedhet.core import admission as gate
 from fedhet.core.messages import Upload
+from fedhet.core.server import admission as gate
 from fedhet.data.toy import toy_task
 from fedhet.job import run_job
 

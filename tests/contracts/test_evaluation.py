@@ -15,11 +15,11 @@ from torch import nn
 
 import fedhet
 from fedhet.config import compose
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Client, Message, State
 from fedhet.core.messages import Upload
-from fedhet.core.site import Site
 from fedhet.core.targets import macro_f1
 from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task

@@ -14,10 +14,10 @@ from composing import composed
 from torch import nn
 
 from fedhet.config import Config
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.groups import Evaluation
 from fedhet.core.kernel import Plugin, Step
 from fedhet.core.messages import LocalSettings
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedala import FedALA

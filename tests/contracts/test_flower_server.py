@@ -32,11 +32,11 @@ from flwr.server.server import fit_clients
 from torch import nn
 
 from fedhet.core import trees
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import global_scores
 from fedhet.core.kernel import Client, Message, State
-from fedhet.core.site import Site
+from fedhet.core.server.evaluation import global_scores
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

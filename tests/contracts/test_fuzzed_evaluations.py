@@ -23,15 +23,15 @@ from engines.own_sites import Deployment, write_sites
 from flwr.common import Code, EvaluateRes, Parameters, Status
 from targets.tasks import task_of
 
-from fedhet.core.evaluation import (
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
+from fedhet.core.server.evaluation import (
     client_details,
     client_means,
     evaluation_messages,
     mostly_diverged,
     received,
 )
-from fedhet.core.loop import Loop
-from fedhet.core.messages import Broadcast, Failure, Reply, Upload
+from fedhet.core.server.loop import Loop
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import MOST_SAMPLES, Agreement
 from fedhet.data.toy import toy_task

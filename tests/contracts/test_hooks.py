@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fedhet.core import kernel
 from fedhet.core.check import setting
+from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Client,
@@ -30,8 +32,6 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras, LocalSettings
-from fedhet.core.site import Fitted, Site
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

@@ -16,11 +16,11 @@ import torch
 from contracts.hostile import Federation, Header
 
 from fedhet import stores
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import Rejected
 from fedhet.core.kernel import Client, Message, Plugin, Result, State, serves
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
-from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg

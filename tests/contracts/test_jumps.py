@@ -14,13 +14,13 @@ from contracts.runs import SHORT, rows, validated, without_seconds
 from contracts.short import SHORT as SHORT_PHASES
 
 from fedhet.core import trees
-from fedhet.core.admission import Backup, Outliers
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload
-from fedhet.core.site import Site
+from fedhet.core.server.admission import Backup, Outliers
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

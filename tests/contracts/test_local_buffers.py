@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import fedhet
 from fedhet.config import Config
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.groups import Evaluation
 from fedhet.core.messages import Upload
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg

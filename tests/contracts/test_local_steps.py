@@ -182,7 +182,7 @@ def test_compiled_steps_are_counted(
 
 def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> None:
     """Ditto's v_k, FedBABU's fine-tuning and eval.finetune_epochs name their own epochs."""
-    from fedhet.core.evaluation import evaluation_messages
+    from fedhet.core.server.evaluation import evaluation_messages
     from fedhet.methods.ditto import Ditto
     from fedhet.methods.fedbabu import FedBABU
 

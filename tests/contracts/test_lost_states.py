@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import evaluation_messages, received
 from fedhet.core.messages import LOST, Failure
+from fedhet.core.server.evaluation import evaluation_messages, received
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.ditto import Ditto

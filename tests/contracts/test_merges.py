@@ -13,9 +13,9 @@ from contracts.short import slow
 from contracts.steps import VALUES, Federation, after_a_step, moved, scaling, sending
 
 from fedhet.core import kernel, trees
-from fedhet.core.evaluation import global_scores
-from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.messages import Broadcast, Upload
+from fedhet.core.server.evaluation import global_scores
+from fedhet.core.server.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

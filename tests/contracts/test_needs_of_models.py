@@ -108,7 +108,7 @@ def test_a_model_whose_part_is_not_trained_is_allowed(
 
 
 def test_fine_tuning_leaves_frozen_layers_of_the_head(federation: Callable[..., Any]) -> None:
-    from fedhet.core.evaluation import evaluation_messages
+    from fedhet.core.server.evaluation import evaluation_messages
     from fedhet.methods.fedbabu import FedBABU
 
     run = federation(of(lambda: Net("head")), FedBABU, rounds=1)

@@ -9,8 +9,8 @@ from contracts.steps import VALUES, Federation, after_a_step, moved, sending
 
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
-from fedhet.core.merging import Mean, NormClip, NormFilter
 from fedhet.core.messages import Broadcast
+from fedhet.core.server.merging import Mean, NormClip, NormFilter
 from fedhet.methods.scaffold import Scaffold
 
 

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 import fedhet
 from fedhet.core import trees
-from fedhet.core.client import KEEP, FedClient
+from fedhet.core.client.client import KEEP, FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Client, Message, State
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.metrics import score
-from fedhet.core.site import Site
+from fedhet.core.server.evaluation import evaluation_messages
+from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
@@ -84,7 +84,7 @@ def recorded(run: Any, round: int, view: str, pid: int) -> dict[str, float]:
 @pytest.fixture
 def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation finds the second evaluation the best, whatever the models are like."""
-    from fedhet.core.evaluation import client_means
+    from fedhet.core.server.evaluation import client_means
 
     count = itertools.count()
 
@@ -93,7 +93,7 @@ def second_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
         found = [name for name in scores if name.startswith("acc_") and "_val_" in name]
         return scores | dict.fromkeys(found, 1 / (2 + abs(1 - next(count) % 5)))
 
-    monkeypatch.setattr("fedhet.core.loop.client_means", means)
+    monkeypatch.setattr("fedhet.core.server.loop.client_means", means)
 
 
 @pytest.mark.usefixtures("second_is_best")

@@ -15,8 +15,8 @@ from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Phase, State, Step, Update
 from fedhet.core.messages import Broadcast, Failure, Upload
-from fedhet.core.server_opt import FedAvgM
-from fedhet.core.setting import Setting
+from fedhet.core.server.server_opt import FedAvgM
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

@@ -10,6 +10,7 @@ import pytest
 from contracts.three import Three
 
 from fedhet.core.check import setting as option
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.kernel import (
     Expected,
     Merged,
@@ -24,8 +25,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Fitted, Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task

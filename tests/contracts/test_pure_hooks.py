@@ -21,12 +21,12 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedhet.config import catalogue
-from fedhet.core.descent import Descent
-from fedhet.core.functional import Frozen
+from fedhet.core.client.descent import Descent
+from fedhet.core.client.functional import Frozen
+from fedhet.core.client.training import Batch, Trainer
 from fedhet.core.kernel import Term
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.phases import locate
-from fedhet.core.training import Batch, Trainer
+from fedhet.core.server.phases import locate
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 import fedhet
 from fedhet.config import Config, catalogue
 from fedhet.core import trees
-from fedhet.core.compatibility import check_cohorts
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Merged, Plugin, State, Step, Update
-from fedhet.core.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
+from fedhet.core.server.compatibility import check_cohorts
+from fedhet.core.server.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.core.task import ClientData, Samples, Task

@@ -18,9 +18,9 @@ from fedhet import config
 from fedhet.checkpoint import Checkpoint
 from fedhet.config import catalogue, composition
 from fedhet.core import trees
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.run import RunState
-from fedhet.core.site import Site
+from fedhet.core.server.run import RunState
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
 from fedhet.record.results import Run

@@ -13,8 +13,8 @@ from contracts.runs import SHORT, rows, validated
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import Selection
 from fedhet.core.groups import Stopping
+from fedhet.core.server.evaluation import Selection
 from fedhet.data.toy import toy_task
 
 Launch = Callable[..., Any]

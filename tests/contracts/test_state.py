@@ -13,7 +13,8 @@ import torch
 from flwr.common import RecordDict
 
 from fedhet import stores
-from fedhet.core import state
+from fedhet.core.client import state
+from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import (
     Client,
@@ -27,7 +28,6 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Broadcast
-from fedhet.core.site import Site
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

@@ -14,8 +14,8 @@ from contracts.short import slow
 
 import fedhet
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import client_means
 from fedhet.core.messages import Upload
+from fedhet.core.server.evaluation import client_means
 from fedhet.core.targets import Classes
 from fedhet.data.toy import toy_task
 from fedhet.record.summary import measures
@@ -197,7 +197,7 @@ def test_the_clients_are_not_evaluated(launch: Launch) -> None:
 def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the rounds that were executed."""
     from fedhet.core.errors import RunFailed
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.strategy import FedStrategy
 
     settle = FedStrategy.settle
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Upload
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fedhet.core import trees
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import (
     Client,
     Expected,
@@ -28,8 +29,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 
 TOLERANCE = 0.02

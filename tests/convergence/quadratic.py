@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedhet import config
 from fedhet.config.validation import validate
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.engines import local
 from fedhet.job import Job

@@ -13,12 +13,12 @@ from composing import composed
 from data.image_data import save_image
 from torch import nn
 
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Broadcast, LocalSettings, Upload
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.data.dataset import Dataset

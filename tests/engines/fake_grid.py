@@ -11,9 +11,9 @@ from flwr.common import Code, GetPropertiesRes, Status
 from flwr.compat.common import recorddict_compat
 from flwr.server.client_manager import SimpleClientManager
 
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.loop import Clock
+from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Nodes

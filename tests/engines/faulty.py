@@ -19,10 +19,10 @@ from flwr.supernode.runtime import run_clientapp
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.kernel import Message, Result, State, Term
 from fedhet.core.messages import Broadcast, Reply, Upload
-from fedhet.core.site import Fitted, Site
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.stores import MemoryStore
 

@@ -17,11 +17,11 @@ from flwr.server.client_manager import SimpleClientManager
 from sklearn.datasets import load_digits
 
 import fedhet
-from fedhet.core.client import DELIVER
+from fedhet.core.client.client import DELIVER
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
+from fedhet.core.server.loop import Clock
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire

@@ -16,11 +16,11 @@ import pytest
 import fedhet
 from fedhet.cli.main import main
 from fedhet.core import interruptions
+from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Message, State, Term
 from fedhet.core.messages import Broadcast, Failure
-from fedhet.core.site import Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

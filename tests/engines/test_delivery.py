@@ -17,9 +17,9 @@ from own_sites import RUN, Sites, simulated, write_sites
 
 import fedhet
 from fedhet import config
-from fedhet.core.client import DELIVER
-from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.client.client import DELIVER
 from fedhet.core.messages import Failure
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.handover import export, predict
 
 

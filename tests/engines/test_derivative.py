@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhet.core.optimizers import derivative
+from fedhet.core.client.optimizers import derivative
 
 
 def test_a_loss_for_each_pixel_has_the_gradient_of_its_mean() -> None:

@@ -18,10 +18,10 @@ import torch
 import fedhet
 from fedhet import stores
 from fedhet.config import compose
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.kernel import Result, State
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Reply, Upload
+from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier

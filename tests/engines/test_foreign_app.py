@@ -34,7 +34,7 @@ from ports import free_ports
 import fedhet.flower
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, RunFailed
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.deploy.folders import flower_environment

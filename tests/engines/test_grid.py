@@ -17,10 +17,10 @@ from fake_grid import OnGrid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Failure, Upload
+from fedhet.core.server.evaluation import evaluation_messages
+from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import nodes, private
 from fedhet.flower import server as flower_server

@@ -20,12 +20,12 @@ from foreground import Foreground, last_lines
 
 from fedhet.cli import main as cli
 from fedhet.config import compose
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Message, State, Term
-from fedhet.core.loop import Clock
 from fedhet.core.messages import Broadcast, Failure, Reply
-from fedhet.core.site import Site
+from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool
 from fedhet.engines.guard import TAG, TemporaryFolder

@@ -17,7 +17,7 @@ import pytest
 from foreground import Foreground
 
 import fedhet
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.data.toy import toy_task
 

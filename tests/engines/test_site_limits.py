@@ -11,8 +11,8 @@ import pytest
 from own_sites import RUN, Deployment, Node, Sites, as_sent
 
 from fedhet import config
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.messages import Upload
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire

@@ -16,11 +16,11 @@ from PIL import Image
 from targets.test_texts import save_tokenizer
 
 from fedhet import config
-from fedhet.core.client import DELIVER
+from fedhet.core.client.client import DELIVER
 from fedhet.core.errors import LostState
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import LOST, Failure
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.flower import apps
 from fedhet.flower.wire import told
 from fedhet.job import Job

@@ -15,9 +15,9 @@ from contracts.test_devices import LINES, check, on_the_device
 from engines.fast import images
 from pretend_device import count_copies, pretend_device
 
-from fedhet.core.descent import Descent
+from fedhet.core.client.descent import Descent
+from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import SGD
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import CropFlip, Normalize
 from fedhet.data.toy import toy_task

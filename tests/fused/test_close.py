@@ -17,8 +17,8 @@ from fused.fusing import LINES, Launch, apart, digits, groups, mlp
 from torch import Tensor, nn
 
 from fedhet.core import targets
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Task
 from fedhet.data.federation import CropFlip
 from fedhet.models import MLP

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet import config
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Client, Message, Result, State, Term, serves
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.fused.steps import Training

@@ -12,9 +12,9 @@ from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.client.optimizers import ScaledSteps
+from fedhet.core.client.training import scale
 from fedhet.core.kernel import Term
-from fedhet.core.optimizers import ScaledSteps
-from fedhet.core.training import scale
 from fedhet.core.trees import Tree
 from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
 

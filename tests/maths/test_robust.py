@@ -14,7 +14,7 @@ from flwr.server.strategy.aggregate import (
 )
 from maths.cases import named_case
 
-from fedhet.core import merging as robust
+from fedhet.core.server import merging as robust
 
 
 def drawn(k: int, n: int = 7) -> torch.Tensor:

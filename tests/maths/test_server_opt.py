@@ -10,7 +10,7 @@ from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
 
 X = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 

@@ -10,8 +10,8 @@ from methods.readouts import place
 from torch import Tensor
 from torch.nn import functional
 
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Plugin
-from fedhet.core.site import Site
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel
 from fedhet.methods.feddisk import FedDiskPlugin

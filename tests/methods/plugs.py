@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import trees
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import (
     Expected,
     Merged,
@@ -23,10 +25,8 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.task import Task
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import Message, Piece, State
 from fedhet.core.messages import Broadcast
-from fedhet.core.site import Site
 
 
 def arrays(tree: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

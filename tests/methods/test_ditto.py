@@ -28,8 +28,8 @@ from methods.plugs import noisy
 from methods.readouts import arrays, client_state, step_and_replies
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Plugin
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

@@ -11,7 +11,7 @@ import torch
 from maths.cases import named_case
 from methods.plugs import spy
 
-from fedhet.core import phases
+from fedhet.core.client.site import Site
 from fedhet.core.kernel import (
     Client,
     Merged,
@@ -24,8 +24,8 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server import phases
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

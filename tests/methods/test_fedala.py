@@ -16,10 +16,10 @@ from methods.by_hand import same
 from methods.plugs import noisy, spy
 from methods.readouts import arrays, client_state, step_and_replies
 
+from fedhet.core.client.training import Trainer
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Plugin
-from fedhet.core.training import Trainer
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedala import FedALA

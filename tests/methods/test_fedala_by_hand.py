@@ -23,7 +23,7 @@ from methods.by_hand import (
 )
 from methods.readouts import arrays, client_state, copied
 
-from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.task import ClientData, Task
 from fedhet.methods.fedala import FedALA
 

@@ -16,7 +16,7 @@ from methods.by_hand import SIZES, Case, local_sgd, mean, same
 from torch.nn import functional
 
 from fedhet.core import streams
-from fedhet.core.phases import sample_cohort
+from fedhet.core.server.phases import sample_cohort
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 

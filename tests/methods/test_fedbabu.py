@@ -29,10 +29,10 @@ from methods.by_hand import (
 from methods.plugs import Fixed
 from torch import nn
 
+from fedhet.core.client.training import Trainer
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.core.task import ClientData, Task
-from fedhet.core.training import Trainer
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg

@@ -11,12 +11,12 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.core.client import UNSHARED
+from fedhet.core.client.client import UNSHARED
+from fedhet.core.client.training import Trainer
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages
-from fedhet.core.server_opt import FedAvgM
+from fedhet.core.server.evaluation import evaluation_messages
+from fedhet.core.server.server_opt import FedAvgM
 from fedhet.core.task import Task
-from fedhet.core.training import Trainer
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedbn import FedBN, norm_names

@@ -13,10 +13,10 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor
 
-from fedhet.core.client import UNSHARED
+from fedhet.core.client.client import UNSHARED
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.groups import Evaluation
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.merging import NormClip
 from fedhet.core.messages import Broadcast, Upload
+from fedhet.core.server.merging import NormClip
 from fedhet.data.toy import toy_task
 from fedhet.methods import fedgen
 from fedhet.methods.fedavg import FedAvg

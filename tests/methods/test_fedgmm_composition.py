@@ -12,10 +12,10 @@ import torch
 from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Merged, Message, Plugin, State, Step, Term, Update
 from fedhet.core.messages import Broadcast
-from fedhet.core.site import Site
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

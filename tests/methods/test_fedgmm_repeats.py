@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from fedhet.core import messages
 from fedhet.core.messages import Broadcast
-from fedhet.core.phases import locate
+from fedhet.core.server.phases import locate
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg

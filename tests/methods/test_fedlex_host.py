@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.server_opt import FedAvgM, FedOpt
+from fedhet.core.server.server_opt import FedAvgM, FedOpt
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedlex import FedLExPlugin

@@ -14,9 +14,9 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.messages import Failure
-from fedhet.core.server_opt import FedAvgM
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
+from fedhet.core.server.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedpcl import FedPCL

@@ -11,8 +11,8 @@ import pytest
 from methods.by_hand import DATA, EPOCHS, LR, SIZES, Weights, latents, same, task
 from methods.readouts import arrays, client_state, copied
 
-from fedhet.core.client import UNSHARED
-from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.client.client import UNSHARED
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.task import ClientData
 from fedhet.methods.fedpcl import FedPCL
 

@@ -11,9 +11,9 @@ import torch
 from methods.readouts import client_state
 from torch import Tensor, nn
 
-from fedhet.core.client import UNSHARED
-from fedhet.core.evaluation import evaluation_messages
+from fedhet.core.client.client import UNSHARED
 from fedhet.core.messages import Failure
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods.fedpcl import FedPCL

@@ -14,10 +14,10 @@ from methods.three_classes import CLASSES, DATA, backward, error, features, logi
 from privacy.few import COUNTS as FEW
 from privacy.few import LEAST, few
 
-from fedhet.core.client import UNSHARED
+from fedhet.core.client.client import UNSHARED
 from fedhet.core.counts import suppressed
 from fedhet.core.errors import RunFailed
-from fedhet.core.evaluation import evaluation_messages, global_scores
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.ditto import Ditto

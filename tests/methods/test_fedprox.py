@@ -12,7 +12,8 @@ from methods.by_hand import SIZES, Case, Weights, each, local_sgd, mean, same
 from methods.readouts import place
 from torch import nn
 
-from fedhet.core import training, trees
+from fedhet.core import trees
+from fedhet.core.client import training
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.methods.fedavg import FedAvg

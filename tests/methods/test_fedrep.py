@@ -13,13 +13,13 @@ from methods.readouts import arrays, client_state, step_and_replies
 from torch import Tensor, nn
 
 from fedhet.core import trees
-from fedhet.core.client import UNSHARED
+from fedhet.core.client.client import UNSHARED
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import only
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages, global_scores
 from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.site import Site
+from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.core.task import Samples
-from fedhet.core.training import only
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU

@@ -17,8 +17,8 @@ from methods.three_classes import CLASSES, DATA, backward, error, features, logi
 from torch import nn
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.evaluation import evaluation_messages
 from fedhet.core.kernel import Plugin, State
+from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.server_opt import FedAvgM
+from fedhet.core.server.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

@@ -16,10 +16,10 @@ from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same
 from methods.plugs import Fixed, Half, Weighing, spy
 from torch import Tensor
 
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, State, Term
-from fedhet.core.site import Site
-from fedhet.core.training import Batch
 from fedhet.core.trees import AnyTree, Prepared
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg

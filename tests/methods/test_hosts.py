@@ -16,7 +16,7 @@ from fedhet.config import catalogue
 from fedhet.config.targets import find_target
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
-from fedhet.core.server_opt import FedAvgM
+from fedhet.core.server.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbabu import FedBABU

@@ -11,7 +11,7 @@ import torch
 from methods.readouts import client_state
 
 import fedhet
-from fedhet.core.client import UNSHARED
+from fedhet.core.client.client import UNSHARED
 from fedhet.core.task import ClientData
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire

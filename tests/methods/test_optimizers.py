@@ -7,8 +7,8 @@ import torch
 from maths.cases import named_case
 from torch import nn
 
+from fedhet.core.client.optimizers import clip_norm, make
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import clip_norm, make
 
 SETTINGS = [
     {},

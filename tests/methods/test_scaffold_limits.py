@@ -66,7 +66,8 @@ def test_fixed_weights_move_the_limit(
     if fraction < 1:
         draws = np.random.default_rng(0)
         monkeypatch.setattr(
-            "fedhet.core.strategy.sample_cohort", lambda *args: [[0, 1], [2, 3]][draws.integers(2)]
+            "fedhet.core.server.strategy.sample_cohort",
+            lambda *args: [[0, 1], [2, 3]][draws.integers(2)],
         )
         share = np.concatenate([v[:2] / v[:2].sum(), v[2:] / v[2:].sum()])
     run = federation(

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedhet.core import streams
+from fedhet.core.client.optimizers import SGD
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import SGD
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

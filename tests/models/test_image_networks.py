@@ -10,7 +10,7 @@ from maths.cases import named_case
 from models.configured import layer, size
 from torch import nn
 
-from fedhet.core.training import norms
+from fedhet.core.client.training import norms
 from fedhet.models import VGG16, Classifier, MobileNetV2, ResNet18, ResNet34
 
 

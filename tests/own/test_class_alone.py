@@ -97,7 +97,7 @@ def test_a_class_without_a_name_of_its_own_is_not_fedavg(
 
 def test_a_class_that_is_no_method_is_refused(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "of_02.py").write_text(
-        "from fedhet.core.strategy import FedStrategy\nclass Old(FedStrategy): ...\n"
+        "from fedhet.core.server.strategy import FedStrategy\nclass Old(FedStrategy): ...\n"
     )
     monkeypatch.setenv("FEDHET_TRUST", "of_02")
     with pytest.raises(fedhet.ConfigError, match=r"of_02\.Old: it is no .*Method; .*upgrading"):

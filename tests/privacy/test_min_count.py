@@ -13,7 +13,7 @@ from privacy.few import COUNTS, LEAST, few
 from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Reply, Upload
-from fedhet.core.phases import locate
+from fedhet.core.server.phases import locate
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
 from fedhet.methods.fedgen import FedGen

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.groups import Noise
 from fedhet.core.kernel import Client, Expected, Message, Result, State, Step, serves
 from fedhet.core.messages import EVALUATE, Failure
 from fedhet.core.noise import mechanism, seeded, unpredictable
-from fedhet.core.site import Fitted, Site
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin

@@ -15,10 +15,10 @@ from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Upload
 from fedhet.core.noise import allowed_here
-from fedhet.core.phases import locate
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.phases import locate
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.privacy.account import RELEASES, SPENT, Account, planned_releases, releases_of

@@ -14,8 +14,8 @@ import composing
 import pytest
 
 from fedhet.core.groups import Noise
-from fedhet.core.loop import Loop
 from fedhet.core.messages import Failure, Reply
+from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg

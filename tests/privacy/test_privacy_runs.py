@@ -68,7 +68,7 @@ def test_the_environment_is_in_no_message_and_no_file(
     """tests/config/test_sent_runs.py shows that no setting refers to it."""
     monkeypatch.setenv("FEDHET_CANARY", CANARY)
     messages: list[Any] = []
-    handle = fedhet.core.client.FedClient.handle
+    handle = fedhet.core.client.client.FedClient.handle
 
     def look(self: Any, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
@@ -76,7 +76,7 @@ def test_the_environment_is_in_no_message_and_no_file(
         messages.extend([wire.write_broadcast(msg), wire.reply_arrays(msg, reply)])
         return reply
 
-    monkeypatch.setattr(fedhet.core.client.FedClient, "handle", look)
+    monkeypatch.setattr(fedhet.core.client.client.FedClient, "handle", look)
     folder = tmp_path / "run"
     lines = ["method=fedpcl", "rounds=1", "partition.clients=3", f"hydra.run.dir={folder}"]
     with pytest.raises(ConfigError, match=r"oc\.env:FEDHET_CANARY.*write the value itself"):

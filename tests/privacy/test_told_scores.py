@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedhet.core.client import TRAIN_TOO
+from fedhet.core.client.client import TRAIN_TOO
 from fedhet.core.counts import coarse, counts_few
-from fedhet.core.evaluation import evaluation_messages, received
 from fedhet.core.groups import Evaluation
 from fedhet.core.limits import Limits
 from fedhet.core.messages import Broadcast, Failure, Upload
+from fedhet.core.server.evaluation import evaluation_messages, received
 from fedhet.core.targets import make
 from fedhet.core.targets.number import Number
 from fedhet.core.task import ClientData, Samples, Task

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from fedhet.core import targets
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.evaluation import (
+from fedhet.core.messages import Failure, Upload
+from fedhet.core.metrics import assess
+from fedhet.core.server.evaluation import (
     check_scores,
     client_details,
     client_means,
     evaluation_messages,
     received,
 )
-from fedhet.core.messages import Failure, Upload
-from fedhet.core.metrics import assess
 from fedhet.core.targets import Labels, Number
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import toy_task

@@ -16,7 +16,7 @@ from trackers.listing import Listing
 import fedhet
 from fedhet import config
 from fedhet.cli.main import main
-from fedhet.core.client import FedClient
+from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
@@ -186,7 +186,10 @@ def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
         (["tracker=tensorbord"], r"unknown tracker 'tensorbord' \(did you mean tensorboard\?\)"),
         (["tracker._target_=trackers.following.killed"], "does not fit"),
         (["tracker._target_=fedhet.record.start.start"], "there is no such class"),
-        (["tracker._target_=fedhet.core.merging.Mean"], r"fedhet\.core\.merging\.Mean.*Tracker"),
+        (
+            ["tracker._target_=fedhet.core.server.merging.Mean"],
+            r"server\.merging\.Mean.*Tracker",
+        ),
     ],
 )
 def test_wrong_settings(tmp_path: Path, lines: list[str], message: str) -> None:

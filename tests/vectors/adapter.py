@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.core import training, trees
+from fedhet.core import trees
+from fedhet.core.client import training
+from fedhet.core.client.optimizers import SGD
 from fedhet.core.kernel import Term
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import SGD
-from fedhet.core.server_opt import FedAvgM, FedOpt, ServerOptimizer
+from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
 from fedhet.methods.fednorm import contribution
 from fedhet.methods.fedprox import FedProxPlugin, away
 from fedhet.methods.scaffold import Scaffold, option_ii

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import SGD
 from fedhet.core.trees import Tree
 from fedhet.methods.fedlex import contributors, deviation, global_guidance, mask
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
-from fedhet.core.optimizers import SGD
 from fedhet.methods.fednova import Part, combine, normaliser
 from fedhet.methods.fedsgd import server_step
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedhet.config.targets import find_target, instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import least_count
-from fedhet.core.merging import Mean
+from fedhet.core.server.merging import Mean
 from fedhet.core.task import PARTS, ClientData, HeldClients, Samples, Task
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described

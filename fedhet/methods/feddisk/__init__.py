@@ -70,6 +70,7 @@ from torch import Tensor
 
 from fedhet.core import streams, trees
 from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted, setting
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
@@ -87,9 +88,8 @@ from fedhet.core.kernel import (
 )
 from fedhet.core.messages import Recorded
 from fedhet.core.metrics import comm_cost
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
-from fedhet.core.stopping import EarlyStopping
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 from fedhet.methods.fedavg import FedAvg

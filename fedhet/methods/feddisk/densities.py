@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core import optimizers, streams, trees
-from fedhet.core.descent import Descent, Performer, Values, descend
+from fedhet.core import streams, trees
+from fedhet.core.client import optimizers
+from fedhet.core.client.descent import Descent, Performer, Values, descend
 from fedhet.core.groups import LocalSettings
-from fedhet.core.stopping import EarlyStopping
+from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.trees import AnyTree, Prepared, Tree
 
 
@@ -136,7 +137,7 @@ def fit_made(
         settings: how it is trained.
         patience: stop after so many epochs without a lower validation loss.
         draws: for the order of the samples.
-        performer: as in `fedhet.core.descent.descend`.
+        performer: as in `fedhet.core.client.descent.descend`.
     """
     stop = EarlyStopping(patience)
     best = made
@@ -199,7 +200,7 @@ def classify(
         settings: how it is trained.
         stop: ends the training, called with each epoch's mean loss.
         draws: for the order of the samples.
-        performer: as in `fedhet.core.descent.descend`.
+        performer: as in `fedhet.core.client.descent.descend`.
     """
     x = torch.cat([zeros, ones])
     y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
@@ -240,7 +241,7 @@ def epochs_of(
         descent: how.
         epochs: the number of epochs.
         draws: for the order of the samples, which are shuffled anew in every epoch.
-        performer: as in `fedhet.core.descent.descend`.
+        performer: as in `fedhet.core.client.descent.descend`.
 
     Raises:
         ValueError: the loss is NaN or infinite.

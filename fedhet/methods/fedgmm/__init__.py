@@ -63,6 +63,7 @@ from torch import Tensor
 
 from fedhet.core import check, messages, streams
 from fedhet.core.check import counted, setting
+from fedhet.core.client.site import Site
 from fedhet.core.counts import suppressed
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
@@ -79,8 +80,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras, Recorded
-from fedhet.core.setting import Setting
-from fedhet.core.site import Site
+from fedhet.core.server.setting import Setting
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Tree, kind
 from fedhet.core.workspace import Workspace

@@ -14,10 +14,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedhet.core import messages, trees
-from fedhet.core.admission import Backup, TakenAgain
-from fedhet.core.callbacks import Callback, Row
+from fedhet.core.client.state import Store, state_sizes
 from fedhet.core.errors import ConfigError, WriteError
-from fedhet.core.evaluation import (
+from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
+from fedhet.core.server.admission import Backup, TakenAgain
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.evaluation import (
     client_details,
     client_means,
     evaluation_messages,
@@ -25,11 +28,8 @@ from fedhet.core.evaluation import (
     received,
     sound_scores,
 )
-from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
-from fedhet.core.phases import locate
-from fedhet.core.state import Store, state_sizes
-from fedhet.core.strategy import FedStrategy
+from fedhet.core.server.phases import locate
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.timing import now
 
 

@@ -1,8 +1,8 @@
 """FedStrategy: drives a method on the server, step by step.
 
 A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
-`settle` turns the replies into the next value of the run. fedhet/core/loop.py runs both for every
-step of the timetable.
+`settle` turns the replies into the next value of the run. `loop.py` runs both for every step of
+the timetable.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any
 
 from flwr.server.strategy import Strategy
 
-from fedhet.core import compatibility, kernel, trees
-from fedhet.core.admission import Outliers, checked, lost, quorum
-from fedhet.core.client import evaluated_views
+from fedhet.core import kernel, trees
+from fedhet.core.client.client import evaluated_views
+from fedhet.core.client.training import usable
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
-from fedhet.core.merging import averaging_buffers, normalised
 from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
-from fedhet.core.phases import Record, TimetableEntry, locate, sample_cohort
-from fedhet.core.run import ByClient, RunState
-from fedhet.core.setting import Setting
-from fedhet.core.training import usable
+from fedhet.core.server import compatibility
+from fedhet.core.server.admission import Outliers, checked, lost, quorum
+from fedhet.core.server.merging import averaging_buffers, normalised
+from fedhet.core.server.phases import Record, TimetableEntry, locate, sample_cohort
+from fedhet.core.server.run import ByClient, RunState
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")

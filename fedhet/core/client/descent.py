@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.optimizers import Optimizer, clip_norm, derivative
+from fedhet.core.client.optimizers import Optimizer, clip_norm, derivative
 from fedhet.core.trees import Prepared, Tree
 
 # The terms of a batch loss: the losses (B,), the sum of the penalties or None, what is recorded.

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedhet.core import optimizers, streams, trees
-from fedhet.core.descent import Descent, Values, descend
+from fedhet.core import streams, trees
+from fedhet.core.client import optimizers
+from fedhet.core.client.descent import Descent, Values, descend
 from fedhet.core.kernel import KINDS, Term
 from fedhet.core.messages import Broadcast, LocalSettings, Scalar
-from fedhet.core.stopping import EarlyStopping
+from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Target
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
@@ -131,7 +132,7 @@ class Trainer:
         stream: str = "",
         alone: bool = False,
     ) -> Fitted:
-        """As `fedhet.core.site.Site.fit`."""
+        """As `fedhet.core.client.site.Site.fit`."""
         msg, data = self.msg, self.data if data is None else data
         model, beside = self.holding(start), dict(beside or {})
         self._held = None
@@ -333,7 +334,7 @@ class Trainer:
     def gradient(
         self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
     ) -> tuple[Tree, AnyTree]:
-        """As `fedhet.core.site.Site.gradient`.
+        """As `fedhet.core.client.site.Site.gradient`.
 
         It is taken in train mode, and summed over chunks of `chunk` samples. That is exact except
         for batch norm, which normalises each chunk separately.
@@ -368,7 +369,7 @@ class Trainer:
         until: Callable[[list[float]], bool],
         stream: str,
     ) -> None:
-        """As `fedhet.core.site.Site.adapt`."""
+        """As `fedhet.core.client.site.Site.adapt`."""
         workspace, msg = self.workspace, self.msg
         with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
             model = self.holding(start)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fedhet.core.client.state import UNSHARED
+from fedhet.core.client.training import Fitted as Fitted
 from fedhet.core.kernel import Message, Term
 from fedhet.core.metrics import outputs
-from fedhet.core.state import UNSHARED
 from fedhet.core.task import Samples
-from fedhet.core.training import Fitted as Fitted
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
-    from fedhet.core.client import FedClient
-    from fedhet.core.optimizers import Optimizer
+    from fedhet.core.client.client import FedClient
+    from fedhet.core.client.optimizers import Optimizer
     from fedhet.core.workspace import Workspace
 
 

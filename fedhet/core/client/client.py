@@ -14,6 +14,9 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import kernel, messages, trees
+from fedhet.core.client.site import Site
+from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
+from fedhet.core.client.training import Trainer
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
@@ -30,11 +33,8 @@ from fedhet.core.messages import (
 from fedhet.core.metrics import assess
 from fedhet.core.owners import public_names, repair, seen_message, sent_extras, withhold
 from fedhet.core.parts import own_tensors
-from fedhet.core.site import Site
-from fedhet.core.state import UNSHARED, ClientState, StateView, Store
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
-from fedhet.core.training import Trainer
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 

@@ -9,21 +9,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core import trees
-from fedhet.core.callbacks import Callback, Row
 from fedhet.core.check import EXACT, counted
-from fedhet.core.client import KEEP, TRAIN_TOO
+from fedhet.core.client.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
-from fedhet.core.stopping import EarlyStopping
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
 from fedhet.core.task import Samples
 
 if TYPE_CHECKING:
-    from fedhet.core.admission import Backup
-    from fedhet.core.loop import Loop
-    from fedhet.core.setting import Setting
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.admission import Backup
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run

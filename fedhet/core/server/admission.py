@@ -22,16 +22,16 @@ import torch
 from fedhet.core import messages, trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
-from fedhet.core.merging import Mean, median_of, norms_of
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload
 from fedhet.core.owners import check_extras, prefixed
-from fedhet.core.phases import Record, locate
-from fedhet.core.run import ByClient
+from fedhet.core.server.merging import Mean, median_of, norms_of
+from fedhet.core.server.phases import Record, locate
+from fedhet.core.server.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
 
 if TYPE_CHECKING:
-    from fedhet.core.setting import Setting
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from fedhet.core.loop import Loop
     from fedhet.core.messages import Broadcast, Upload
+    from fedhet.core.server.loop import Loop
 
 Row = dict[str, Any]  # one line of rounds.jsonl
 

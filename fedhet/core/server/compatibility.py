@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Method, Piece, Plugin
-from fedhet.core.merging import Mean
-from fedhet.core.phases import cohort_size
+from fedhet.core.server.merging import Mean
+from fedhet.core.server.phases import cohort_size
 from fedhet.core.targets import Classes
 
 if TYPE_CHECKING:
-    from fedhet.core.setting import Setting
-    from fedhet.core.strategy import FedStrategy
+    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.workspace import Workspace
 
 # Why a method refuses a plug-in, by the word on which they differ.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from fedhet.core.groups import Course, Evaluation, LocalSettings
 from fedhet.core.kernel import Phase, Plugin
-from fedhet.core.merging import Mean
 from fedhet.core.messages import LOST, Failure
-from fedhet.core.server_opt import ServerOptimizer
+from fedhet.core.server.merging import Mean
+from fedhet.core.server.server_opt import ServerOptimizer
 from fedhet.core.workspace import Workspace
 
 

@@ -24,7 +24,7 @@ from fedhet.core import trees
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Upload
-from fedhet.core.phases import Record
+from fedhet.core.server.phases import Record
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
