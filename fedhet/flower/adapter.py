@@ -68,7 +68,7 @@ class StrategyAdapter(Callback, Strategy):
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
-        self._rows.append(row | recorded_numbers(self._method))
+        self._rows.append(row | recorded_numbers(self._loop.current))
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""

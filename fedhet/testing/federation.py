@@ -30,7 +30,7 @@ from fedhet.core.groups import OFF, Evaluation, Noise
 from fedhet.core.kernel import Method, Plugin
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.server.loop import Loop
-from fedhet.core.server.phases import locate
+from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.server.setting import Setting
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
@@ -122,11 +122,20 @@ class Federation:
         )
         self.round = 0
 
+    @property
+    def current(self) -> OpenStep:
+        """The step that was begun last: its failures, and what was recorded of it."""
+        return self._loop.current
+
     def plan(self) -> list[Broadcast]:
-        """The messages of the next step."""
-        plan = self.strategy.plan(self.round + 1)
-        self._loop.send(plan)
-        return plan
+        """Begin the next step, and return its messages."""
+        self._loop.begin(self.strategy.plan(self.round + 1))
+        return self.current.messages
+
+    def settle(self, replies: Iterable[Reply]) -> None:
+        """Aggregate the replies to the step that was begun."""
+        self.round += 1
+        self.strategy.settle(self.current, replies, self._loop.accept)
 
     def step(self, alter: Alter | None = None) -> list[Broadcast]:
         """Take one step, and return its messages.
@@ -135,9 +144,8 @@ class Federation:
             alter: (the messages, the clients' replies) -> the replies that the server receives.
         """
         plan = self.plan()
-        self.round += 1
         replies = [self.client().handle(msg) for msg in plan]
-        self.strategy.settle(alter(plan, replies) if alter else replies, self._loop.accept)
+        self.settle(alter(plan, replies) if alter else replies)
         return plan
 
     def run(self, alter: Alter | None = None) -> Federation:

@@ -135,7 +135,7 @@ def latents() -> Figures:
     client = FedClient(workspace, method, [plugin], MemoryStore())
     fitted = Fitted(workspace.initial, 0, {}, workspace.initial)
     ratios = []
-    for msg in strategy.plan(1):
+    for msg in strategy.plan(1).messages:
         client.receive(msg)
         site = Site(client, seen_message(plugin.name, msg, client.complete()))
         x, _ = samples[msg.pid]

@@ -46,7 +46,7 @@ def launch(federation: Launch, tmp_path: Path) -> Launch:
 
 
 def failed(run: Any) -> list[tuple[int, str]]:
-    return [(failure.pid, failure.reason) for failure in run.strategy.current.failures]
+    return [(failure.pid, failure.reason) for failure in run.current.failures]
 
 
 @HOW

@@ -199,7 +199,6 @@ def test_personal_models_never_leave_a_real_site(launch: Launch) -> None:
     noted = loop.notes["personal_models"]
     assert noted["kept"] == {}
     assert "stay at their clients' sites" in noted["not_kept"]["personal.last"]
-    job.strategy.plan(1)
     msg = evaluation_messages(job.strategy)[0]
     msg.extras[KEEP] = "personal"
     reply = job.client(MemoryStore()).handle(msg)

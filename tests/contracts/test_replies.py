@@ -180,7 +180,7 @@ def test_stop_and_skip(
     for _ in range(2):
         skipped.step(damaging(pid, change))
         expected.step()
-        failures = skipped.strategy.current.failures
+        failures = skipped.current.failures
         assert [(f.pid, f.phase) for f in failures] == [(pid, "train")]
         # The client is left out, and the others' weights sum to one again.
         assert skipped.sha256 == expected.sha256
@@ -252,4 +252,4 @@ def test_metrics_are_means_over_the_clients_that_sent_them(federation: Callable[
         return replies
 
     run.step(with_metrics)
-    assert run.strategy.current.metrics == {"all": 1.0, "some": 6.0, "others": 3.0}
+    assert run.current.metrics == {"all": 1.0, "some": 6.0, "others": 3.0}

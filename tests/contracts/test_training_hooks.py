@@ -171,8 +171,8 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     doubled = federation(task, Scaffold, plugins=lambda: [Doubling(), fednorm()])
     plain = federation(task, Scaffold, plugins=lambda: [fednorm()])
     client = doubled.client()
-    update = client.handle(doubled.strategy.plan(1)[0])
-    expected = plain.client().handle(plain.strategy.plan(1)[0])
+    update = client.handle(doubled.strategy.plan(1).messages[0])
+    expected = plain.client().handle(plain.strategy.plan(1).messages[0])
     assert isinstance(update, Upload) and isinstance(expected, Upload), (update, expected)
     assert update.num_examples == expected.num_examples == 24
     assert update.extras["scaffold.steps"] == 12

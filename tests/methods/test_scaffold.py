@@ -149,9 +149,9 @@ def test_c_is_the_mean_of_all_controls(
     for _ in range(7):
         run.step()
         for plugin in run.strategy.plugins:
-            recorded = run.strategy.current.recorded[plugin.name]
+            recorded = run.current.recorded[plugin.name]
             share[recorded["pids"]] = recorded["weights"] * len(recorded["pids"])
-    sent = run.strategy.plan(8)[0].extras["scaffold.c"]
+    sent = run.strategy.plan(8).messages[0].extras["scaffold.c"]
     trained = [name for name, _ in run.workspace.model.named_parameters()]
     assert list(sent) == trained  # controls are for parameters, never for buffers
     assert len(run.strategy.versions) == CLIENTS  # all have taken part, each in some rounds only

@@ -147,7 +147,7 @@ def test_latents(federation: Make) -> None:
     }
     at_13 = replies_of(fednorm(federation, few(), 13))  # client 1 has 13 samples
     assert [len(reply.extras["fednorm.z"]) for reply in at_13.values()] == [3, 3, 0, 3]
-    recorded = run.strategy.current.recorded["fednorm"]
+    recorded = run.current.recorded["fednorm"]
     assert recorded["withheld"] == 1 and sorted(recorded["pids"].tolist()) == [0, 1, 3]
     assert "withheld" not in report_of_all(federation)
 
@@ -166,7 +166,7 @@ def test_latents(federation: Make) -> None:
 def report_of_all(federation: Make) -> dict[str, Any]:
     run = fednorm(federation, few(), 0)
     run.run()
-    return dict(run.strategy.current.recorded["fednorm"])
+    return dict(run.current.recorded["fednorm"])
 
 
 def test_where_all_latents_are_withheld_it_is_the_host(federation: Make) -> None:
