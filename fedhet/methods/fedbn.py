@@ -6,7 +6,7 @@ The parameters and the running statistics of batch norm do not travel.
 
     down:          x; to evaluate, with server_bn=average `fedbn.bn`
     up:            w_k, n_k; with server_bn=average `fedbn.bn`
-    client keeps:  its batch norm
+    client keeps:  its batch norm; with server_bn=average also that it has trained
     server keeps:  x; with server_bn=average the mean batch norm
 
 Batch norm layers are identified by type. A client that has never taken part has the initial ones.
@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from fedhet.core import trees
@@ -81,7 +82,9 @@ class FedBNClient(Client):
     def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         result, state = super().train(msg, state, site)
         bn = trees.pick(result.weights, sent_norms(self.options, site.workspace))
-        return Result(result.weights, {"bn": bn} if bn else {}), state
+        if not bn:
+            return result, state
+        return Result(result.weights, {"bn": bn}), {"trained": torch.ones(())}
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
         if not norm_names(site.workspace.model):
@@ -89,7 +92,7 @@ class FedBNClient(Client):
         if "bn" not in msg:
             return {"personal": partial(site.model, msg.weights)}
         averaged = {**msg.weights, **msg["bn"]}
-        personal = msg.weights if site.keeps else averaged
+        personal = msg.weights if "trained" in state else averaged
         return {"global": partial(site.model, averaged), "personal": partial(site.model, personal)}
 
 
@@ -114,13 +117,12 @@ class FedBN(Method):
         kept = frozenset(norm_names(model))
         return Scope(shared=lambda name: name not in kept)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         if not norm_names(workspace.model):
-            return ("global",)
-        return ("global", "personal") if sent_norms(self, workspace) else ("personal",)
-
-    def personal(self, workspace: Workspace) -> Sequence[str]:
-        return ()  # only the batch norms, which stay with the clients
+            return {"global": ()}
+        # Models differ in the batch norms only, which stay with the clients.
+        both = sent_norms(self, workspace)
+        return {"global": (), "personal": ()} if both else {"personal": ()}
 
     def setup(self, setting: Setting) -> State:
         workspace = setting.workspace

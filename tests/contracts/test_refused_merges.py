@@ -99,6 +99,7 @@ class Known(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class Weighs(Plugin):
     name = "weighs"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight

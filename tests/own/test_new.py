@@ -75,9 +75,9 @@ FAULTS = [
     (
         "some_method.py",
         {  # a memory that other processes do not have
-            'state.get("v")': "vars(site.workspace).get(str(site.pid))",
+            'state.get("v")': "vars(site.workspace).get(str(msg.pid))",
             'return Result(w), {"v": trees.pick(w, site.workspace.trained)}': (
-                "setattr(site.workspace, str(site.pid), trees.pick(w, site.workspace.trained))\n"
+                "setattr(site.workspace, str(msg.pid), trees.pick(w, site.workspace.trained))\n"
                 "        return Result(w), state"
             ),
         },
