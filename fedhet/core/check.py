@@ -124,11 +124,15 @@ def setting(
         open_low, open_high: value > open_low, and value < open_high; for float only.
         allowed: the words of a str.
     """
-    named = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
     limits = {
-        key: limit for key, limit in {**named, "allowed": allowed}.items() if limit is not None
+        "low": low,
+        "high": high,
+        "open_low": open_low,
+        "open_high": open_high,
+        "allowed": allowed,
     }
-    return field(default=default, metadata={"name": name, "limits": limits})
+    given = {key: limit for key, limit in limits.items() if limit is not None}
+    return field(default=default, metadata={"name": name, "limits": given})
 
 
 _BY_TYPE: dict[str, Callable[..., object]] = {

@@ -121,8 +121,7 @@ class FedBN(Method):
         if not norm_names(workspace.model):
             return {"global": ()}
         # Models differ in the batch norms only, which stay with the clients.
-        both = sent_norms(self, workspace)
-        return {"global": (), "personal": ()} if both else {"personal": ()}
+        return {**({"global": ()} if sent_norms(self, workspace) else {}), "personal": ()}
 
     def setup(self, setting: Setting) -> State:
         workspace = setting.workspace

@@ -374,11 +374,10 @@ class FedSA(Method):
         return {"means": "means of clusters of clients", **ignored}
 
     def setup(self, setting: Setting) -> State:
-        merge = setting.merge
-        if type(merge).select is not Mean.select:
+        if type(setting.merge).select is not Mean.select:
             raise ConfigError(
-                f"method=fedsa refuses merge={merge.name}: it leaves out or shortens the updates"
-                " that differ from others, and by their differences FedSA finds clusters"
+                f"method=fedsa refuses merge={setting.merge.name}: it leaves out or shortens the"
+                " updates that differ, and by their differences FedSA finds clusters"
             )
         return {}
 

@@ -46,11 +46,10 @@ def _plugins(cls: type[Method], given: Plugins | None) -> list[Plugin]:
     """The plug-ins as they are given, or else what the method requires."""
     if given is None:
         return [cls.requires()] if cls.requires else []
-    made = list(given() if callable(given) else given)
-    for plugin in made:
-        if not isinstance(plugin, Plugin):
-            raise TypeError(f"{plugin!r} is no plug-in; plugins=[FedNormPlugin()] is a list of one")
-    return made
+    made = given() if callable(given) else given
+    if not isinstance(made, Sequence) or not all(isinstance(one, Plugin) for one in made):
+        raise TypeError(f"plugins={made!r}: expected is a list as [FedNormPlugin(temperature=1)]")
+    return list(made)
 
 
 class Federation:

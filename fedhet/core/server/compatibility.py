@@ -202,21 +202,17 @@ def check_claims(strategy: FedStrategy) -> None:
     """
     setting, name = strategy.setting, changing_data(strategy.setting)
     merge, noise = setting.merge, setting.workspace.noise
-    if not name or not (noise or merge.name != Mean.name):
+    if not name or not (noise or (merge.name != Mean.name and setting.local.steps is None)):
         return
-    expected = strategy.expected(strategy.timetable[-1])["method"].values()
-    if not any(one.exactly for one in expected):
-        return
-    if noise:
+    expected = strategy.expected(strategy.timetable[-1])["method"]
+    if any(one.exactly for one in expected.values()):
         raise ConfigError(
             f"privacy.noise={noise.multiplier:g} with method={strategy.name}: the number of steps"
             f" would reveal how many samples {name!r} has added"
-        )
-    if setting.local.steps is None:
-        raise ConfigError(
-            f"method={strategy.name} refuses merge={merge.name}: plugin {name!r} changes the number"
-            " of local steps, so that nobody can check the one that a client claims, by which it"
-            " would outvote the others; client.steps=<number> sets it"
+            if noise
+            else f"method={strategy.name} refuses merge={merge.name}: plugin {name!r} changes the"
+            " number of local steps, so that nobody can check the one that a client claims, by"
+            " which it would outvote the others; client.steps=<number> sets it"
         )
 
 

@@ -99,8 +99,7 @@ class Once(Iterator[AnyUpdate]):
     """The updates for a merge, which can be read once; nothing else would notice a second time."""
 
     def __init__(self, updates: Iterator[AnyUpdate]) -> None:
-        self._updates = updates
-        self._ended = False
+        self._updates, self._ended = updates, False
 
     def __next__(self) -> AnyUpdate:
         for update in self._updates:

@@ -141,8 +141,9 @@ class FedGMMPlugin(Plugin):
 
     @property
     def needs(self) -> frozenset[str]:
-        augmented = self.agg_count == "augmented"
-        return frozenset({"used weights", "sample weights"} if augmented else ())
+        return frozenset(
+            ("used weights", "sample weights") if self.agg_count == "augmented" else ()
+        )
 
     @property
     def breaks(self) -> Mapping[str, str]:
