@@ -145,6 +145,7 @@ class FedNormPlugin(Plugin):
     """Replaces the host's weights nu by w, for everything that the host averages."""
 
     name = "fednorm"
+    needs = frozenset({"used weights"})
 
     temperature: float = setting(0.5, open_low=0)
     z_when: str = setting("after_training", allowed=WHEN)
@@ -156,7 +157,7 @@ class FedNormPlugin(Plugin):
     def finish(
         self, msg: Message, state: State, site: Site, fitted: Fitted
     ) -> tuple[Result, State]:
-        if site.n < site.workspace.min_count:
+        if len(site.own) < site.workspace.min_count:
             z = None
         elif self.z_when == LAST_EPOCH:
             z = self._of_last_epoch(msg, site, fitted)

@@ -129,7 +129,7 @@ class Scaffold(Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"plain steps", "known steps"} if self.control == "steps" else ())
+        return frozenset({"plain steps"} if self.control == "steps" else ())
 
     def setup(self, setting: Setting) -> State:
         workspace = setting.workspace

@@ -10,6 +10,7 @@ import torch
 from contracts.steps import Federation, after_a_step
 
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Noise
 from fedhet.core.messages import Broadcast
 from fedhet.core.server.merging import Krum, Mean, NormFilter
 from fedhet.data.toy import toy_task
@@ -69,6 +70,14 @@ def test_where_samples_are_added_the_merges_that_bound_are_refused(federation: F
         plugins=lambda: [FedGMMPlugin()],
         local={"steps": 4},
     )
+
+
+def test_where_samples_are_added_noise_is_refused(federation: Federation) -> None:
+    """The number of steps needs no noise because it follows from the samples: here it does not."""
+    noise = Noise(multiplier=1.0, clip=1.0, delta=0.01)
+    federation(toy_task(7), FedNova, noise=noise)
+    with pytest.raises(ConfigError, match="would reveal how many samples 'fedgmm' has added"):
+        federation(toy_task(7), FedNova, noise=noise, plugins=[FedGMMPlugin()])
 
 
 def test_drawn_samples(federation: Federation) -> None:

@@ -97,12 +97,16 @@ class Penalises(OwnTerm):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighs(Newcomer):
+    needs = frozenset({"used weights"})
+
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeighsAll(Newcomer):
+    needs = frozenset({"used weights"})
+
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
     ) -> tuple[list[float], Recorded]:

@@ -216,7 +216,7 @@ class CannotEvaluate(Client):
     """Clients 1 and 3 fail when they evaluate."""
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        if site.pid in (1, 3):
+        if msg.pid in (1, 3):
             raise OSError("the disk is full")
         return super().views(msg, state, site)
 

@@ -225,7 +225,7 @@ def test_thirty_times_the_median_of_the_step_itself(
 
     @serves
     def sized(self: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        length = size if site.pid == 2 else 1.0 + site.pid / 100
+        length = size if msg.pid == 2 else 1.0 + msg.pid / 100
         change = trees.map(lambda t: torch.zeros_like(t), msg.weights)
         name = next(iter(change))
         change[name].view(-1)[0] = length / 1.03

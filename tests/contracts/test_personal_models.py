@@ -228,7 +228,9 @@ def test_a_view_that_cannot_be_loaded_is_reported(
 ) -> None:
     """The run ends well all the same. With `personal_module` it is kept."""
     monkeypatch.setattr(FedAvg, "client", TemperedClient)
-    monkeypatch.setattr(FedAvg, "evaluates", lambda self, workspace: ("global", "personal"))
+    monkeypatch.setattr(
+        FedAvg, "evaluates", lambda self, workspace: {"global": (), "personal": None}
+    )
     lines = ["method=fedavg", "rounds=2", "client.epochs=1"]
     run = launch(*lines, task=validated())
     reason = r"client 0: .*'temperature'.*personal_module"

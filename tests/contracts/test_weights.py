@@ -44,6 +44,7 @@ class Scaled(Plugin):
     """Multiplies every weight by 8, one update after the other."""
 
     name = "scaled"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight * 8
@@ -54,7 +55,7 @@ class Kept(Plugin):
     """Keeps the updates, and changes none."""
 
     name = "kept"
-    keeps_all = True
+    needs_all = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ class Zeroing(Plugin):
     """Gives weight to client 0 only."""
 
     name = "zeroing"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return float(update.pid == 0)
@@ -72,6 +74,7 @@ class ZeroingAll(Plugin):
     """Does it with all updates at once."""
 
     name = "zeroing_all"
+    needs = frozenset({"used weights"})
 
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
@@ -151,6 +154,7 @@ def test_weights_without_a_positive_finite_sum(
     @dataclass(frozen=True, kw_only=True)
     class Spoiling(Plugin):
         name = "spoiling"
+        needs = frozenset({"used weights"})
 
         def weight(self, step: Step, state: State, update: Update) -> float:
             return weight
@@ -158,6 +162,7 @@ def test_weights_without_a_positive_finite_sum(
     @dataclass(frozen=True, kw_only=True)
     class SpoilingAll(Plugin):
         name = "spoiling"
+        needs = frozenset({"used weights"})
 
         def weights(
             self, step: Step, state: State, updates: Sequence[Update]

@@ -114,7 +114,7 @@ def test_p_counts_layers(federation: Federation) -> None:
             run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
             expected = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
             assert list(client_state(run, 0, LOCAL)) == expected
-            assert run.strategy.method.personal(run.workspace) == expected
+            assert run.strategy.method.evaluates(run.workspace)["personal"] == expected
 
 
 def test_evaluation_leaves_no_trace(federation: Federation) -> None:

@@ -24,7 +24,7 @@ def held_out_loss(run: Any, made: Tree) -> float:
     total = 0.0
     for pid, n in enumerate(sizes):
         x = run.workspace.task.clients[pid].train.x
-        train, held_out = FedDiskPlugin()._split(site(run, pid), x)
+        train, held_out = FedDiskPlugin()._split(site(run, pid), pid, x)
         assert len(held_out) == round(0.1 * n)
         assert len(train) + len(held_out) == n
         total += n * float(densities.nll(made, mask, held_out).double().mean())

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.client.state import UNSHARED
 from fedhet.core.client.training import Fitted as Fitted
-from fedhet.core.kernel import Message, Term
+from fedhet.core.kernel import Term
 from fedhet.core.metrics import outputs
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Tree
@@ -26,19 +25,10 @@ class Site:
 
     Args:
         client: the client that serves the message.
-        msg: the message as its owner sees it.
-
-    Attributes:
-        pid: the client.
-        n: the number of its training samples, without any that a plug-in has added.
-        msg: the message.
     """
 
-    def __init__(self, client: FedClient, msg: Message) -> None:
+    def __init__(self, client: FedClient) -> None:
         self._client = client
-        self.msg = msg
-        self.pid = client.pid
-        self.n = client.num_examples
 
     @property
     def workspace(self) -> Workspace:
@@ -53,12 +43,7 @@ class Site:
     @property
     def own(self) -> Samples:
         """The client's own training samples, ready for the model."""
-        return self.workspace.train_data(self.pid)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the client keeps tensors of the model for itself."""
-        return bool(self._client.state.get(UNSHARED))
+        return self.workspace.train_data(self._client.pid)
 
     def model(self, params: AnyTree) -> nn.Module:
         """The model with these values; another call, and any training, gives it others."""
@@ -167,10 +152,9 @@ class Site:
             start, names, optimizer, index=index, epochs=epochs, until=until, stream=stream
         )
 
-    def order(self) -> Tensor:
-        """The order of the samples in the first epoch of the message."""
-        return next(self._client.trainer.orders(len(self.data)))
-
     def stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this message and purpose, on the CPU."""
+        """The random stream of this message and purpose, on the CPU.
+
+        That of "batches" orders the samples of `fit`: torch.randperm(n) for each epoch.
+        """
         return self._client.trainer.generator(purpose)

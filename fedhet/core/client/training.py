@@ -233,14 +233,14 @@ class Trainer:
                 if loss is None:
                     losses = workspace.task.criterion(logits, y)
                 else:
-                    losses = _values(loss.f(params, batch, every[0]), records)
+                    losses = _values(loss, params, batch, every[0], records)
             for term, i in adding:
-                losses = losses + _values(term.f(params, batch, every[i]), records)
+                losses = losses + _values(term, params, batch, every[i], records)
             for w in weight:
                 losses = losses * w
             if not penalties:
                 return losses, None, records
-            values = (_values(term.f(params, batch, every[i]), records) for term, i in penalties)
+            values = (_values(term, params, batch, every[i], records) for term, i in penalties)
             return losses, sum(values, torch.zeros((), device=x.device)), records
 
         def change(grads: Tree, params: Tree, every: list[Prepared]) -> None:
@@ -421,13 +421,18 @@ def _named(f: Callable[..., Any] | None) -> tuple[str, str]:
     return getattr(f, "__module__", ""), getattr(f, "__qualname__", "")
 
 
-def _values(terms: Tensor | tuple[Tensor, Tree], records: Tree) -> Tensor:
-    """The values of a term, after what is to be recorded has been put aside."""
-    if isinstance(terms, Tensor):
-        return terms
-    values, recorded = terms
+def _values(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) -> Tensor:
+    """The value of a loss or a penalty; what is to be recorded is put aside."""
+    given = term.f(params, batch, own)
+    value, recorded = given if isinstance(given, tuple) else (given, {})
+    expected = () if term.kind == "penalty" else (len(batch.y),)
+    if getattr(value, "shape", None) != expected:
+        raise TypeError(
+            f"the {term.kind} {_named(term.f)[1]} is {trees.kind(value)}; expected is a tensor of"
+            f" shape {expected}: {KINDS[term.kind]}"
+        )
     records.update(recorded)
-    return values
+    return value  # type: ignore[no-any-return]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

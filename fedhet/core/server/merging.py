@@ -95,6 +95,21 @@ def floating_buffers(update: Upload) -> Tree:
 
 
 # ---- all updates of a step around its merge
+class Once(Iterator[AnyUpdate]):
+    """The updates for a merge, which can be read once; nothing else would notice a second time."""
+
+    def __init__(self, updates: Iterator[AnyUpdate]) -> None:
+        self._updates, self._ended = updates, False
+
+    def __next__(self) -> AnyUpdate:
+        for update in self._updates:
+            return update
+        if self._ended:
+            raise TypeError("the updates of a step can be read once; list(updates) keeps them")
+        self._ended = True
+        raise StopIteration
+
+
 def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 
@@ -278,9 +293,6 @@ class Krum(Mean):
 
     name = "krum"
     needs_words = frozenset({"weights"})
-    breaks = {
-        "differences": "it selects the clients that are alike, and FedSA needs those that differ"
-    }
 
     attackers: int = setting(2, low=0)
     keep: int | None = setting(None, low=1)
@@ -388,9 +400,6 @@ class NormClip(Mean):
 
     name = "norm_clip"
     needs_words = frozenset({"weights", "weights alone"})
-    breaks = {
-        "differences": "it shortens differences of the weights, by which FedSA finds clusters"
-    }
 
     factor: float = setting(1.0, open_low=0)
     norm: float | None = setting(None, open_low=0)

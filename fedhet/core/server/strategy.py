@@ -25,7 +25,7 @@ from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, U
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, lost, quorum
-from fedhet.core.server.merging import averaging_buffers, normalised
+from fedhet.core.server.merging import Once, averaging_buffers, normalised
 from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
 from fedhet.core.server.run import ByClient, RunState
 from fedhet.core.server.setting import Setting
@@ -67,7 +67,7 @@ class FedStrategy(Strategy):
         self.workspace = setting.workspace
         self.sizes = self.workspace.task.sizes
         self.plugins: list[Plugin] = list(setting.plugins)
-        self.evaluates = method.evaluates(self.workspace)
+        self.evaluates = tuple(method.evaluates(self.workspace))
         compatibility.check(method, self.setting)
         self.outliers = Outliers(self.setting)
         self.kept_back: dict[int, list[int]] = {}
@@ -87,6 +87,7 @@ class FedStrategy(Strategy):
         self.run = RunState(
             weights, states | {"server_opt": {}}, lengths=tuple(e.rounds for e in self.phases)
         )
+        compatibility.check_claims(self)
 
     # ---- what the run has
     @property
@@ -270,7 +271,7 @@ class FedStrategy(Strategy):
 
     def _local_steps(self, local: LocalSettings, pid: int) -> int | None:
         """How many local steps follow from a client's samples; None where nobody can know."""
-        if compatibility.unknown_steps(self.setting):
+        if local.steps is None and compatibility.changing_data(self.setting):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
         return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
@@ -339,7 +340,7 @@ class FedStrategy(Strategy):
                 updates = normalised(list(updates))
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = (self.read(opened, owner, update) for update in passing)
+            read = Once(self.read(opened, owner, update) for update in passing)
             step = replace(opened.seen[self.key(owner)], slots=run.weights)
             old = self.mergeable_of(phase.slot)
             merged = phase.merge(step, run.states[self.key(owner)], old, read)
@@ -413,13 +414,13 @@ class FedStrategy(Strategy):
         """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
         key = self.key(plugin)
         step, state = opened.seen[key], self.run.states[key]
-        if not plugin.reweighs and not plugin.keeps_all:
-            yield from updates
-            return
         if plugin.overrides("weight"):
             for update in updates:
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
+            return
+        if not plugin.overrides("weights") and not plugin.needs_all:
+            yield from updates
             return
         received = list(updates)
         seen = held[key] = [self.read(opened, plugin, update) for update in received]
