@@ -180,7 +180,7 @@ class FedNormPlugin(Plugin):
         z = fitted.records["z"].reshape(rows, -1)
         used = usable(site.workspace.model, len(site.data), msg.local.batch_size)
         *_, last = msg.local.epoch_sizes(used)
-        return z[-min(last, used) :].double().mean(0).float()
+        return z[-last:].double().mean(0).float()
 
     # ---- server
     def setup(self, setting: Setting) -> State:

@@ -266,7 +266,7 @@ class FedStrategy(Strategy):
         if compatibility.unknown_steps(self.setting):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
-        return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
+        return sum(-(-size // local.batch_size) for size in local.epoch_sizes(used))
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
         """The message to one client."""
@@ -297,6 +297,7 @@ class FedStrategy(Strategy):
             setting.merge.select   merge=krum and norm_clip
             _registered            its metrics, bytes and state are noted
             _weighted              by the plug-ins, the last one first
+            normalised             to the sum 1, and kept, where somebody needs that
             averaging_buffers      buffers are averaged beside the merge
             phase.merge
 
@@ -321,11 +322,13 @@ class FedStrategy(Strategy):
         if enough is not None:
             updates: Iterable[Upload] = rule.select(current, enough)
             updates = self._registered(updates, accept, kept)
-            held: dict[str, list[kernel.Update]] = {}
             for plugin in reversed(self.active(current.entry)) if phase.trains else ():
-                updates = self._weighted(plugin, iter(updates), held)
+                updates = self._weighted(plugin, iter(updates))
             if self.method.needs_all or any(p.overrides("weights") for p in self._training()):
                 updates = normalised(list(updates))
+            held: list[Upload] = []
+            if any(plugin.keeps_all for plugin in self._training()):
+                updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
             read = (self.read(owner, update) for update in passing)
@@ -391,13 +394,11 @@ class FedStrategy(Strategy):
             self.current.measure(update.metrics)
             yield update
 
-    def _weighted(
-        self, plugin: Plugin, updates: Iterator[Upload], held: dict[str, list[kernel.Update]]
-    ) -> Iterator[Upload]:
-        """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
+    def _weighted(self, plugin: Plugin, updates: Iterator[Upload]) -> Iterator[Upload]:
+        """The updates, with the weights that a plug-in gives them."""
         key = self.key(plugin)
         step, state = self.current.seen[key], self.run.states[key]
-        if not plugin.reweighs and not plugin.keeps_all:
+        if not plugin.reweighs:
             yield from updates
             return
         if plugin.overrides("weight"):
@@ -406,13 +407,12 @@ class FedStrategy(Strategy):
                 yield update
             return
         received = list(updates)
-        seen = held[key] = [self.read(plugin, update) for update in received]
-        if plugin.overrides("weights"):
-            weights, recorded = plugin.weights(step, state, seen)
-            self.current.note(plugin.name, recorded)
-            for update, weight in zip(received, weights, strict=True):
-                update.weight = weight
-        yield from received
+        seen = [self.read(plugin, update) for update in received]
+        weights, recorded = plugin.weights(step, state, seen)
+        self.current.note(plugin.name, recorded)
+        for update, weight in zip(received, weights, strict=True):
+            update.weight = weight
+            yield update
 
     def _replaced(
         self,
@@ -420,7 +420,7 @@ class FedStrategy(Strategy):
         merged: Merged,
         buffers: Tree,
         states: dict[str, kernel.State],
-        held: dict[str, list[kernel.Update]],
+        held: Sequence[Upload],
     ) -> dict[str, Tree]:
         """The slots after a merge, after plug-ins and the server optimiser; `states` gets theirs.
 
@@ -438,8 +438,8 @@ class FedStrategy(Strategy):
         self._take(owner, merged, states, weights)
         for plugin in reversed(self._training()):
             key = self.key(plugin)
-            state, updates = states[key], held.get(key, [])
-            after = plugin.after(current.seen[key], state, old, dict(new), updates)
+            kept = [self.read(plugin, update) for update in held if plugin.keeps_all]
+            after = plugin.after(current.seen[key], states[key], old, dict(new), kept)
             self._take(plugin, after, states, weights)
             new = after.weights
         if not new:
