@@ -628,7 +628,8 @@ class Plugin(Piece, base=True):
     """What any method may have added. One frozen dataclass has both halves.
 
     Attributes:
-        keeps_all: whether `after` gets the updates of the step, which are kept until then.
+        keeps_all: whether `after` gets the updates of the step, with the weights of the merge. They
+            are kept until then.
         unsized: the names in its client state of what has a size that follows from the counts of
             classes: with privacy.min_count it does not count in the size that a client sends.
     """
