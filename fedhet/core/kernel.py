@@ -628,9 +628,10 @@ class Method(Piece, base=True):
 class Plugin(Piece, base=True):
     """What any method may have added. One frozen dataclass has both halves.
 
-    A class that overrides `weight` or `weights` states "used weights" in `needs`. The state of a
-    client may tell the counts of its classes if the plug-in overrides `data`: with
-    privacy.min_count, its size is not sent.
+    A class that overrides `weight` or `weights` states "used weights" in `needs`. With `needs_all`,
+    `after` gets the updates with the weights of the merge. The state of a client may tell the
+    counts of its classes if the plug-in overrides `data`: with privacy.min_count, its size is not
+    sent.
     """
 
     def __init_subclass__(cls, base: bool = False) -> None:

@@ -181,7 +181,7 @@ class FedNormPlugin(Plugin):
         z = fitted.records["z"].reshape(rows, -1)
         used = usable(site.workspace.model, len(site.data), msg.local.batch_size)
         *_, last = msg.local.epoch_sizes(used)
-        return z[-min(last, used) :].double().mean(0).float()
+        return z[-last:].double().mean(0).float()
 
     # ---- server
     def setup(self, setting: Setting) -> State:
@@ -211,10 +211,11 @@ class FedNormPlugin(Plugin):
         z = torch.stack([update["z"].cpu() for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
-        if len(compared) < len(updates):
-            weights = weights * nu.sum()  # clients that withhold z keep their nu
         pids = [update.pid for update in compared]
-        new |= zip(pids, weights.tolist(), strict=True)
+        # Clients that withhold z keep their nu.
+        scale, total = (nu.sum(), sum(new.values())) if "withheld" in recorded else (1.0, 1.0)
+        new |= zip(pids, (weights * scale).tolist(), strict=True)
+        weights = weights * scale / total  # as used: with those of the others they sum to 1
         recorded |= {
             "similarity": similarity,
             "factors": factors,

@@ -59,6 +59,23 @@ class Kept(Plugin):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Watching(Plugin):
+    """Doubles every weight, and remembers the weights of the merge."""
+
+    name = "watching"
+    needs = frozenset({"used weights"})
+    needs_all = True
+
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return update.weight * 2
+
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        return Merged(new, {"seen": {update.pid: update.weight for update in updates}})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Zeroing(Plugin):
     """Gives weight to client 0 only."""
 
@@ -142,6 +159,19 @@ def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federati
     run = federation(toy_task(), Weighing, plugins=lambda: [Scaled(), ZeroingAll()])
     run.step()
     assert run.strategy.run.states["method"]["seen"] == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
+
+
+@pytest.mark.parametrize(("method", "total"), [(Weighing, 1), (WeighingAll, 16 * 72)])
+def test_after_sees_the_weights_of_the_merge(
+    federation: Federation, method: type[Weighing], total: int
+) -> None:
+    """Also those of plug-ins that act later, and when it changes weights itself."""
+    run = federation(toy_task(), method, plugins=lambda: [Scaled(), Watching()])
+    run.step()
+    states = run.strategy.run.states
+    assert states["plugin.watching"]["seen"] == states["method"]["seen"]
+    expected = {pid: pytest.approx(16 * n / total) for pid, n in SIZES.items()}
+    assert states["method"]["seen"] == expected
 
 
 @pytest.mark.parametrize("all_at_once", [True, False])

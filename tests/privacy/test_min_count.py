@@ -158,6 +158,9 @@ def test_latents(federation: Make) -> None:
     shares = contribution(z, nu, 0.5).weights * float(nu.sum())
     weights = dict(zip(compared, shares.tolist(), strict=True)) | {2: sizes[2]}
     total = sum(weights.values())
+    used = [weights[pid] / total for pid in recorded["pids"].tolist()]
+    assert recorded["weights"].tolist() == pytest.approx(used)
+    assert recorded["weight_max"] == pytest.approx(max(used))
     for name, value in run.model.items():
         mean = sum(updates[pid].weights[name].double() * weights[pid] / total for pid in weights)
         torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-6)

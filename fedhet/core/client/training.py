@@ -132,7 +132,23 @@ class Trainer:
         stream: str = "",
         alone: bool = False,
     ) -> Fitted:
-        """As `fedhet.core.client.site.Site.fit`."""
+        """Train the model from `start`, by mini-batches.
+
+        Args:
+            start: the values with which it begins.
+            terms: the method's own.
+            data: the samples, ready for the model; None for `data`.
+            loss: takes the place of the task's criterion: (B,) losses.
+            epochs: how many; None for what the message says, which may be a number of steps.
+            patience: stop after so many epochs without a lower mean loss; None for never.
+            lr: another rate than the message's.
+            names: the parameters to train; None for those of the method's `scope`.
+            beside: further parameters, which the terms find in `params`; their gradients are
+                clipped by themselves, and terms of other kinds than losses do not see them.
+            momentum: the momentum of SGD to begin with, by parameter.
+            stream: the name of the random stream of dropout; "" for that of the message.
+            alone: without the plug-ins' terms, for training whose result is not sent.
+        """
         msg, data = self.msg, self.data if data is None else data
         model, beside = self.holding(start), dict(beside or {})
         self._held = None
@@ -334,10 +350,16 @@ class Trainer:
     def gradient(
         self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
     ) -> tuple[Tree, AnyTree]:
-        """As `fedhet.core.client.site.Site.gradient`.
+        """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
 
-        It is taken in train mode, and summed over chunks of `chunk` samples. That is exact except
-        for batch norm, which normalises each chunk separately.
+        Args:
+            params: where it is taken.
+            index: the samples.
+            chunk: how many go through the model at a time.
+            changed: whether plug-ins change it as they change the gradient of a step.
+
+        It is taken in train mode, and summed over the chunks. That is exact except for batch norm,
+        which normalises each chunk separately.
         """
         model = self.holding(params)
         self._held = None
@@ -369,7 +391,21 @@ class Trainer:
         until: Callable[[list[float]], bool],
         stream: str,
     ) -> None:
-        """As `fedhet.core.client.site.Site.adapt`."""
+        """Take steps of another optimiser than the run's, on the loss of the model.
+
+        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
+        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
+        each epoch, and the model is lost.
+
+        Args:
+            start: the values with which the model begins.
+            names: the parameters whose gradient it is.
+            optimizer: makes it of them; it changes them in place.
+            index: the client's own samples in their order.
+            epochs: at most so many passes over them.
+            until: the mean losses of the epochs so far -> whether it ends.
+            stream: the name of the random stream of dropout.
+        """
         workspace, msg = self.workspace, self.msg
         with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
             model = self.holding(start)

@@ -146,6 +146,12 @@ def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
                     f" client.{key}={'null' if value is None else value}"
                     + _way_out(method, word).replace("; use ", " or ")
                 )
+    if "plain steps" in method.needs and not setting.local.lr:
+        yield (
+            f"client.lr=0: method={method.name} recovers gradients from the local steps, which then"
+            " have no length; use a rate > 0"
+            + _way_out(method, "plain steps").replace("; use ", " or ")
+        )
 
 
 def _noise_refusals(method: Method, setting: Setting) -> Iterator[str]:

@@ -274,7 +274,7 @@ class FedStrategy(Strategy):
         if local.steps is None and compatibility.changing_data(self.setting):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
-        return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
+        return sum(-(-size // local.batch_size) for size in local.epoch_sizes(used))
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
         """The message to one client."""
@@ -306,6 +306,7 @@ class FedStrategy(Strategy):
             setting.merge.select   merge=krum and norm_clip
             _registered            its metrics, bytes and state are noted
             _weighted              by the plug-ins, the last one first
+            normalised             to the sum 1, and kept, where somebody needs that
             averaging_buffers      buffers are averaged beside the merge
             phase.merge
 
@@ -333,11 +334,13 @@ class FedStrategy(Strategy):
         if enough is not None:
             updates: Iterable[Upload] = rule.select(opened, enough)
             updates = self._registered(opened, updates, accept, kept)
-            held: dict[str, list[kernel.Update]] = {}
-            for plugin in reversed(self.active(opened.entry)) if phase.trains else ():
-                updates = self._weighted(opened, plugin, iter(updates), held)
+            for plugin in reversed(self._training(opened)):
+                updates = self._weighted(opened, plugin, iter(updates))
             if self.method.needs_all or any(p.overrides("weights") for p in self._training(opened)):
                 updates = normalised(list(updates))
+            held: list[Upload] = []
+            if any(plugin.needs_all for plugin in self._training(opened)):
+                updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
             read = Once(self.read(opened, owner, update) for update in passing)
@@ -405,13 +408,9 @@ class FedStrategy(Strategy):
             yield update
 
     def _weighted(
-        self,
-        opened: OpenStep,
-        plugin: Plugin,
-        updates: Iterator[Upload],
-        held: dict[str, list[kernel.Update]],
+        self, opened: OpenStep, plugin: Plugin, updates: Iterator[Upload]
     ) -> Iterator[Upload]:
-        """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
+        """The updates, with the weights that a plug-in gives them."""
         key = self.key(plugin)
         step, state = opened.seen[key], self.run.states[key]
         if plugin.overrides("weight"):
@@ -419,17 +418,16 @@ class FedStrategy(Strategy):
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
             return
-        if not plugin.overrides("weights") and not plugin.needs_all:
+        if not plugin.overrides("weights"):
             yield from updates
             return
         received = list(updates)
-        seen = held[key] = [self.read(opened, plugin, update) for update in received]
-        if plugin.overrides("weights"):
-            weights, recorded = plugin.weights(step, state, seen)
-            opened.note(plugin.name, recorded)
-            for update, weight in zip(received, weights, strict=True):
-                update.weight = weight
-        yield from received
+        seen = [self.read(opened, plugin, update) for update in received]
+        weights, recorded = plugin.weights(step, state, seen)
+        opened.note(plugin.name, recorded)
+        for update, weight in zip(received, weights, strict=True):
+            update.weight = weight
+            yield update
 
     def _replaced(
         self,
@@ -438,7 +436,7 @@ class FedStrategy(Strategy):
         merged: Merged,
         buffers: Tree,
         states: dict[str, kernel.State],
-        held: dict[str, list[kernel.Update]],
+        held: Sequence[Upload],
     ) -> dict[str, Tree]:
         """The slots after a merge, after plug-ins and the server optimiser; `states` gets theirs.
 
@@ -457,8 +455,8 @@ class FedStrategy(Strategy):
         self._take(opened, owner, merged, states, weights)
         for plugin in reversed(self._training(opened)):
             key = self.key(plugin)
-            state, updates = states[key], held.get(key, [])
-            after = plugin.after(opened.seen[key], state, old, dict(new), updates)
+            kept = [self.read(opened, plugin, update) for update in held if plugin.needs_all]
+            after = plugin.after(opened.seen[key], states[key], old, dict(new), kept)
             self._take(opened, plugin, after, states, weights)
             new = after.weights
         if not new:
