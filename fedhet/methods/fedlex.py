@@ -98,7 +98,10 @@ def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float
 def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tuple[float, float]]:
     """Return (min, max) by name, over each tensor or the whole model of all these deviations."""
     bounds = {
-        name: (min(float(d[name].min()) for d in deviations), max(float(d[name].max()) for d in deviations))
+        name: (
+            min(float(d[name].min()) for d in deviations),
+            max(float(d[name].max()) for d in deviations),
+        )
         for name in deviations[0]
     }
     if scope == "tensor":

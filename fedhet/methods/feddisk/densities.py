@@ -79,20 +79,10 @@ def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
     """Return sum_d BCE(x_d, out_d) for each sample of x (n, D), shape (n,) (eq. 2).
 
     For binary x this is the negative log likelihood; greyscale x act as soft targets. All values
-    must be in [0, 1], see `check_pixels`.
+    must be in [0, 1].
     """
     out = logits(made, mask, x)
     return functional.binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
-
-
-def check_pixels(x: Tensor) -> None:
-    """Check that all values are in [0, 1], the range in which the cross entropy is defined.
-
-    Raises:
-        ValueError: a value is outside [0, 1], or NaN.
-    """
-    if not ((x >= 0) & (x <= 1)).all():
-        raise ValueError("FedDisk needs finite values in [0, 1], and some of the inputs are others")
 
 
 @torch.no_grad()
