@@ -20,7 +20,7 @@ from fedhet.core.client.functional import Frozen
 from fedhet.core.client.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
 from fedhet.fused import stacks
-from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack
+from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack, tensors
 from fedhet.fused.traces import traces_of
 
 CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
@@ -186,7 +186,7 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
     lengths = batches.lengths
     kind = trainings[0].kind
     step = StackedStep(trainings[0].descent, kind)
-    stacked = stack([one.state for one in trainings], {})
+    stacked = stack([one.state for one in trainings])
     # Rates are not on the device yet.
     state: State = mapped(lambda t: t.to(batches.device, non_blocking=True), stacked)
     finished: list[tuple[State, list[Training], int]] = []
@@ -212,13 +212,10 @@ def train(asked: Sequence[Training]) -> list[Tensor]:
             totals[chosen] += losses * batches.counts[chosen, t]
         if len(parts) > 1:
             for (_, chosen, _), its_state in zip(parts, some, strict=True):
-                for i in (0, 3):
-                    put_rows(its_state[i], chosen, state[i])
+                put_rows((its_state[0], its_state[3]), chosen, (state[0], state[3]))
     finished.append((state, trainings[:rows], 0))
-    # Only now, because reading the rates waits for the device.
-    optimizers = _with_rates_read([some[3] for some, _, _ in finished])
-    for (last, those, first), optimizer in zip(finished, optimizers, strict=True):
-        _finish(last[0], optimizer, those, first)
+    for last, those, first in finished:
+        _finish(last, those, first)
     row_of = {i: row for row, i in enumerate(order)}
     return [totals[row_of[i]] for i in range(len(asked))]
 
@@ -248,22 +245,12 @@ def _all_parts(
     ]
 
 
-def _with_rates_read(optimizers: list[Any]) -> list[Any]:
-    """The optimisers with their rates, (K,) float64, on the CPU, in one transfer."""
-    seen: dict[int, Tensor] = {}
-    mapped(lambda t: t, optimizers, seen)
-    rates = [t for t in seen.values() if t.dtype == torch.float64 and t.ndim == 1]
-    if not rates:
-        return optimizers
-    parts = torch.cat(rates).cpu().split([len(t) for t in rates])
-    read = {id(t): part for t, part in zip(rates, parts, strict=True)}
-    return [mapped(lambda t: read.get(id(t), t), one) for one in optimizers]
-
-
-def _finish(params: Tree, optimizer: Any, trainings: Sequence[Training], first: int) -> None:
+def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
+    """Give these trainings what their rows of the state, from the first one on, have become."""
     moves: list[tuple[Tensor, Tensor]] = []
     for row, one in enumerate(trainings, first):
-        put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
+        trained = one.descent.params, one.descent.optimizer
+        put_back((state[0], state[3]), row, trained, len(one.lengths), moves)
     torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
 
 
@@ -355,18 +342,17 @@ class StackedStep:
         descents = [one.descent for one in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
-            own = [a | b for a, b in zip(own, stack(draws, {}), strict=True)]
+            own = [a | b for a, b in zip(own, stack(draws), strict=True)]
         stream = trainings[-1].stream.get_state() if check else None
         if self._dropouts is None:
             self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
         masks = self._drawn(trainings, sizes, weights.shape[1])
-        read: dict[int, Tensor] = {}
-        mapped(lambda t: t, (fixed, own), read)
+        read = tensors((fixed, own))
 
         def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
             parts = iter(given)
             values = dict(zip(params, parts, strict=False))
-            at = dict(zip(read, parts, strict=False))
+            at = dict(zip(map(id, read), parts, strict=False))
             others, its_own = mapped(lambda t: at[id(t)], (fixed, own))
             self._masks[:] = islice(parts, len(masks))
             module = None
@@ -386,7 +372,7 @@ class StackedStep:
                 grads = gradients([losses], [torch.ones_like(losses)], leaves)
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
-        given = *params.values(), *read.values(), *masks, *columns, weights
+        given = *params.values(), *read, *masks, *columns, weights
         losses, grads, records = self.traces.results(results, given, weights.shape)
         if self._change is not None:
             self._change(dict(zip(params, grads, strict=True)), params, own)
