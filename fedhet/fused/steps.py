@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import pad_sequence
 
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
@@ -67,8 +68,43 @@ class Training:
         return d.params, {k: p for k, p in named if id(p) not in trained}, d.own, d.optimizer
 
     @staticmethod
+    @torch.no_grad()
     def perform(requests: Sequence[Training]) -> list[Tensor]:
-        return train(requests)
+        """Take all steps, and return for each training the sum of the losses in its last epoch.
+
+        All take their first step together; those with more batches go on without the others.
+        """
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].lengths))
+        trainings = [requests[i] for i in order]
+        batches = StackedBatches(trainings)
+        lengths, device = batches.lengths, batches.device
+        step = StackedStep(trainings[0].descent, trainings[0].kind)
+        stacked = stack([one.state for one in trainings])
+        # Rates are not on the device yet.
+        every: State = mapped(lambda t: t.to(device, non_blocking=True), stacked)
+        state, rows = every, len(trainings)
+        totals = torch.zeros(rows, dtype=torch.float64, device=device)
+        for t, parts in enumerate(_all_parts(trainings, step.like.exact, device)):
+            going = sum(len(own) > t for own in lengths[:rows])
+            if going < rows:  # in the memory of `every`, which has the others as they are now
+                state, rows = at_rows(state, slice(0, going)), going
+            for part, chosen, width_ in parts:
+                # Each part has a stack of its own, and an optimiser that counts its steps.
+                its_state = state if len(parts) == 1 else at_rows(state, chosen)
+                sizes, those = [lengths[row][t] for row in part], [trainings[row] for row in part]
+                columns, weights = batches.at(t, part, chosen, sizes, width_)
+                check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
+                losses = step(its_state, columns, weights, those, sizes, check=check)
+                step.traces.checked |= check
+                totals[chosen] += losses * batches.counts[chosen, t]
+                if its_state is not state:
+                    put_rows((its_state[0], its_state[3]), chosen, (state[0], state[3]))
+        moves: list[tuple[Tensor, Tensor]] = []
+        for row, one in enumerate(trainings):
+            own = one.descent.params, one.descent.optimizer
+            put_back((every[0], every[3]), row, own, len(one.lengths), moves)
+        torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
+        return [totals[order.index(i)] for i in range(len(requests))]
 
     @property
     def lengths(self) -> list[int]:
@@ -133,21 +169,15 @@ class StackedBatches:
         self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
         self.device = self._columns[0].device
         width = max(one.width for one in trainings)
-        shape = len(trainings), len(self.lengths[0])
-        orders = trainings[0].orders[0].device  # the CPU, unless the method has chosen the samples
-        index = torch.zeros(*shape, width, dtype=torch.int64, device=orders)
-        lengths = torch.zeros(shape)
-        counts = torch.zeros(shape, dtype=torch.float64)
+        index = [one.positions()[:, :width] + offsets[_samples(one.descent)] for one in trainings]
+        sizes = pad_sequence([torch.tensor(own) for own in self.lengths], batch_first=True)
+        counts = sizes.double()
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
-            index[row, : len(own)] = one.positions()[:, :width]
-            index[row] += offsets[_samples(one.descent)]
-            lengths[row, : len(own)] = torch.tensor(own)
-            last = -(-len(one.orders[-1]) // one.descent.size)
-            counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
+            counts[row, : len(own) - -(-len(one.orders[-1]) // one.descent.size)] = 0
         # One transfer of each to an accelerator, whatever the number of steps.
-        self._index = index.to(self.device, non_blocking=True)
+        self._index = pad_sequence(index, batch_first=True).to(self.device, non_blocking=True)
         self.counts = counts.to(self.device, non_blocking=True)
-        lengths = lengths.to(self.device, non_blocking=True)[..., None]
+        lengths = sizes.float().to(self.device, non_blocking=True)[..., None]
         self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
     def at(
@@ -174,52 +204,6 @@ class StackedBatches:
         return columns, self._weights[chosen, t, :width]
 
 
-@torch.no_grad()
-def train(asked: Sequence[Training]) -> list[Tensor]:
-    """Take all steps, and return for each training the sum of the losses in its last epoch.
-
-    All take their first step together; those with more batches go on without the others.
-    """
-    order = sorted(range(len(asked)), key=lambda i: -len(asked[i].lengths))
-    trainings = [asked[i] for i in order]
-    batches = StackedBatches(trainings)
-    lengths = batches.lengths
-    kind = trainings[0].kind
-    step = StackedStep(trainings[0].descent, kind)
-    stacked = stack([one.state for one in trainings])
-    # Rates are not on the device yet.
-    state: State = mapped(lambda t: t.to(batches.device, non_blocking=True), stacked)
-    finished: list[tuple[State, list[Training], int]] = []
-    totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
-    rows = len(trainings)
-    for t, parts in enumerate(_all_parts(trainings, step.exact, batches.device)):
-        going = sum(len(own) > t for own in lengths[:rows])
-        if going < rows:
-            finished.append((state, trainings[going:rows], going))
-            state, rows = at_rows(state, slice(0, going)), going
-        every = [own[t] for own in lengths[:rows]]
-        some = [state]
-        if len(parts) > 1:  # each has a stack of its own, and an optimiser that counts its steps
-            some = [at_rows(state, chosen) for _, chosen, _ in parts]
-        for (part, chosen, width_), its_state in zip(parts, some, strict=True):
-            sizes = [every[row] for row in part]
-            columns, weights = batches.at(t, part, chosen, sizes, width_)
-            those = [trainings[row] for row in part]
-            check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
-            losses = step(its_state, columns, weights, those, sizes, check=check)
-            if check:
-                step.traces.checked = True
-            totals[chosen] += losses * batches.counts[chosen, t]
-        if len(parts) > 1:
-            for (_, chosen, _), its_state in zip(parts, some, strict=True):
-                put_rows((its_state[0], its_state[3]), chosen, (state[0], state[3]))
-    finished.append((state, trainings[:rows], 0))
-    for last, those, first in finished:
-        _finish(last, those, first)
-    row_of = {i: row for row, i in enumerate(order)}
-    return [totals[row_of[i]] for i in range(len(asked))]
-
-
 Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
 
 
@@ -243,15 +227,6 @@ def _all_parts(
         [(part, next(indices) if len(parts) > 1 else slice(len(part)), n) for part, n in parts]
         for parts in every
     ]
-
-
-def _finish(state: State, trainings: Sequence[Training], first: int) -> None:
-    """Give these trainings what their rows of the state, from the first one on, have become."""
-    moves: list[tuple[Tensor, Tensor]] = []
-    for row, one in enumerate(trainings, first):
-        trained = one.descent.params, one.descent.optimizer
-        put_back((state[0], state[3]), row, trained, len(one.lengths), moves)
-    torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
 
 
 def drops(layer: nn.Module) -> bool:
@@ -284,10 +259,7 @@ class StackedStep:
 
     def __init__(self, like: Descent, kind: Hashable) -> None:
         self.traces = traces_of(kind)
-        self._terms = like.terms
-        self._change = like.change
-        self._clipped = like.clipped
-        self.exact = like.exact
+        self.like = like
         self._module: Frozen | None = None
         self._dropouts: list[tuple[float, tuple[int, ...]]] | None = []  # None: not known yet
         self._masks: list[Tensor] = []
@@ -361,7 +333,7 @@ class StackedStep:
                     {k: values[name] if name else others[k] for k, name in self._names.items()}
                 )
             *batch, weights = parts
-            losses, penalty, records = self._terms(module, values, its_own, tuple(batch))
+            losses, penalty, records = self.like.terms(module, values, its_own, tuple(batch))
             total = (losses * weights).sum()
             return total if penalty is None else total + penalty, records
 
@@ -374,9 +346,9 @@ class StackedStep:
 
         given = *params.values(), *read, *masks, *columns, weights
         losses, grads, records = self.traces.results(results, given, weights.shape)
-        if self._change is not None:
-            self._change(dict(zip(params, grads, strict=True)), params, own)
-        self._clipped(grads, rows=True)
+        if self.like.change is not None:
+            self.like.change(dict(zip(params, grads, strict=True)), params, own)
+        self.like.clipped(grads, rows=True)
         if stream is not None:
             its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
             batch = tuple(column[: sizes[-1]] for column in its_batch)

@@ -74,7 +74,7 @@ from fedhet.methods.fedpcl import (
     pooled,
     renewed,
 )
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 
 # Suffixes of names give shapes: B samples, C classes, d features.
@@ -157,9 +157,11 @@ class FedProto(Method):
         return ("personal",)
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedproto")
-        why = "method=fedproto compares the features that a model's last layer reads, by class"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedproto",
+            "compares the features that a model's last layer reads, by class",
+        )
         return {}
 
     def slots(self, setting: Setting) -> dict[str, Tree]:

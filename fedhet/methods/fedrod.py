@@ -49,7 +49,7 @@ from fedhet.core.kernel import Client, Message, Method, Result, State, Term, ser
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 HEAD = "fedrod.head"  # what begins the names of the personal head's parameters in training
 
@@ -163,7 +163,9 @@ class FedROD(Method):
         return [f"personal_head.{name}" for name in head.state_dict()]
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedrod")
-        why = "method=fedrod balances the classes of the clients and adds a personal head"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedrod",
+            "balances the classes of the clients and adds a personal head",
+        )
         return {}
