@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -157,27 +157,22 @@ class StackedBatches:
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.lengths = [one.lengths for one in trainings]
         self._descents = [one.descent for one in trainings]
-        self._augmented = self._descents[0].augment is not None
-        offsets: dict[Hashable, int] = {}  # the samples of several trainings may be the same
-        different = []
-        n = 0
-        for descent in self._descents:
-            if (same := _samples(descent)) not in offsets:
-                offsets[same] = n
-                different.append(descent.columns)
-                n += len(descent.columns[0])
-        self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
+        # The samples of several trainings may be the same.
+        different = {_samples(descent): descent.columns for descent in self._descents}
+        sizes = [len(x) for x, *_ in different.values()]
+        offsets = dict(zip(different, accumulate(sizes, initial=0), strict=False))
+        self._columns = [torch.cat(parts) for parts in zip(*different.values(), strict=True)]
         self.device = self._columns[0].device
         width = max(one.width for one in trainings)
         index = [one.positions()[:, :width] + offsets[_samples(one.descent)] for one in trainings]
-        sizes = pad_sequence([torch.tensor(own) for own in self.lengths], batch_first=True)
-        counts = sizes.double()
+        lengths = pad_sequence([torch.tensor(own) for own in self.lengths], batch_first=True)
+        counts = lengths.double()
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
             counts[row, : len(own) - -(-len(one.orders[-1]) // one.descent.size)] = 0
         # One transfer of each to an accelerator, whatever the number of steps.
         self._index = pad_sequence(index, batch_first=True).to(self.device, non_blocking=True)
         self.counts = counts.to(self.device, non_blocking=True)
-        lengths = sizes.float().to(self.device, non_blocking=True)[..., None]
+        lengths = lengths.float().to(self.device, non_blocking=True)[..., None]
         self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
     def at(
@@ -198,7 +193,7 @@ class StackedBatches:
         if self._descents[0].ready is not None:
             gathered[0] = self._descents[0].ready(gathered[0])
         columns = [column.view(*index.shape, *column.shape[1:]) for column in gathered]
-        if self._augmented:
+        if self._descents[0].augment is not None:
             for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
                 columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
         return columns, self._weights[chosen, t, :width]
@@ -280,15 +275,16 @@ class StackedStep:
         """
         if not self._dropouts:
             return []
-        by_client = []
-        for one, n in zip(trainings, sizes, strict=True):
-            masks = []
-            for p, shape in self._dropouts:
-                mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
-                masks.append(padded(mask, width))
-            by_client.append(masks)
+        by_client = [
+            [
+                torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
+                for p, shape in self._dropouts
+            ]
+            for one, n in zip(trainings, sizes, strict=True)
+        ]
+        by_pass = [[padded(mask, width) for mask in each] for each in zip(*by_client, strict=True)]
         device = trainings[0].descent.columns[0].device
-        return [torch.stack(m).to(device, non_blocking=True) for m in zip(*by_client, strict=True)]
+        return [torch.stack(each).to(device, non_blocking=True) for each in by_pass]
 
     def __call__(
         self,
