@@ -263,10 +263,8 @@ class FedLExPlugin(Plugin):
 
     def _keep(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The merge of `explore`: the model stays as it is."""
-        names = step.workspace.mergeable
-        return Merged(
-            {}, {**state, "deviations": {u.pid: trees.pick(u["D"], names) for u in updates}}
-        )
+        deviations = {u.pid: trees.pick(u["D"], step.workspace.mergeable) for u in updates}
+        return Merged({}, {**state, "deviations": deviations})
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if not step.trains:

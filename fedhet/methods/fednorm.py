@@ -141,18 +141,16 @@ class FedNormPlugin(Plugin):
     def finish(
         self, msg: Message, state: State, site: Site, fitted: Fitted
     ) -> tuple[Result, State]:
-        if site.n < site.workspace.min_count:
-            z = None
-        elif self.z_when == LAST_EPOCH:
-            z = self._of_last_epoch(msg, site, fitted)
-        else:
-            after = self.z_when == "after_training"
-            z = self._mean(site, fitted.params if after else fitted.start)
+        z = None
+        if site.n >= site.workspace.min_count:
+            latents = self._of_last_epoch if self.z_when == LAST_EPOCH else self._mean
+            z = latents(msg, site, fitted)
         return Result(extras={"z": z}), state
 
-    def _mean(self, site: Site, params: AnyTree) -> Tensor:
+    def _mean(self, msg: Message, site: Site, fitted: Fitted) -> Tensor | None:
         """z (d,) in float32, over all real training samples, without augmentation."""
         total = torch.zeros((), dtype=torch.float64, device=site.workspace.device)
+        params = fitted.params if self.z_when == "after_training" else fitted.start
         for z in site.outputs(params, site.own.x, "features"):
             total = total + z.flatten(1).sum(0, dtype=torch.float64)
         return (total / len(site.own)).float()

@@ -76,19 +76,8 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
     Args:
         steps: tau, >= 0.
         momentum: rho, in [0, 1).
-        eta_mu: the learning rate times FedProx's mu, in [0, 2).
-
-    Raises:
-        ValueError: `eta_mu` is out of range, or momentum and a proximal term are both set, for
-            which there is no agreed formula.
+        eta_mu: the learning rate times FedProx's mu, in [0, 2); 0 where there is momentum.
     """
-    if not 0 <= eta_mu < 2:
-        raise ValueError(f"lr mu={eta_mu}; it must be in [0, 2), otherwise the local steps diverge")
-    if momentum and eta_mu:
-        raise ValueError(
-            f"momentum={momentum} together with lr mu={eta_mu}: there is no agreed formula for"
-            " |a|_1; set one of them to 0"
-        )
     if 0 < eta_mu < 1:
         # The naive 1 - (1 - eta_mu)^tau suffers from cancellation as eta_mu -> 0.
         return -math.expm1(steps * math.log1p(-eta_mu)) / eta_mu
@@ -166,15 +155,19 @@ class FedNova(Method):
     tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))
 
     def setup(self, setting: Setting) -> State:
-        factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
-        mu, local = sum(factors), setting.local
-        try:
-            normaliser(1, momentum=local.momentum, eta_mu=local.lr * mu)
-        except ValueError as error:
+        mu = sum(plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin))
+        local = setting.local
+        diverges = local.lr * mu >= 2
+        if diverges or (local.momentum and mu):
+            refused = (
+                f"lr mu={local.lr * mu}; it must be in [0, 2), otherwise the local steps diverge"
+                if diverges
+                else "there is no agreed formula for |a|_1 with both; set one of them to 0"
+            )
             raise ConfigError(
                 f"method=fednova with client.momentum={local.momentum}, client.lr={local.lr} and"
-                f" plugin.fedprox.mu={mu}: {error}"
-            ) from error
+                f" plugin.fedprox.mu={mu}: {refused}"
+            )
         return {"mu": mu}
 
     def expects(self, step: Step) -> dict[str, Expected]:

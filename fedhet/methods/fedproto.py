@@ -126,8 +126,11 @@ class FedProtoClient(Client):
         return Result(params, {"prototypes": sent, "counts": counts}), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        model = lambda: site.model(msg.weights)  # noqa: E731
-        return {"personal": lambda: PrototypeClassifier(model(), msg["prototypes"], nearness)}
+        return {
+            "personal": lambda: PrototypeClassifier(
+                site.model(msg.weights), msg["prototypes"], nearness
+            )
+        }
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:

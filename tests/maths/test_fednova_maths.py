@@ -76,17 +76,6 @@ def test_it_is_zero_without_a_step_and_only_then() -> None:
             assert all(normaliser(steps, **kind) > 0 for steps in range(1, 60))
 
 
-def test_what_has_no_formula_is_refused() -> None:
-    cases = [
-        ({"steps": 3, "eta_mu": 2.0}, "lr mu=2"),
-        ({"steps": 3, "eta_mu": -0.1}, "lr mu=-0.1"),
-        ({"steps": 3, "momentum": 0.9, "eta_mu": 0.1}, "no agreed formula"),
-    ]
-    for kind, message in cases:
-        with named_case(kind, message), pytest.raises(ValueError, match=message):
-            normaliser(**kind)  # type: ignore[arg-type]
-
-
 def parts(a: list[float], weights: list[float]) -> list[tuple[Tree, float, float, float]]:
     g = torch.Generator().manual_seed(1)
     return [

@@ -26,12 +26,8 @@ from fedhet.core.trees import AnyTree, Prepared, Tree
 
 
 class Masks(NamedTuple):
-    """The hidden degrees m (H,) and the 0/1 masks M1 (H, D) and M2 (D, H).
+    """The 0/1 masks M1 (H, D) and M2 (D, H), which always multiply the weights W1 and W2."""
 
-    The masks always multiply the weights W1 and W2.
-    """
-
-    degrees: Tensor
     m1: Tensor
     m2: Tensor
 
@@ -56,7 +52,7 @@ def masks(dim: int, hidden: int, kind: str = "even", seed: int = 0) -> Masks:
         draws = streams.generator(seed, "feddisk.masks")
         degrees = torch.from_numpy(draws.integers(1, max(dim, 2), hidden))
     inputs = torch.arange(1, dim + 1)
-    return Masks(degrees, (degrees[:, None] >= inputs).float(), (inputs[:, None] > degrees).float())
+    return Masks((degrees[:, None] >= inputs).float(), (inputs[:, None] > degrees).float())
 
 
 def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
