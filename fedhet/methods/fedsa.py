@@ -313,11 +313,10 @@ def cluster(sim: Tensor, options: FedSA) -> list[list[int]]:
         # Compare with the clusters as they are now, so that the order of the remaining clients
         # does not matter.
         joins = to_clusters()
-        for client in free.nonzero().flatten().tolist():
-            best = float(joins[client].max())
-            if best > options.sim_t + TIE:
-                clusters[int((joins[client] >= best - TIE).nonzero()[0])].append(client)
-                free[client] = False
+        best_of = joins.amax(1)  # -inf for clients not free
+        for client in (best_of > options.sim_t + TIE).nonzero().flatten().tolist():
+            home = int((joins[client] >= best_of[client] - TIE).nonzero()[0])
+            clusters[home].append(client)
     return [sorted(members) for members in clusters]
 
 

@@ -245,10 +245,9 @@ class FedDiskPlugin(Plugin):
     def phases(self, setting: Setting) -> list[Phase]:
         slot = "" if self._raw else SLOT
         weigh = Phase("weigh", 1, self._record, slot=slot, cohort=1.0, uploads=False)
-        if self._raw:
-            return [weigh]
         rounds, until = self.made_max_rounds, self._stopped
-        return [Phase("density", rounds, self._average, slot=SLOT, cohort=1.0, until=until), weigh]
+        density = Phase("density", rounds, self._average, slot=SLOT, cohort=1.0, until=until)
+        return [weigh] if self._raw else [density, weigh]
 
     def expects(self, step: Step) -> Mapping[str, Expected]:
         if step.workspace.noise:  # no loss leaves a client, so all rounds are executed
