@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = (int, float, str, bool, type(None))
-RATES, COUNT = ("lr", "factor"), "t"  # of optimisers: they may differ; one of them changes
+RATES, COUNT = ("lr", "factor"), "t"  # of optimisers: numbers that may differ; one counts steps
 _OF_ALL = vars(nn.Module()).keys()  # attributes that torch gives every module
 _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
@@ -66,48 +66,59 @@ def _compared(value: Any) -> Hashable:
     return value if isinstance(value, FunctionType | BuiltinFunctionType | type) else id(value)
 
 
-def stack(values: Sequence[Any], seen: dict[Hashable, Tensor]) -> Any:
+def stack(values: Sequence[Any]) -> Any:
     """Stack values of one form. Rates become a tensor (K,), float64, also where they are equal.
 
     Args:
         values: K of them.
-        seen: the tensors that have been stacked already, so that those of several names stay one.
+    """
+    return _combined(lambda each: torch.stack([t.detach() for t in each]), values, {})
+
+
+def mapped(f: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The value with f(t) in the place of every tensor t."""
+    return _combined(lambda each: f(*each), [value], {})
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors of the value, each of them once."""
+    found: dict[Hashable, Tensor] = {}
+    _combined(lambda each: each[0], [value], found)
+    return list(found.values())
+
+
+def _combined(
+    f: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Any], seen: dict[Hashable, Tensor]
+) -> Any:
+    """A value of the form of these, with f(their tensors) in the place of each tensor.
+
+    Args:
+        f: what is put there.
+        values: they have one form.
+        seen: what has been put there, so that a tensor of several names stays one.
     """
     first = values[0]
     if isinstance(first, Tensor):
         key = tuple(map(id, values))
         if key not in seen:
-            seen[key] = torch.stack([one.detach() for one in values])
+            seen[key] = f(values)
         return seen[key]
     if isinstance(first, PLAIN):
         return first
     if isinstance(first, dict):
-        each = {key: [one[key] for one in values] for key in first}
+        columns = {key: [one[key] for one in values] for key in first}
         return {
-            key: torch.tensor(some, dtype=torch.float64)
+            key: torch.tensor(column, dtype=torch.float64)
             if is_rate(key, first[key])
-            else stack(some, seen)
-            for key, some in each.items()
+            else _combined(f, column, seen)
+            for key, column in columns.items()
         }
     if isinstance(first, list | tuple):
-        return type(first)(stack(each, seen) for each in zip(*values, strict=True))
-    return _changed(first, stack([vars(one) for one in values], seen))
-
-
-def mapped(f: Callable[[Tensor], Tensor], value: Any, seen: dict[int, Tensor] | None = None) -> Any:
-    """The value with f(t) in the place of every tensor t."""
-    seen = {} if seen is None else seen
-    if isinstance(value, Tensor):
-        if id(value) not in seen:
-            seen[id(value)] = f(value)
-        return seen[id(value)]
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, dict):
-        return {key: mapped(f, one, seen) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(f, one, seen) for one in value)
-    return _changed(value, mapped(f, vars(value), seen))
+        return type(first)(_combined(f, each, seen) for each in zip(*values, strict=True))
+    other = copy(first)
+    for key, one in _combined(f, [vars(value) for value in values], seen).items():
+        object.__setattr__(other, key, one)  # also of frozen dataclasses
+    return other
 
 
 def at_rows(value: Any, rows: slice | Tensor) -> Any:
@@ -115,59 +126,34 @@ def at_rows(value: Any, rows: slice | Tensor) -> Any:
     return mapped(lambda t: t[rows], value)
 
 
-def put_back(value: Any, row: int, into: Any, moves: list[tuple[Tensor, Tensor]]) -> Any:
+def put_back(
+    value: Any, row: int, into: Any, steps: int, moves: list[tuple[Tensor, Tensor]]
+) -> None:
     """Give one of the values that were stacked what its row of `value` has become.
 
     Args:
         value: the stack.
         row: which of its rows.
         into: the value.
+        steps: how many steps were taken, which an optimiser may count.
         moves: gets the tensors of the value, each with what is to be copied into it.
-
-    Returns:
-        `into`, or what replaces it.
     """
-
-    def one_of_them(t: Tensor, to: Any) -> Any:
-        if isinstance(to, Tensor):
-            moves.append((to, t[row]))
-            return to
-        return type(to)(t[row]) if isinstance(to, int | float) else t[row].clone()
-
-    return _put(value, into, one_of_them)
+    if isinstance(into, Tensor):
+        moves.append((into, value[row]))
+    elif isinstance(into, dict):
+        for key, one in into.items():
+            if not is_rate(key, one):
+                put_back(value[key], row, one, steps, moves)
+            elif key == COUNT:
+                into[key] += steps
+    elif isinstance(into, list | tuple):
+        for one, own in zip(value, into, strict=True):
+            put_back(one, row, own, steps, moves)
+    elif not isinstance(into, PLAIN):
+        put_back(vars(value), row, vars(into), steps, moves)
 
 
 def put_rows(value: Any, rows: slice | Tensor, into: Any) -> None:
     """Give these rows of `into`, in place, what they have become in a stack of their own."""
-
-    def some_of_them(t: Tensor, to: Tensor) -> Tensor:
+    for t, to in zip(tensors(value), tensors(into), strict=True):
         to[rows] = t
-        return to
-
-    _put(value, into, some_of_them)
-
-
-def _put(value: Any, into: Any, leaf: Callable[[Tensor, Any], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return leaf(value, into)
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, dict):
-        given = into or dict.fromkeys(value)
-        return {
-            key: given[key] if key in RATES else _put(one, given[key], leaf)
-            for key, one in value.items()
-        }
-    if isinstance(value, list | tuple):
-        given = into or [None] * len(value)
-        return type(value)(_put(one, to, leaf) for one, to in zip(value, given, strict=True))
-    for key, one in _put(vars(value), vars(into), leaf).items():
-        object.__setattr__(into, key, one)
-    return into
-
-
-def _changed(value: Any, attributes: dict[str, Any]) -> Any:
-    other = copy(value)
-    for key, one in attributes.items():
-        object.__setattr__(other, key, one)  # also of frozen dataclasses
-    return other

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import pad_sequence
 
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
 from fedhet.core.client.optimizers import derivative, gradients
 from fedhet.core.trees import Prepared, Tree
 from fedhet.fused import stacks
-from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack
+from fedhet.fused.stacks import at_rows, mapped, put_back, put_rows, stack, tensors
 from fedhet.fused.traces import traces_of
 
 CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
@@ -67,8 +68,43 @@ class Training:
         return d.params, {k: p for k, p in named if id(p) not in trained}, d.own, d.optimizer
 
     @staticmethod
+    @torch.no_grad()
     def perform(requests: Sequence[Training]) -> list[Tensor]:
-        return train(requests)
+        """Take all steps, and return for each training the sum of the losses in its last epoch.
+
+        All take their first step together; those with more batches go on without the others.
+        """
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].lengths))
+        trainings = [requests[i] for i in order]
+        batches = StackedBatches(trainings)
+        lengths, device = batches.lengths, batches.device
+        step = StackedStep(trainings[0].descent, trainings[0].kind)
+        stacked = stack([one.state for one in trainings])
+        # Rates are not on the device yet.
+        every: State = mapped(lambda t: t.to(device, non_blocking=True), stacked)
+        state, rows = every, len(trainings)
+        totals = torch.zeros(rows, dtype=torch.float64, device=device)
+        for t, parts in enumerate(_all_parts(trainings, step.like.exact, device)):
+            going = sum(len(own) > t for own in lengths[:rows])
+            if going < rows:  # in the memory of `every`, which has the others as they are now
+                state, rows = at_rows(state, slice(0, going)), going
+            for part, chosen, width_ in parts:
+                # Each part has a stack of its own, and an optimiser that counts its steps.
+                its_state = state if len(parts) == 1 else at_rows(state, chosen)
+                sizes, those = [lengths[row][t] for row in part], [trainings[row] for row in part]
+                columns, weights = batches.at(t, part, chosen, sizes, width_)
+                check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
+                losses = step(its_state, columns, weights, those, sizes, check=check)
+                step.traces.checked |= check
+                totals[chosen] += losses * batches.counts[chosen, t]
+                if its_state is not state:
+                    put_rows((its_state[0], its_state[3]), chosen, (state[0], state[3]))
+        moves: list[tuple[Tensor, Tensor]] = []
+        for row, one in enumerate(trainings):
+            own = one.descent.params, one.descent.optimizer
+            put_back((every[0], every[3]), row, own, len(one.lengths), moves)
+        torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
+        return [totals[order.index(i)] for i in range(len(requests))]
 
     @property
     def lengths(self) -> list[int]:
@@ -121,33 +157,22 @@ class StackedBatches:
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.lengths = [one.lengths for one in trainings]
         self._descents = [one.descent for one in trainings]
-        self._augmented = self._descents[0].augment is not None
-        offsets: dict[Hashable, int] = {}  # the samples of several trainings may be the same
-        different = []
-        n = 0
-        for descent in self._descents:
-            if (same := _samples(descent)) not in offsets:
-                offsets[same] = n
-                different.append(descent.columns)
-                n += len(descent.columns[0])
-        self._columns = [torch.cat(parts) for parts in zip(*different, strict=True)]
+        # The samples of several trainings may be the same.
+        different = {_samples(descent): descent.columns for descent in self._descents}
+        sizes = [len(x) for x, *_ in different.values()]
+        offsets = dict(zip(different, accumulate(sizes, initial=0), strict=False))
+        self._columns = [torch.cat(parts) for parts in zip(*different.values(), strict=True)]
         self.device = self._columns[0].device
         width = max(one.width for one in trainings)
-        shape = len(trainings), len(self.lengths[0])
-        orders = trainings[0].orders[0].device  # the CPU, unless the method has chosen the samples
-        index = torch.zeros(*shape, width, dtype=torch.int64, device=orders)
-        lengths = torch.zeros(shape)
-        counts = torch.zeros(shape, dtype=torch.float64)
+        index = [one.positions()[:, :width] + offsets[_samples(one.descent)] for one in trainings]
+        lengths = pad_sequence([torch.tensor(own) for own in self.lengths], batch_first=True)
+        counts = lengths.double()
         for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
-            index[row, : len(own)] = one.positions()[:, :width]
-            index[row] += offsets[_samples(one.descent)]
-            lengths[row, : len(own)] = torch.tensor(own)
-            last = -(-len(one.orders[-1]) // one.descent.size)
-            counts[row, len(own) - last : len(own)] = lengths[row, len(own) - last : len(own)]
+            counts[row, : len(own) - -(-len(one.orders[-1]) // one.descent.size)] = 0
         # One transfer of each to an accelerator, whatever the number of steps.
-        self._index = index.to(self.device, non_blocking=True)
+        self._index = pad_sequence(index, batch_first=True).to(self.device, non_blocking=True)
         self.counts = counts.to(self.device, non_blocking=True)
-        lengths = lengths.to(self.device, non_blocking=True)[..., None]
+        lengths = lengths.float().to(self.device, non_blocking=True)[..., None]
         self._weights = (torch.arange(width, device=self.device) < lengths) / lengths.clamp(min=1)
 
     def at(
@@ -168,59 +193,10 @@ class StackedBatches:
         if self._descents[0].ready is not None:
             gathered[0] = self._descents[0].ready(gathered[0])
         columns = [column.view(*index.shape, *column.shape[1:]) for column in gathered]
-        if self._augmented:
+        if self._descents[0].augment is not None:
             for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
                 columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
         return columns, self._weights[chosen, t, :width]
-
-
-@torch.no_grad()
-def train(asked: Sequence[Training]) -> list[Tensor]:
-    """Take all steps, and return for each training the sum of the losses in its last epoch.
-
-    All take their first step together; those with more batches go on without the others.
-    """
-    order = sorted(range(len(asked)), key=lambda i: -len(asked[i].lengths))
-    trainings = [asked[i] for i in order]
-    batches = StackedBatches(trainings)
-    lengths = batches.lengths
-    kind = trainings[0].kind
-    step = StackedStep(trainings[0].descent, kind)
-    stacked = stack([one.state for one in trainings], {})
-    # Rates are not on the device yet.
-    state: State = mapped(lambda t: t.to(batches.device, non_blocking=True), stacked)
-    finished: list[tuple[State, list[Training], int]] = []
-    totals = torch.zeros(len(trainings), dtype=torch.float64, device=batches.device)
-    rows = len(trainings)
-    for t, parts in enumerate(_all_parts(trainings, step.exact, batches.device)):
-        going = sum(len(own) > t for own in lengths[:rows])
-        if going < rows:
-            finished.append((state, trainings[going:rows], going))
-            state, rows = at_rows(state, slice(0, going)), going
-        every = [own[t] for own in lengths[:rows]]
-        some = [state]
-        if len(parts) > 1:  # each has a stack of its own, and an optimiser that counts its steps
-            some = [at_rows(state, chosen) for _, chosen, _ in parts]
-        for (part, chosen, width_), its_state in zip(parts, some, strict=True):
-            sizes = [every[row] for row in part]
-            columns, weights = batches.at(t, part, chosen, sizes, width_)
-            those = [trainings[row] for row in part]
-            check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
-            losses = step(its_state, columns, weights, those, sizes, check=check)
-            if check:
-                step.traces.checked = True
-            totals[chosen] += losses * batches.counts[chosen, t]
-        if len(parts) > 1:
-            for (_, chosen, _), its_state in zip(parts, some, strict=True):
-                for i in (0, 3):
-                    put_rows(its_state[i], chosen, state[i])
-    finished.append((state, trainings[:rows], 0))
-    # Only now, because reading the rates waits for the device.
-    optimizers = _with_rates_read([some[3] for some, _, _ in finished])
-    for (last, those, first), optimizer in zip(finished, optimizers, strict=True):
-        _finish(last[0], optimizer, those, first)
-    row_of = {i: row for row, i in enumerate(order)}
-    return [totals[row_of[i]] for i in range(len(asked))]
 
 
 Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
@@ -246,25 +222,6 @@ def _all_parts(
         [(part, next(indices) if len(parts) > 1 else slice(len(part)), n) for part, n in parts]
         for parts in every
     ]
-
-
-def _with_rates_read(optimizers: list[Any]) -> list[Any]:
-    """The optimisers with their rates, (K,) float64, on the CPU, in one transfer."""
-    seen: dict[int, Tensor] = {}
-    mapped(lambda t: t, optimizers, seen)
-    rates = [t for t in seen.values() if t.dtype == torch.float64 and t.ndim == 1]
-    if not rates:
-        return optimizers
-    parts = torch.cat(rates).cpu().split([len(t) for t in rates])
-    read = {id(t): part for t, part in zip(rates, parts, strict=True)}
-    return [mapped(lambda t: read.get(id(t), t), one) for one in optimizers]
-
-
-def _finish(params: Tree, optimizer: Any, trainings: Sequence[Training], first: int) -> None:
-    moves: list[tuple[Tensor, Tensor]] = []
-    for row, one in enumerate(trainings, first):
-        put_back((params, optimizer), row, (one.descent.params, one.descent.optimizer), moves)
-    torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
 
 
 def drops(layer: nn.Module) -> bool:
@@ -297,10 +254,7 @@ class StackedStep:
 
     def __init__(self, like: Descent, kind: Hashable) -> None:
         self.traces = traces_of(kind)
-        self._terms = like.terms
-        self._change = like.change
-        self._clipped = like.clipped
-        self.exact = like.exact
+        self.like = like
         self._module: Frozen | None = None
         self._dropouts: list[tuple[float, tuple[int, ...]]] | None = []  # None: not known yet
         self._masks: list[Tensor] = []
@@ -321,15 +275,16 @@ class StackedStep:
         """
         if not self._dropouts:
             return []
-        by_client = []
-        for one, n in zip(trainings, sizes, strict=True):
-            masks = []
-            for p, shape in self._dropouts:
-                mask = torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
-                masks.append(padded(mask, width))
-            by_client.append(masks)
+        by_client = [
+            [
+                torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
+                for p, shape in self._dropouts
+            ]
+            for one, n in zip(trainings, sizes, strict=True)
+        ]
+        by_pass = [[padded(mask, width) for mask in each] for each in zip(*by_client, strict=True)]
         device = trainings[0].descent.columns[0].device
-        return [torch.stack(m).to(device, non_blocking=True) for m in zip(*by_client, strict=True)]
+        return [torch.stack(each).to(device, non_blocking=True) for each in by_pass]
 
     def __call__(
         self,
@@ -355,18 +310,17 @@ class StackedStep:
         descents = [one.descent for one in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
-            own = [a | b for a, b in zip(own, stack(draws, {}), strict=True)]
+            own = [a | b for a, b in zip(own, stack(draws), strict=True)]
         stream = trainings[-1].stream.get_state() if check else None
         if self._dropouts is None:
             self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
         masks = self._drawn(trainings, sizes, weights.shape[1])
-        read: dict[int, Tensor] = {}
-        mapped(lambda t: t, (fixed, own), read)
+        read = tensors((fixed, own))
 
         def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
             parts = iter(given)
             values = dict(zip(params, parts, strict=False))
-            at = dict(zip(read, parts, strict=False))
+            at = dict(zip(map(id, read), parts, strict=False))
             others, its_own = mapped(lambda t: at[id(t)], (fixed, own))
             self._masks[:] = islice(parts, len(masks))
             module = None
@@ -375,7 +329,7 @@ class StackedStep:
                     {k: values[name] if name else others[k] for k, name in self._names.items()}
                 )
             *batch, weights = parts
-            losses, penalty, records = self._terms(module, values, its_own, tuple(batch))
+            losses, penalty, records = self.like.terms(module, values, its_own, tuple(batch))
             total = (losses * weights).sum()
             return total if penalty is None else total + penalty, records
 
@@ -386,11 +340,11 @@ class StackedStep:
                 grads = gradients([losses], [torch.ones_like(losses)], leaves)
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
-        given = *params.values(), *read.values(), *masks, *columns, weights
+        given = *params.values(), *read, *masks, *columns, weights
         losses, grads, records = self.traces.results(results, given, weights.shape)
-        if self._change is not None:
-            self._change(dict(zip(params, grads, strict=True)), params, own)
-        self._clipped(grads, rows=True)
+        if self.like.change is not None:
+            self.like.change(dict(zip(params, grads, strict=True)), params, own)
+        self.like.clipped(grads, rows=True)
         if stream is not None:
             its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
             batch = tuple(column[: sizes[-1]] for column in its_batch)

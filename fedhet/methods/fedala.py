@@ -193,15 +193,10 @@ class FedALA(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.p != "all":
-            _layer_count("method.p", self.p)
+            try:
+                check.integer("method.p", self.p, low=1)
+            except ConfigError as error:
+                raise ConfigError(f"{error}, or all") from error
 
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         return {"global": (), "personal": top(workspace, self.p)}
-
-
-def _layer_count(name: str, value: object) -> None:
-    """Refuse what is no whole number >= 1; the error message also offers "all"."""
-    try:
-        check.integer(name, value, low=1)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or all") from error

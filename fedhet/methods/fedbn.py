@@ -53,6 +53,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
+from fedhet.core.server.merging import averaging_buffers
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Scope, Workspace
@@ -153,13 +154,8 @@ class FedBN(Method):
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         if not state:
             return super().merge(step, state, old, updates)
-        total = step.average()
-
-        def passing() -> Iterator[Update]:
-            for update in updates:  # which can be read only once
-                total.add(update["bn"], update.weight)
-                yield update
-
-        new = super().merge(step, state, old, passing()).weights
-        bn = trees.cast(total.mean(reuse=True), state["bn"])
+        total: Tree = {}
+        passing = averaging_buffers(updates, step.average(), total, lambda u: u["bn"])
+        new = super().merge(step, state, old, passing).weights
+        bn = trees.cast(total, state["bn"])
         return Merged(new, {"bn": bn}, slots={"model": bn})

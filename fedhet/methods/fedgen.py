@@ -69,7 +69,7 @@ from fedhet.core.messages import Extras
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 log = logging.getLogger("fedhet")
 
@@ -155,7 +155,7 @@ class NoiseSource:
 
     def noise(self, n: int) -> Tensor:
         """(n, noise_dim) noise."""
-        size = (n, self._noise_dim)
+        size = n, self._noise_dim
         drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
         return drawn.to(self._like.device, non_blocking=True)
 
@@ -205,8 +205,8 @@ class FedGenClient(Client):
         fixed = {name: values[name] for name in HEAD if name in values}
         like, decay = g[PARAMETERS[0]], self.options.decay ** (msg.step - 1)
         lam, kl = self.options.lam * decay, self.options.kl * decay
-        own = {"generator": g, "initial": fixed}
-        own |= {"lam": like.new_tensor(lam), "kl": like.new_tensor(kl)}
+        factors = {"lam": like.new_tensor(lam), "kl": like.new_tensor(kl)}
+        own = {"generator": g, "initial": fixed, **factors}
         terms = []
         if kl:
             terms.append(Term("loss", divergence, own, draws=lambda n: {"noise": source.noise(n)}))
@@ -268,9 +268,11 @@ class FedGen(Method):
     server_batch_size: int = setting(32, low=2)  # batch norm cannot train on one sample
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedgen")
-        why = "method=fedgen generates the features that a model's last layer reads, for each class"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedgen",
+            "generates the features that a model's last layer reads, for each class",
+        )
         return {"counts": {}, "adam": {}}
 
     def slots(self, setting: Setting) -> dict[str, Tree]:
@@ -278,8 +280,9 @@ class FedGen(Method):
         classes, like = workspace.task.classes, workspace.initial["head.weight"]
         with workspace.seeded("fedgen.init"):
             g = new_generator(self.noise_dim, classes, self.hidden, like.shape[1])
-        kinds = {n: like.dtype if t.is_floating_point() else t.dtype for n, t in g.items()}
-        return {SLOT: {n: t.to(like.device, kinds[n]) for n, t in g.items()}}
+        return {
+            SLOT: {n: t.to(like if t.is_floating_point() else like.device) for n, t in g.items()}
+        }
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if not state["counts"] or not (self.lam or self.kl):

@@ -97,11 +97,13 @@ def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float
 
 def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tuple[float, float]]:
     """Return (min, max) by name, over each tensor or the whole model of all these deviations."""
-    bounds = {}
-    for name in deviations[0]:
-        low = min(float(d[name].min()) for d in deviations)
-        high = max(float(d[name].max()) for d in deviations)
-        bounds[name] = (low, high)
+    bounds = {
+        name: (
+            min(float(d[name].min()) for d in deviations),
+            max(float(d[name].max()) for d in deviations),
+        )
+        for name in deviations[0]
+    }
     if scope == "tensor":
         return bounds
     lows, highs = zip(*bounds.values(), strict=True)
@@ -139,12 +141,9 @@ def global_guidance(
             D of all explorers together. The two are the same for a mean of the D, which is one D.
     """
     if order == "mean_then_normalise":
-        mean = trees.mean((d, 1.0) for d in deviations)
-        return normalised(mean, ranges([mean], scope))
-    if minmax == "all":
-        bounds = ranges(deviations, scope)
-        return trees.mean((normalised(d, bounds), 1.0) for d in deviations)
-    return trees.mean((normalised(d, ranges([d], scope)), 1.0) for d in deviations)
+        deviations = [trees.mean((d, 1.0) for d in deviations)]
+    common = ranges(deviations, scope) if minmax == "all" else None
+    return trees.mean((normalised(d, common or ranges([d], scope)), 1.0) for d in deviations)
 
 
 def adjusted(
@@ -208,7 +207,7 @@ class FedLExPlugin(Plugin):
     """The phase `explore`, then the mask G on the trained parameters that clients share.
 
     Its state on the server is "deviations": explorer -> D, largest client first; "used", the
-    explorers whose D make up "guidance", the last G; and "statistics" of this G.
+    explorers whose D make up "guidance", the last G.
     """
 
     name = "fedlex"
@@ -239,7 +238,7 @@ class FedLExPlugin(Plugin):
 
     # ---- server
     def setup(self, setting: Setting) -> State:
-        return {"deviations": {}, "used": [], "guidance": {}, "statistics": {}}
+        return {"deviations": {}, "used": [], "guidance": {}}
 
     def phases(self, setting: Setting) -> list[Phase]:
         explorers = self._explorers(setting.workspace.task.sizes)
@@ -264,10 +263,8 @@ class FedLExPlugin(Plugin):
 
     def _keep(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The merge of `explore`: the model stays as it is."""
-        names = step.workspace.mergeable
-        return Merged(
-            {}, {**state, "deviations": {u.pid: trees.pick(u["D"], names) for u in updates}}
-        )
+        deviations = {u.pid: trees.pick(u["D"], step.workspace.mergeable) for u in updates}
+        return Merged({}, {**state, "deviations": deviations})
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if not step.trains:
@@ -314,13 +311,11 @@ class FedLExPlugin(Plugin):
         self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
     ) -> Merged:
         assert step.sent is not None
-        used = self._used(step, state)
-        if used != state["used"]:
-            guidance = step.sent["G"]
-            about = {"used": used, "guidance": guidance, "statistics": statistics(guidance, used)}
-            state = {**state, **about}
-        explorers = sum(pid in state["deviations"] for pid in step.cohort) / len(step.cohort)
-        return Merged(new, state, {**state["statistics"], "explorers": explorers})
+        used, guidance = self._used(step, state), step.sent["G"]
+        recorded = statistics(guidance, used)
+        present = sum(pid in state["deviations"] for pid in step.cohort)
+        recorded["explorers"] = present / len(step.cohort)
+        return Merged(new, {**state, "used": used, "guidance": guidance}, recorded)
 
     # ---- client
     @serves

@@ -39,7 +39,6 @@ Deviations and choices:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,7 +59,6 @@ from fedhet.models.base import require_features
 log = logging.getLogger("fedhet")
 
 LAST_EPOCH = "last_epoch"
-WHEN = ("after_training", "before_training", LAST_EPOCH)
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -100,23 +98,8 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
         z: (R, d) the participants' mean latents, finite.
         nu: (R,) the host's weights, >= 0 and not all zero.
         temperature: T, positive and finite.
-
-    Raises:
-        ValueError: an argument is out of range; the message gives its value and the positions of
-            the participants concerned.
     """
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ValueError(f"temperature={temperature}; it must be positive and finite")
-    if z.ndim != 2 or nu.shape != z.shape[:1] or len(nu) == 0:
-        raise ValueError(
-            f"latents of shape {tuple(z.shape)} and weights of shape {tuple(nu.shape)};"
-            " expected (R, d) and (R,) with R >= 1"
-        )
-    if bad := (~torch.isfinite(z).all(1)).nonzero().flatten().tolist():
-        raise ValueError(f"the mean latents of participants {bad} hold NaN or infinite values")
     nu = nu.double()
-    if not torch.isfinite(nu).all() or (nu < 0).any() or not nu.sum() > 0:
-        raise ValueError(f"host weights {nu.tolist()}; they must be finite, >= 0 and not all zero")
     s = similarity(z)
     if len(nu) == 1:  # eq. 6 would be 0/0; the only participant gets the whole weight
         return Contribution(s, torch.zeros_like(nu), torch.ones_like(nu))
@@ -148,7 +131,9 @@ class FedNormPlugin(Plugin):
     needs = frozenset({"used weights"})
 
     temperature: float = setting(0.5, open_low=0)
-    z_when: str = setting("after_training", allowed=WHEN)
+    z_when: str = setting(
+        "after_training", allowed=("after_training", "before_training", LAST_EPOCH)
+    )
 
     # ---- client
     def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
@@ -157,18 +142,16 @@ class FedNormPlugin(Plugin):
     def finish(
         self, msg: Message, state: State, site: Site, fitted: Fitted
     ) -> tuple[Result, State]:
-        if len(site.own) < site.workspace.min_count:
-            z = None
-        elif self.z_when == LAST_EPOCH:
-            z = self._of_last_epoch(msg, site, fitted)
-        else:
-            after = self.z_when == "after_training"
-            z = self._mean(site, fitted.params if after else fitted.start)
+        z = None
+        if len(site.own) >= site.workspace.min_count:
+            latents = self._of_last_epoch if self.z_when == LAST_EPOCH else self._mean
+            z = latents(msg, site, fitted)
         return Result(extras={"z": z}), state
 
-    def _mean(self, site: Site, params: AnyTree) -> Tensor:
+    def _mean(self, msg: Message, site: Site, fitted: Fitted) -> Tensor | None:
         """z (d,) in float32, over all real training samples, without augmentation."""
         total = torch.zeros((), dtype=torch.float64, device=site.workspace.device)
+        params = fitted.params if self.z_when == "after_training" else fitted.start
         for z in site.outputs(params, site.own.x, "features"):
             total = total + z.flatten(1).sum(0, dtype=torch.float64)
         return (total / len(site.own)).float()

@@ -38,7 +38,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fedhet.core import trees
 from fedhet.core.check import setting
@@ -77,27 +76,14 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
     Args:
         steps: tau, >= 0.
         momentum: rho, in [0, 1).
-        eta_mu: the learning rate times FedProx's mu, in [0, 2).
-
-    Raises:
-        ValueError: `eta_mu` is out of range, or momentum and a proximal term are both set, for
-            which there is no agreed formula.
+        eta_mu: the learning rate times FedProx's mu, in [0, 2); 0 where there is momentum.
     """
-    if not 0 <= eta_mu < 2:
-        raise ValueError(f"lr mu={eta_mu}; it must be in [0, 2), otherwise the local steps diverge")
-    if momentum and eta_mu:
-        raise ValueError(
-            f"momentum={momentum} together with lr mu={eta_mu}: there is no agreed formula for"
-            " |a|_1; set one of them to 0"
-        )
-    if momentum:
-        return _momentum_sum(steps, momentum)
     if 0 < eta_mu < 1:
         # The naive 1 - (1 - eta_mu)^tau suffers from cancellation as eta_mu -> 0.
         return -math.expm1(steps * math.log1p(-eta_mu)) / eta_mu
     if eta_mu:
         return (1 - (1 - eta_mu) ** steps) / eta_mu
-    return float(steps)
+    return _momentum_sum(steps, momentum)
 
 
 def _momentum_sum(steps: int, rho: float) -> float:
@@ -105,10 +91,8 @@ def _momentum_sum(steps: int, rho: float) -> float:
 
     No term is negative, whereas the closed form suffers from cancellation as rho -> 1.
     """
-    n = 0
-    last = 0.0  # s_n
-    total = 0.0  # s_1 + ... + s_n
-    for bit in f"{steps:b}":
+    n, last, total = 0, 0.0, 0.0  # last = s_n, total = s_1 + ... + s_n
+    for bit in f"{steps:b}":  # also exact for rho = 0: s_j = 1
         n, last, total = 2 * n, last + rho**n * last, total + n * last + rho**n * total
         if bit == "1":
             n, last = n + 1, 1 + rho * last
@@ -116,24 +100,11 @@ def _momentum_sum(steps: int, rho: float) -> float:
     return total
 
 
-class Part(NamedTuple):
-    """What `combine` takes of one client.
-
-    Attributes:
-        change: w_i - x, its model minus the global one.
-        weight: p_i; only the ratios between clients matter.
-        a: |a_i|_1.
-        tau: its part tau_i of tau_eff, which is |a_i|_1 or the number of steps.
-    """
-
-    change: AnyTree
-    weight: float
-    a: float
-    tau: float
-
-
-def combine(parts: Iterable[Part]) -> tuple[Tree, float]:
+def combine(parts: Iterable[tuple[AnyTree, float, float, float]]) -> tuple[Tree, float]:
     """Return tau_eff sum_i p_i (w_i - x)/a_i in float64, and tau_eff = sum_i p_i tau_i.
+
+    A part is a client's (w_i - x, p_i, a_i = |a_i|_1, tau_i), where tau_i is |a_i|_1 or the number
+    of steps. Only the ratios between the p_i matter.
 
     A client with a = 0 is left out. Both sums are taken in one pass and relative to the first
     client's a: where all a_i are equal, every factor is exactly 1, and the result is FedAvg's
@@ -143,16 +114,14 @@ def combine(parts: Iterable[Part]) -> tuple[Tree, float]:
         ValueError: no client took a step, or the sum of the weights is not positive.
     """
     total = trees.Sum()
-    weight = 0.0
-    taus = 0.0
-    unit = 0.0
-    for part in parts:
-        if not part.a:
+    weight = taus = unit = 0.0
+    for change, p, a, tau in parts:
+        if not a:
             continue
-        unit = unit or part.a
-        total.add(part.change, part.weight / (part.a / unit))
-        weight += part.weight
-        taus += part.weight * (part.tau / unit)
+        unit = unit or a
+        total.add(change, p / (a / unit))
+        weight += p
+        taus += p * (tau / unit)
     if not weight > 0:
         raise ValueError(
             f"the clients that took a step have a total weight of {weight}; it must be positive"
@@ -186,15 +155,19 @@ class FedNova(Method):
     tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))
 
     def setup(self, setting: Setting) -> State:
-        factors = [plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin)]
-        mu, local = sum(factors), setting.local
-        try:
-            normaliser(1, momentum=local.momentum, eta_mu=local.lr * mu)
-        except ValueError as error:
+        mu = sum(plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin))
+        local = setting.local
+        diverges = local.lr * mu >= 2
+        if diverges or (local.momentum and mu):
+            refused = (
+                f"lr mu={local.lr * mu}; it must be in [0, 2), otherwise the local steps diverge"
+                if diverges
+                else "there is no agreed formula for |a|_1 with both; set one of them to 0"
+            )
             raise ConfigError(
                 f"method=fednova with client.momentum={local.momentum}, client.lr={local.lr} and"
-                f" plugin.fedprox.mu={mu}: {error}"
-            ) from error
+                f" plugin.fedprox.mu={mu}: {refused}"
+            )
         return {"mu": mu}
 
     def expects(self, step: Step) -> dict[str, Expected]:
@@ -204,8 +177,9 @@ class FedNova(Method):
         change, tau_eff = combine(self._part(state["mu"], u) for u in updates)
         return Merged(trees.add(change, old), state, {"tau_eff": tau_eff})
 
-    def _part(self, mu: float, u: Update) -> Part:
+    def _part(self, mu: float, u: Update) -> tuple[AnyTree, float, float, float]:
+        """What `combine` takes of one client."""
         local = u.sent.local
         a = normaliser(u["steps"], momentum=local.momentum, eta_mu=local.lr * mu)
         tau = a if self.tau_eff == "normalised" else u["steps"]
-        return Part(u.change, u.weight, a, tau)
+        return u.change, u.weight, a, tau

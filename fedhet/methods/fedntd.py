@@ -52,19 +52,11 @@ def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau:
     other than the label. With two classes only one is left, and the loss is 0.
 
     Args:
-        logits: (B, C) logits of the local model.
+        logits: (B, C) logits of the local model, C > 1.
         logits_global: (B, C) logits of the global model.
         y: (B,) labels.
         tau: the temperature.
-
-    Raises:
-        ValueError: there are fewer than two classes.
     """
-    if logits.shape[1] < 2:
-        raise ValueError(
-            "distillation of the classes other than the label needs at least two classes;"
-            f" the logits have shape {tuple(logits.shape)}"
-        )
     others = torch.arange(logits.shape[1] - 1, device=y.device)
     others = others + (others >= y[:, None])
     log_p = functional.log_softmax(logits_global.gather(1, others) / tau, 1)

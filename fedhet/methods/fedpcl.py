@@ -77,12 +77,11 @@ from fedhet.core.messages import Extras
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Scope, Workspace
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 log = logging.getLogger("fedhet")
 Closeness = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-DENOMINATORS = ("all", "others")
 SLOT = "prototypes"
 ROUNDING = 1e-3  # of a norm in the model's precision
 
@@ -329,7 +328,7 @@ class FedPCL(Method):
 
     tau: float = setting(0.07, open_low=0)
     clip: float | None = setting(10.0, open_low=0)
-    denominator: str = setting("all", allowed=DENOMINATORS)
+    denominator: str = setting("all", allowed=("all", "others"))
     renormalise: bool = False
     unseen: str = setting("exclude", allowed=("exclude", "global"))
 
@@ -348,9 +347,11 @@ class FedPCL(Method):
         return replace(local, clip=self.clip) if local.clip is None else local
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedpcl")
-        why = "method=fedpcl compares the features that a model's last layer reads, by class"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedpcl",
+            "compares the features that a model's last layer reads, by class",
+        )
         return {}
 
     def slots(self, setting: Setting) -> dict[str, Tree]:
@@ -384,8 +385,7 @@ class FedPCL(Method):
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The new prototypes, in both phases; the model slot keeps its value."""
         sets = [update["prototypes"] for update in updates]
-        means = torch.stack([prototypes["mean"] for prototypes in sets])
-        has = torch.stack([prototypes["has"] for prototypes in sets])
+        means, has = (torch.stack([one[name] for one in sets]) for name in ("mean", "has"))
         mean, present = pooled(means, has)
         if self.renormalise:
             mean = normalize(mean)

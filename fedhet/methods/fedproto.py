@@ -74,7 +74,7 @@ from fedhet.methods.fedpcl import (
     pooled,
     renewed,
 )
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 
 # Suffixes of names give shapes: B samples, C classes, d features.
@@ -126,8 +126,11 @@ class FedProtoClient(Client):
         return Result(params, {"prototypes": sent, "counts": counts}), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        model = lambda: site.model(msg.weights)  # noqa: E731
-        return {"personal": lambda: PrototypeClassifier(model(), msg["prototypes"], nearness)}
+        return {
+            "personal": lambda: PrototypeClassifier(
+                site.model(msg.weights), msg["prototypes"], nearness
+            )
+        }
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -157,9 +160,11 @@ class FedProto(Method):
         return {"personal": None}
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedproto")
-        why = "method=fedproto compares the features that a model's last layer reads, by class"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedproto",
+            "compares the features that a model's last layer reads, by class",
+        )
         return {}
 
     def slots(self, setting: Setting) -> dict[str, Tree]:

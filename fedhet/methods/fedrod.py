@@ -49,7 +49,7 @@ from fedhet.core.kernel import Client, Message, Method, Result, State, Term, ser
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
-from fedhet.models.base import feature_head
+from fedhet.models.base import require_feature_head
 
 HEAD = "fedrod.head"  # what begins the names of the personal head's parameters in training
 
@@ -156,12 +156,13 @@ class FedROD(Method):
     init: str = setting("zeros", allowed=("zeros", "copy"))
 
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
-        head: nn.Module = workspace.model.head  # type: ignore[assignment]
-        own = [f"personal_head.{name}" for name in head.state_dict()]
+        own = [f"personal_{name}" for name in workspace.initial if name.startswith("head.")]
         return {"global": (), "personal": own}
 
     def setup(self, setting: Setting) -> State:
-        setting.workspace.task.check_classes("method=fedrod")
-        why = "method=fedrod balances the classes of the clients and adds a personal head"
-        feature_head(setting.workspace.model, why)
+        require_feature_head(
+            setting.workspace,
+            "method=fedrod",
+            "balances the classes of the clients and adds a personal head",
+        )
         return {}

@@ -92,13 +92,11 @@ def aggregate_tensor(
     """Return FedSA's aggregate of one flat tensor, in float64 (eq. 2 to 15).
 
     Args:
-        W: the participants' values, K tensors of M entries each.
+        W: the participants' values, K tensors of M entries each, finite.
         options: the method's options.
         weights: (K,) the clients' weights in equations 7 and 12, or None for uniform ones, as in
             the paper.
 
-    Raises:
-        ValueError: W holds NaN or infinite values; the message gives the participants.
     """
     w, cv, largest = _dispersion(W, weights, scaled=options.mic_scale == "layer")
     high = high_dispersion(cv, options)
@@ -113,11 +111,11 @@ def aggregate_tensor(
         sim = torch.ones_like(agreements, dtype=torch.float64)
         return Aggregate(w, cv, high, mic, mic[:0], sim, [])
     sim = agreements.double() / len(high)  # eq. 10
-    clusters, _ = cluster(sim, options)
+    clusters = cluster(sim, options)
     mac = torch.empty(len(clusters), len(high), dtype=dtype, device=w.device)
-    for span in spans:
-        mac[:, span] = macro_classes(mic[:, span], clusters, options.C)
     if clusters:
+        for span in spans:
+            mac[:, span] = macro_classes(mic[:, span], clusters, options.C)
         counts = class_counts(mac, options.C)
         for span in spans:
             alpha = cluster_weights(mac[:, span], counts, options)
@@ -136,16 +134,17 @@ def _block(W: Sequence[Tensor] | Tensor, entries: slice | Tensor) -> Tensor:
     return torch.stack([w[entries] for w in W]).double()
 
 
-def _mean(rows: Tensor) -> Tensor:
-    """Return the mean over the first dimension, summed in its order."""
+def _mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean over the first dimension, summed in its order.
+
+    It is weighted if `weights` are given, unless all of them are 0.
+    """
+    if weights is not None and weights.any():
+        return _mean(rows * weights[:, None]).div_(_mean(weights))
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
     return total.div_(len(rows))
-
-
-def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
-    return _mean(rows * weights[:, None]).div_(_mean(weights))
 
 
 def _dispersion(
@@ -162,16 +161,11 @@ def _dispersion(
     for span in _spans(len(w), len(W)):
         block = _block(W, span)
         mu = _mean(block)
-        w[span] = mu if weights is None else _weighted_mean(block, weights)
+        w[span] = mu if weights is None else _mean(block, weights)
         s = block.sub_(mu).square_()
         if scaled:
             largest = torch.maximum(largest, s.max())
         torch.div(_mean(s).sqrt_(), mu.abs_(), out=cv[span])
-    if not torch.isfinite(w).all():
-        bad = [k for k, values in enumerate(W) if not torch.isfinite(values).all()]
-        raise ValueError(
-            f"the weights of participants {bad} hold NaN or infinite values; all must be finite"
-        )
     cv.nan_to_num_(nan=0.0, posinf=math.inf)  # 0/0: all values are zero, so there is no spread
     # With a mean of zero and some spread, cv is infinite: such an entry counts as dispersed as the
     # most dispersed entry with a finite cv.
@@ -192,11 +186,12 @@ def high_dispersion(cv: Tensor, options: FedSA) -> Tensor:
         cv: (M,) the coefficients of variation.
         options: the method's options.
     """
-    if options.cv_clip_quantile is not None and len(cv):
+    if not len(cv):
+        return cv.long()
+    if options.cv_clip_quantile is not None:
         cv = cv.clamp(max=_quantile(cv, options.cv_clip_quantile))
-    if not len(cv) or cv.max() == cv.min():
-        return torch.empty(0, dtype=torch.int64, device=cv.device)
-    lowest, highest = cv.min(), cv.max()
+    lowest, highest = cv.aminmax()
+    # Where all are equal, 0/0 exceeds nothing.
     return ((cv - lowest).div_(highest - lowest) > options.cv_t).nonzero().flatten()
 
 
@@ -233,8 +228,6 @@ def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
 
     MAC is the most frequent MIC in each cluster; of equally frequent ones it is the smallest.
     """
-    if not clusters:
-        return mic[:0]
     classes = []
     for members in clusters:
         votes = torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)])
@@ -270,17 +263,13 @@ def cluster_means(
 
     The mean is weighted if `weights` (K,) are given, unless all members have the weight 0.
     """
-    means = []
-    for members in clusters:
-        if weights is None or not weights[members].any():
-            means.append(_mean(block[members]))
-        else:
-            means.append(_weighted_mean(block[members], weights[members]))
-    return torch.stack(means)
+    return torch.stack(
+        [_mean(block[own], None if weights is None else weights[own]) for own in clusters]
+    )
 
 
-def cluster(sim: Tensor, options: FedSA) -> tuple[list[list[int]], list[int]]:
-    """Return the clusters in the order of their creation, and the clients that are in none.
+def cluster(sim: Tensor, options: FedSA) -> list[list[int]]:
+    """Return the clusters in the order of their creation; a client may be in none.
 
     As long as there are fewer than S clusters, the most similar pair of all is taken: a free
     client joins a cluster, or two free clients form a new one. With S clusters, each remaining
@@ -327,12 +316,11 @@ def cluster(sim: Tensor, options: FedSA) -> tuple[list[list[int]], list[int]]:
         # Compare with the clusters as they are now, so that the order of the remaining clients
         # does not matter.
         joins = to_clusters()
-        for client in free.nonzero().flatten().tolist():
-            best = float(joins[client].max())
-            if best > options.sim_t + TIE:
-                clusters[int((joins[client] >= best - TIE).nonzero()[0])].append(client)
-                free[client] = False
-    return [sorted(members) for members in clusters], free.nonzero().flatten().tolist()
+        best_of = joins.amax(1)  # -inf for clients not free
+        for client in (best_of > options.sim_t + TIE).nonzero().flatten().tolist():
+            home = int((joins[client] >= best_of[client] - TIE).nonzero()[0])
+            clusters[home].append(client)
+    return [sorted(members) for members in clusters]
 
 
 @dataclass(frozen=True, kw_only=True)

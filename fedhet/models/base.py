@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError
+from fedhet.core.workspace import Workspace
 
 
 class Classifier(nn.Module):
@@ -92,20 +93,22 @@ def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
     return nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
 
 
-def feature_head(model: nn.Module, why: str) -> nn.Linear:
-    """Return the model's head, for a method that generates or compares features by class.
+def require_feature_head(workspace: Workspace, who: str, why: str) -> None:
+    """Refuse what has no features by class, for a method that generates or compares them.
 
     Args:
-        model: a model of any origin, not necessarily a Classifier.
-        why: the beginning of the error message.
+        workspace: the task, and a model of any origin, not necessarily a Classifier.
+        who: the beginning of the error message.
+        why: what the method does; it follows.
 
     Raises:
-        ConfigError: the model has no features(x) or no linear `head`.
+        ConfigError: the samples have no class each, or the model has no features(x) or no linear
+            `head`.
     """
-    head = getattr(model, "head", None)
-    if not hasattr(model, "features") or not isinstance(head, nn.Linear):
+    workspace.task.check_classes(who)
+    model = workspace.model
+    if not hasattr(model, "features") or not isinstance(getattr(model, "head", None), nn.Linear):
         raise ConfigError(
-            f"{why}: it needs a model with features(x) and a linear layer `head`; this is"
+            f"{who} {why}: it needs a model with features(x) and a linear layer `head`; this is"
             f" {type(model).__name__}"
         )
-    return head

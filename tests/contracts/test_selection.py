@@ -32,9 +32,8 @@ class Judged:
         self.kept: list[int] = []  # the rounds whose model was the best so far
 
     @property
-    def method(self) -> Any:
-        entry = SimpleNamespace(rounds=10)
-        return SimpleNamespace(current=SimpleNamespace(step=self.round, entry=entry))
+    def current(self) -> Any:
+        return SimpleNamespace(step=self.round, entry=SimpleNamespace(rounds=10))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "best":

@@ -108,8 +108,7 @@ def test_what_is_copied(launch: Launch) -> None:
         ("cpu -> pretend:0", "to"): 2 * (parts * clients + 2),
         ("cpu -> pretend:0, asynchronous", "__init__"): 3 * rounds,  # positions, counts, lengths
         ("cpu -> pretend:0, asynchronous", "_all_parts"): rounds,
-        ("cpu -> pretend:0, asynchronous", "<lambda>"): rounds,  # rates, and back
-        ("pretend:0 -> cpu", "_with_rates_read"): rounds,
+        ("cpu -> pretend:0, asynchronous", "<lambda>"): rounds,  # rates
         ("pretend:0 -> cpu", "_check"): 1,
         ("pretend:0 -> cpu", "perform"): 2 * 3 * rounds,  # two types of numbers
     }

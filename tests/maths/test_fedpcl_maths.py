@@ -25,7 +25,7 @@ def test_losses_by_loops() -> None:
         return float(-s[y[b]] + np.log(np.exp(s[classes]).sum()))
 
     tensors = [torch.from_numpy(a) for a in (z, y, mean, sets)]
-    for denominator in maths.DENOMINATORS:
+    for denominator in ("all", "others"):
         with named_case(denominator):
             expected = [
                 term(b, mean, denominator) + np.mean([term(b, rows, denominator) for rows in sets])
@@ -36,7 +36,7 @@ def test_losses_by_loops() -> None:
 
 
 def test_unknown_classes_have_neither_loss_nor_gradient() -> None:
-    for denominator in maths.DENOMINATORS:
+    for denominator in ("all", "others"):
         for known in [KNOWN, torch.tensor([1, 0, 0, 0]).bool(), torch.zeros(4).bool()]:
             with named_case(denominator, known):
                 draws = torch.Generator().manual_seed(0)

@@ -23,10 +23,9 @@ def test_every_client_is_in_one_cluster_or_in_none() -> None:
             for seed in range(8):
                 with named_case(threshold, S, seed):
                     sim = similarities(seed)
-                    clusters, rest = cluster(sim, FedSA(S=S, sim_t=0.5, threshold=threshold))
-                    assert sorted([k for members in clusters for k in members] + rest) == list(
-                        range(len(sim))
-                    )
+                    clusters = cluster(sim, FedSA(S=S, sim_t=0.5, threshold=threshold))
+                    clustered = [k for members in clusters for k in members]
+                    assert len(clustered) == len({*clustered})
                     assert len(clusters) <= S and all(len(members) > 1 for members in clusters)
                     if threshold == "always":
                         for members in clusters:
@@ -34,7 +33,7 @@ def test_every_client_is_in_one_cluster_or_in_none() -> None:
                                 others = [m for m in members if m != k]
                                 assert float(sim[k, others].max()) > 0.5
                     elif len(clusters) < S:
-                        assert not rest
+                        assert sorted(clustered) == list(range(len(sim)))
 
 
 def test_rounding_does_not_break_ties() -> None:
@@ -47,17 +46,16 @@ def test_rounding_does_not_break_ties() -> None:
     sim[[0, 1], 4] = 0.2
     sim[[2, 3], 4] = 0.2 + 1e-13
     sim = torch.maximum(sim, sim.T)
-    clusters, rest = cluster(sim, FedSA(S=2, sim_t=0.1))
-    assert clusters == [[0, 1, 4], [2, 3]] and rest == [5, 6]
-    assert cluster(sim, FedSA(S=2, sim_t=0.2)) == ([[0, 1], [2, 3]], [4, 5, 6])
+    assert cluster(sim, FedSA(S=2, sim_t=0.1)) == [[0, 1, 4], [2, 3]]
+    assert cluster(sim, FedSA(S=2, sim_t=0.2)) == [[0, 1], [2, 3]]
 
 
 def test_the_threshold_from_the_start() -> None:
     sim = torch.eye(4).double()
     sim[0, 1] = sim[1, 0] = 0.3
-    assert cluster(sim, FedSA(S=4, sim_t=0.2, threshold="always")) == ([[0, 1]], [2, 3])
-    assert cluster(sim, FedSA(S=4, sim_t=0.3, threshold="always")) == ([], [0, 1, 2, 3])
-    assert cluster(sim, FedSA(S=4, sim_t=0.3)) == ([[0, 1, 2, 3]], [])
+    assert cluster(sim, FedSA(S=4, sim_t=0.2, threshold="always")) == [[0, 1]]
+    assert cluster(sim, FedSA(S=4, sim_t=0.3, threshold="always")) == []
+    assert cluster(sim, FedSA(S=4, sim_t=0.3)) == [[0, 1, 2, 3]]
 
 
 def test_a_threshold_that_no_pair_exceeds_gives_the_uniform_mean() -> None:

@@ -278,15 +278,6 @@ def test_macro_classes_take_the_smallest_of_equally_frequent_classes() -> None:
     assert fedsa.macro_classes(mic, [[0, 1, 2, 3], [1, 2]], 4).tolist() == [[2, 1, 2], [2, 4, 1]]
 
 
-def test_values_that_are_not_finite_are_reported() -> None:
-    for value in [float("nan"), float("inf"), -float("inf")]:
-        with named_case(value):
-            W = draw(0)
-            W[4, 17] = value
-            with pytest.raises(ValueError, match=r"participants \[4\] hold NaN or infinite"):
-                aggregate_tensor(W, FedSA())
-
-
 def test_bad_options_are_reported() -> None:
     cases = [
         {"cv_t": -0.1},

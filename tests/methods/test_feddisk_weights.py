@@ -147,13 +147,14 @@ def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> N
     run = federation(toy_task(), FedDisk, plugins=lambda: [*plugins()(), More()]).run()
     plugin = run.strategy.plugins[0]
     msg, state, here = place(run, run.strategy.plan(run.round).messages[0], plugin)
-    w = kept(run, here.pid)
-    assert len(here.data) == here.n + 3
+    w = kept(run, msg.pid)
+    n = len(here.own)
+    assert len(here.data) == n + 3
     (term,) = plugin.terms(msg, state, here)
     assert term.kind == "weight"
     assert torch.equal(term.f({}, None, term.own), torch.cat([w, torch.ones(3)]))
     more = torch.cat([w, torch.ones(4)])
-    with pytest.raises(ValueError, match=f"{here.n + 3} samples.* weights for {here.n + 4}"):
+    with pytest.raises(ValueError, match=f"{n + 3} samples.* weights for {n + 4}"):
         plugin.terms(msg, {"w": {"w": more}}, here)
 
 

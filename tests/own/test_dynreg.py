@@ -44,6 +44,7 @@ class Together(Plugin):
     """Leaves the weights as they are, but in proportion: a piece that sees all updates at once."""
 
     name = "together"
+    needs = frozenset({"used weights"})
 
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]

@@ -18,9 +18,9 @@ from fedhet.core import trees
 from fedhet.core.client import training
 from fedhet.core.client.optimizers import SGD
 from fedhet.core.kernel import Term
-from fedhet.core.messages import LocalSettings
+from fedhet.core.messages import LocalSettings, WithExtras
 from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
-from fedhet.methods.fednorm import contribution
+from fedhet.methods.fednorm import FedNormPlugin, contribution
 from fedhet.methods.fedprox import FedProxPlugin, away
 from fedhet.methods.scaffold import Scaffold, option_ii
 
@@ -57,7 +57,12 @@ def replay(
 
 
 def _fednorm_weights(params: Params, Z: Tensor, nu: Tensor) -> dict[str, Tensor]:
-    result = contribution(Z, nu, params["T"])
+    # As in a run, the option, the reply and the mean refuse what has no weights.
+    plugin = FedNormPlugin(temperature=params["T"])
+    scaled = Z / Z.abs().max().clamp(min=1)  # one case is beyond what a reply may have
+    WithExtras(extras={"z": scaled}).tensor("z")
+    trees.mean(({"z": z}, float(weight)) for z, weight in zip(Z, nu, strict=True))
+    result = contribution(Z, nu, plugin.temperature)
     return {"S": result.similarity, "Lambda": result.factors, "w": result.weights}
 
 

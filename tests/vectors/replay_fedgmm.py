@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from maths.mixtures import log_density, moments
 from torch import Tensor
 
 from fedhet.methods.fedgmm import gaussians as maths
@@ -16,19 +16,15 @@ Params = dict[str, Any]
 
 def _aggregate(params: Params, x: Tensor | None = None, **parts: Tensor) -> dict[str, Any]:
     mixtures = [_mixture(parts, j) for j in range(params["clients"])]
+    given = [mixture for mixture in mixtures if mixture is not None]
+    for one in given:  # as the server checks each upload
+        maths.check_mixture(one, given[0].mu.shape[1])
     mixture = maths.aggregate(params["counts"], mixtures)
     if mixture is None:
         return {"none": True}
-    mean, variance = maths.moments(mixture)
-    density = {} if x is None else {"logpdf": _log_density(mixture, x)}
+    mean, variance = moments(mixture)
+    density = {} if x is None else {"logpdf": log_density(mixture, x)}
     return {**mixture._asdict(), "mean": mean, "variance": variance, **density}
-
-
-def _log_density(mixture: Mixture, x: Tensor) -> Tensor:
-    """log p(x) of x (n, d), shape (n,)."""
-    pi, mu, var = (t.double() for t in mixture)
-    scaled = (x.double()[:, None] - mu) ** 2 / var + (2 * torch.pi * var).log()
-    return (pi.log() - 0.5 * scaled.sum(2)).logsumexp(1)
 
 
 def _mixture(parts: dict[str, Tensor], j: int) -> Mixture | None:

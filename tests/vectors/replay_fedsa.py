@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhet.core.messages import WithExtras
 from fedhet.methods import fedsa
 from fedhet.methods.fedsa import FedSA
 
 
 def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
     options = FedSA(**params)
+    WithExtras(extras={"W": W}).tensor("W")  # as a run refuses the reply
     result = fedsa.aggregate_tensor(W, options)
 
     def spread(values: Tensor) -> Tensor:
@@ -47,7 +49,8 @@ def _aggregate_tensor(params: dict[str, Any], W: Tensor) -> dict[str, Tensor]:
 
 
 def _cluster(params: dict[str, Any], SIM: Tensor) -> dict[str, Any]:
-    clusters, unclustered = fedsa.cluster(SIM, FedSA(**params))
+    clusters = fedsa.cluster(SIM, FedSA(**params))
+    unclustered = sorted({*range(len(SIM))}.difference(*clusters))
     return {"clusters": clusters, "unclustered": unclustered}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
-from fedhet.methods.fednova import Part, combine, normaliser
+from fedhet.methods.fednova import combine, normaliser
 from fedhet.methods.fedsgd import server_step
 
 Params = dict[str, Any]
@@ -20,7 +20,7 @@ def _fednova(params: Params, x: Tensor, W: Tensor, n: Tensor, tau: Tensor) -> di
     a = [normaliser(t, momentum=params["momentum"], eta_mu=params["eta_mu"]) for t in tau.tolist()]
     old = {"x": x}
     parts = (
-        Part(trees.Difference({"x": w}, old), float(k), a_i, a_i)
+        (trees.Difference({"x": w}, old), float(k), a_i, a_i)
         for w, k, a_i in zip(W, n, a, strict=True)
     )
     change, _ = combine(parts)

@@ -26,12 +26,8 @@ from fedhet.core.trees import AnyTree, Prepared, Tree
 
 
 class Masks(NamedTuple):
-    """The hidden degrees m (H,) and the 0/1 masks M1 (H, D) and M2 (D, H).
+    """The 0/1 masks M1 (H, D) and M2 (D, H), which always multiply the weights W1 and W2."""
 
-    The masks always multiply the weights W1 and W2.
-    """
-
-    degrees: Tensor
     m1: Tensor
     m2: Tensor
 
@@ -56,7 +52,7 @@ def masks(dim: int, hidden: int, kind: str = "even", seed: int = 0) -> Masks:
         draws = streams.generator(seed, "feddisk.masks")
         degrees = torch.from_numpy(draws.integers(1, max(dim, 2), hidden))
     inputs = torch.arange(1, dim + 1)
-    return Masks(degrees, (degrees[:, None] >= inputs).float(), (inputs[:, None] > degrees).float())
+    return Masks((degrees[:, None] >= inputs).float(), (inputs[:, None] > degrees).float())
 
 
 def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
@@ -79,20 +75,10 @@ def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
     """Return sum_d BCE(x_d, out_d) for each sample of x (n, D), shape (n,) (eq. 2).
 
     For binary x this is the negative log likelihood; greyscale x act as soft targets. All values
-    must be in [0, 1], see `check_pixels`.
+    must be in [0, 1].
     """
     out = logits(made, mask, x)
     return functional.binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
-
-
-def check_pixels(x: Tensor) -> None:
-    """Check that all values are in [0, 1], the range in which the cross entropy is defined.
-
-    Raises:
-        ValueError: a value is outside [0, 1], or NaN.
-    """
-    if not ((x >= 0) & (x <= 1)).all():
-        raise ValueError("FedDisk needs finite values in [0, 1], and some of the inputs are others")
 
 
 @torch.no_grad()

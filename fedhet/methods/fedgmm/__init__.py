@@ -209,10 +209,9 @@ class FedGMMPlugin(Plugin):
         mixtures = [self._unpacked(workspace, update["mixtures"]) for update in replies]
         pooled: dict[int, Mixture] = {}
         for c in range(workspace.task.classes):
-            mixture = gaussians.aggregate(counts[:, c].tolist(), [sent.get(c) for sent in mixtures])
-            if mixture is not None:
-                most = self.max_components or len(mixture.pi)
-                pooled[c] = gaussians.reduce(mixture, most)
+            of_class = [sent.get(c) for sent in mixtures]
+            if (mixture := gaussians.aggregate(counts[:, c].tolist(), of_class)) is not None:
+                pooled[c] = gaussians.reduce(mixture, self.max_components or len(mixture.pi))
         if absent := [c for c in range(workspace.task.classes) if c not in pooled]:
             log.warning(
                 "fedgmm: no client has a mixture of the classes %s; nothing is generated for them",
@@ -236,8 +235,7 @@ class FedGMMPlugin(Plugin):
         packed = pack(pooled, d)
         components = len(packed["label"])
         megabytes = checked_size("all clients", components, d, self.max_payload_mb)
-        sent = counted(components, "component")
-        log.info("fedgmm: %s, %.1f MB to each client", sent, megabytes)
+        log.info("fedgmm: %s, %.1f MB to each client", counted(components, "component"), megabytes)
         pids = [update.pid for update in replies]
         after = {
             "mixtures": packed,
@@ -261,19 +259,14 @@ class FedGMMPlugin(Plugin):
         """Every class with enough samples has a mixture, of no more components than it may have."""
         mixtures = self._unpacked(workspace, tree)
         for c, n in enumerate(update.whole(COUNTS).tolist()):
-            if (n >= self.min_class_samples) != (c in mixtures):
+            enough = n >= self.min_class_samples
+            most = gaussians.components(n, self.components) if enough else 0
+            k = len(mixtures[c].pi) if c in mixtures else 0
+            if not min(1, most) <= k <= most:
                 raise ValueError(
-                    f"extra {MIXTURES!r}, class {c}: {counted(n, 'sample')} and"
-                    f" {'a' if c in mixtures else 'no'} mixture; a mixture is expected if and only"
-                    f" if there are min_class_samples={self.min_class_samples} samples"
-                )
-            if c not in mixtures:
-                continue
-            most = gaussians.components(n, self.components)
-            if len(mixtures[c].pi) > most:
-                raise ValueError(
-                    f"extra {MIXTURES!r}, class {c}: {counted(len(mixtures[c].pi), 'component')} of"
-                    f" {counted(n, 'sample')}; expected: at most {most}"
+                    f"extra {MIXTURES!r}, class {c}: {counted(k, 'component')} of"
+                    f" {counted(n, 'sample')}; expected: at least {min(1, most)}, at most {most},"
+                    f" since a class of min_class_samples={self.min_class_samples} has a mixture"
                 )
 
     # ---- phase "share"

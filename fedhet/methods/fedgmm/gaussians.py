@@ -15,7 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedhet.core.check import counted
+from fedhet.core import trees
 
 TARGETS = ("client_max", "global_max")
 _TINY = torch.finfo(torch.float64).tiny
@@ -27,13 +27,6 @@ class Mixture(NamedTuple):
     pi: Tensor
     mu: Tensor
     var: Tensor
-
-
-class Fit(NamedTuple):
-    """A mixture in float64, and whether EM converged."""
-
-    mixture: Mixture
-    converged: bool
 
 
 def components(n: int, most: int, least: int = 2) -> int:
@@ -49,8 +42,8 @@ def components(n: int, most: int, least: int = 2) -> int:
     return min(most, max(1, n // max(2, least)))
 
 
-def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> Fit:
-    """Fit a mixture of k components to x (n, d) by EM.
+def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> tuple[Mixture, bool]:
+    """Fit a mixture of k components to x (n, d) by EM; in float64, and whether EM has converged.
 
     EM is scikit-learn's, started by k-means, with at most 100 iterations. After every M-step, and
     so whether or not EM has converged, the mixture's mean is that of the samples, and its variance
@@ -66,7 +59,7 @@ def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> Fit:
     if k == 1:  # EM's fixed point in closed form; scikit-learn does not accept a single sample
         mean = x.mean(0, keepdim=True)
         var = x.var(0, correction=0, keepdim=True) + reg_covar
-        return Fit(Mixture(torch.ones(1, dtype=x.dtype), mean, var), True)
+        return Mixture(torch.ones(1, dtype=x.dtype), mean, var), True
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
 
@@ -74,30 +67,26 @@ def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> Fit:
     # EM's last bits depend on the number of BLAS and OpenMP threads. Libraries that are imported
     # this late are not covered by the limit that was set at start-up.
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # reported by `converged`
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it is returned
         em.fit(x.numpy())
     mixture = Mixture(*(torch.from_numpy(a) for a in (em.weights_, em.means_, em.covariances_)))
-    return Fit(mixture, bool(em.converged_))
+    return mixture, bool(em.converged_)
 
 
-def check_mixture(mixture: Mixture, d: int | None = None) -> None:
-    """Check that a mixture is valid, and that it has `d` pixels if `d` is given.
+def check_mixture(mixture: Mixture, d: int) -> None:
+    """Check that a mixture of `d` pixels is valid.
 
     Raises:
         ValueError: shapes do not match, a value is not finite, pi is negative or does not sum to 1
             within 1e-6, or a variance is not positive.
     """
     pi, mu, var = mixture
-    if pi.ndim != 1 or not len(pi) or mu.ndim != 2 or len(mu) != len(pi) or var.shape != mu.shape:
+    if not (len(pi), d) == mu.shape == var.shape:
         raise ValueError(
-            f"pi {tuple(pi.shape)}, mu {tuple(mu.shape)}, var {tuple(var.shape)};"
-            " expected (k,), (k, d), (k, d) with k >= 1"
+            f"mu {tuple(mu.shape)}, var {tuple(var.shape)}; {(len(pi), d)} is expected"
         )
-    if d is not None and mu.shape[1] != d:
-        raise ValueError(f"the components have {counted(mu.shape[1], 'dimension')}; expected: {d}")
-    for name, values in mixture._asdict().items():
-        if not torch.isfinite(values).all():
-            raise ValueError(f"{name} holds NaN or infinite values; all must be finite")
+    if bad := trees.first_nonfinite(mixture._asdict()):
+        raise ValueError(f"{bad} holds NaN or infinite values; all must be finite")
     total = float(pi.double().sum())
     if float(pi.min()) < 0 or abs(total - 1) > 1e-6:
         raise ValueError(
@@ -119,38 +108,13 @@ def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixt
 
     Returns:
         The mixture, or None if no client contributes.
-
-    Raises:
-        ValueError: a count or a mixture is invalid, or the mixtures differ in d. The message gives
-            the position.
     """
-    if len(counts) != len(mixtures) or any(n < 0 or n % 1 for n in counts):
-        raise ValueError(
-            f"counts {list(counts)} of {len(mixtures)} mixtures; expected one integer >= 0 each"
-        )
-    numbered = enumerate(zip(counts, mixtures, strict=True))
-    parts = [(i, n, mixture) for i, (n, mixture) in numbered if n and mixture is not None]
+    parts = [(n, *one) for n, one in zip(counts, mixtures, strict=True) if n and one is not None]
     if not parts:
         return None
-    d = parts[0][2].mu.shape[-1]
-    for i, _, mixture in parts:
-        try:
-            check_mixture(mixture, d)
-        except ValueError as error:
-            raise ValueError(f"mixture {i}: {error}") from error
-    total = sum(n for _, n, _ in parts)
-    return Mixture(
-        torch.cat([mixture.pi.double() * n for _, n, mixture in parts]) / total,
-        torch.cat([mixture.mu.double() for *_, mixture in parts]),
-        torch.cat([mixture.var.double() for *_, mixture in parts]),
-    )
-
-
-def moments(mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Return the mean (d,) and the variance (d,) of the mixture, in float64."""
-    pi, mu, var = (t.double() for t in mixture)
-    mean = pi @ mu
-    return mean, pi @ (var + (mu - mean) ** 2)
+    n, pi, mu, var = zip(*parts, strict=True)
+    weights = torch.cat([own.double() * count for own, count in zip(pi, n, strict=True)]) / sum(n)
+    return Mixture(weights, torch.cat(mu).double(), torch.cat(var).double())
 
 
 def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
@@ -169,6 +133,12 @@ def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
     pi, mu, var = (t.double().clone() for t in mixture)
     k = len(pi)
     alive = torch.ones(k, dtype=torch.bool)
+
+    def merge(i: int, j: int) -> None:
+        """Put the two components merged in the place of the first."""
+        pairs = merged_with(i)
+        pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
+        alive[j] = False
 
     def merged_with(i: int) -> Mixture:
         """Return component i merged with each of the k components."""
@@ -191,17 +161,12 @@ def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
         cost = torch.stack([costs_of(i) for i in range(k)])
     for _ in range(k - most):
         i, j = sorted(divmod(int(cost.argmin()), k))
-        pairs = merged_with(i)
-        pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
-        alive[j] = False
+        merge(i, j)
         cost[j] = cost[:, j] = torch.inf
         cost[i] = cost[:, i] = costs_of(i)
     while alive.sum() > 1 and float(pi[alive].min()) < least:
         i = int(pi.masked_fill(~alive, torch.inf).argmin())
-        j = int(costs_of(i).argmin())
-        pairs = merged_with(i)
-        pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
-        alive[j] = False
+        merge(i, int(costs_of(i).argmin()))
     return Mixture(pi[alive], mu[alive], var[alive])
 
 
@@ -218,23 +183,9 @@ def generate_counts(
         target: "client_max" (the client's largest class), "global_max" (the largest class of any
             client), or a number.
         global_max: the size of the largest class of any client.
-
-    Raises:
-        ValueError: a count is negative or not an integer, or the target is none of these.
     """
-    if counts.is_floating_point() or (counts < 0).any():
-        raise ValueError(f"counts {counts.tolist()}; expected integers >= 0")
-    goal: Tensor | int
-    if target == "client_max":
-        goal = counts.amax(-1, keepdim=True)
-    else:
-        goal = global_max if target == "global_max" else target  # type: ignore[assignment]
-        if isinstance(goal, bool) or not isinstance(goal, int) or goal < 0:
-            raise ValueError(
-                f"target={target!r} with global_max={global_max!r};"
-                f" choose {' or '.join(TARGETS)}, or give an integer >= 0"
-            )
-    return (goal - counts).clamp_min(0) * available.to(counts.dtype)
+    largest = {"client_max": counts.amax(-1, keepdim=True), "global_max": global_max}
+    return (largest.get(target, target) - counts).clamp_min(0) * available  # type: ignore[arg-type,operator]
 
 
 def sample(mixture: Mixture, n: int, draws: np.random.Generator) -> Tensor:

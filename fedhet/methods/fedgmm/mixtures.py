@@ -19,9 +19,6 @@ from fedhet.methods.fedgmm.gaussians import Mixture
 
 MIXTURES = "fedgmm.mixtures"  # as the extra is named in messages
 MEAN, VARIANCE, LARGEST = 0.5, 1 / 12, 0.25  # of uniform pixels; no pixels in [0, 1] vary more
-
-_DIMENSIONS = {"label": 1, "pi": 1, "mu": 2, "var": 2}
-_MB = 10**6
 ROUNDING = 1e-5
 
 
@@ -33,10 +30,8 @@ def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
     label = [c for c, mixture in mixtures.items() for _ in mixture.pi]
     # Without any mixture, the empty one gives the tensors their shapes.
     parts = [Mixture(torch.zeros(0), torch.zeros(0, d), torch.zeros(0, d)), *mixtures.values()]
-    tree = {"label": torch.tensor(label, dtype=torch.int64)}
-    for name in Mixture._fields:
-        tree[name] = torch.cat([getattr(part, name).float() for part in parts])
-    return tree
+    columns = [torch.cat(column).float() for column in zip(*parts, strict=True)]
+    return {"label": torch.tensor(label, dtype=torch.int64), **Mixture(*columns)._asdict()}
 
 
 def unpack(tree: Tree, d: int, classes: int, reg_covar: float) -> dict[int, Mixture]:
@@ -55,7 +50,7 @@ def unpack(tree: Tree, d: int, classes: int, reg_covar: float) -> dict[int, Mixt
             names the class.
     """
     well_formed = (
-        {name: t.ndim for name, t in tree.items()} == _DIMENSIONS
+        {name: t.ndim for name, t in tree.items()} == {"label": 1, "pi": 1, "mu": 2, "var": 2}
         and len({len(t) for t in tree.values()}) == 1
         and not tree["label"].is_floating_point()
     )
@@ -89,7 +84,7 @@ def _check_pixels(mixture: Mixture, reg_covar: float) -> None:
     low, high = (float(bound) for bound in mixture.mu.aminmax())
     if low < -ROUNDING or high > 1 + ROUNDING:
         raise ValueError(f"means from {low:.4g} to {high:.4g}; inputs are in [0, 1]")
-    most, largest = 0.25 + reg_covar, float(mixture.var.max())
+    most, largest = LARGEST + reg_covar, float(mixture.var.max())
     if largest > most * (1 + ROUNDING):
         raise ValueError(f"a variance of {largest:.4g}; inputs in [0, 1] have at most {most:.4g}")
 
@@ -100,7 +95,7 @@ def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:
     Raises:
         RunFailed: it is above `max_mb`; the message begins with `whose` mixtures these are.
     """
-    megabytes = k * (8 + 4 * (2 * d + 1)) / _MB
+    megabytes = k * (8 + 4 * (2 * d + 1)) / 10**6
     if megabytes > max_mb:
         raise RunFailed(
             f"fedgmm: the mixtures of {whose} are {counted(k, 'component')} of"
