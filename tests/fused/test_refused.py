@@ -139,9 +139,48 @@ def test_a_term_that_reads_another_tensor_than_it_is_given_is_found(
         together = launch(*lines, "engine.fused=3", task=digits())
     same = together.summary["weights_sha256"] == alone.summary["weights_sha256"]
     assert same is not fused
-    said = "the hooks of a step read tensors of one client that they are not given"
+    said = "a term of one client reads a tensor that is not in its `own`"
     assert [said in reason for reason in reasons(caplog)] == ([] if fused else [True])
     assert (counted["steps", 3] > 1) is fused
+
+
+class WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 3)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+
+def clustered(n: int, pid: int) -> ClientData:
+    draw = torch.Generator().manual_seed(100 * pid + n)
+    y = torch.randint(0, 2 if pid == 1 else 3, (n,), generator=draw)
+    noise = torch.randn(n, 6, generator=draw)
+    return ClientData(((0.2 + 0.25 * y[:, None] + 0.04 * pid + 0.15 * noise).clamp(0, 1), y))
+
+
+def test_a_gradient_of_rounding_alone_is_no_wrong_tensor(
+    launch: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FedPCL's loss is constant where the ReLU is dead, and its gradient is 7e-9 there.
+
+    A refusal would depend on whether the process had already checked a step of this kind.
+    """
+    task = Task(
+        model=WithHead,
+        criterion=lambda output, y: functional.cross_entropy(output, y, reduction="none"),
+        clients=[clustered(n, pid) for pid, n in enumerate((9, 21, 16, 33, 27))],
+        test=None,
+        classes=3,
+    )
+    lines = ["rounds=3", "fraction=.7", "client.batch_size=5", "method=fedpcl", "engine.fused=3"]
+    with caplog.at_level(logging.INFO, "fedhet"):
+        launch(*lines, task=task)
+    assert reasons(caplog) == []
 
 
 # ---- failures
