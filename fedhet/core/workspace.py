@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fedhet.core.client.descent import Performer
-    from fedhet.core.client.functional import Compiled, Frozen
+    from fedhet.core.client.functional import Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -264,11 +264,11 @@ class Workspace:
         return nullcontext()
 
     @cached_property
-    def compiled(self) -> Compiled:
+    def compiled(self) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
         """The gradient of the batch loss by torch.compile."""
-        from fedhet.core.client.functional import Compiled
+        from fedhet.core.client.functional import compiled
 
-        return Compiled(self)
+        return compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:

@@ -1,6 +1,6 @@
 """FedClient serves the messages to a client. Flower calls `fit`, everything else calls `handle`.
 
-training.py has the local training, and site.py what a method sees of all this.
+site.py has the local training, and what a method sees of all this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.client.site import Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.client.training import Trainer
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
@@ -153,7 +152,7 @@ class FedClient(NumPyClient):
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         identity = type(self.method), tuple(sorted(self._digests.items()))
-        self.trainer = Trainer(self.workspace, self.msg, identity)
+        self.site = Site(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
@@ -168,7 +167,7 @@ class FedClient(NumPyClient):
                 f" {[plugin.name for plugin in self.plugins]}"
             )
         plugins = self.plugins if msg.trains else []
-        self.trainer.data = self._data(plugins)
+        self.site.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
             for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
@@ -176,7 +175,7 @@ class FedClient(NumPyClient):
                     raise TypeError(
                         f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
                     )
-            self.trainer.terms += terms
+            self.site.terms += terms
         prepared = now()
         piece: Piece = owner or self.method
         seen, state, site = self._seen(piece)
@@ -186,9 +185,9 @@ class FedClient(NumPyClient):
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
             seen, state, site = self._seen(plugin)
-            if self.trainer.fitted is None:
+            if self.site.fitted is None:
                 raise ValueError(f"method={self.method.name} has trained nothing in this message")
-            result, after = plugin.finish(seen, state, site, self.trainer.fitted)
+            result, after = plugin.finish(seen, state, site, self.site.fitted)
             state.keep(after)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
@@ -207,22 +206,23 @@ class FedClient(NumPyClient):
             for plugin in changing:
                 raw = plugin.data(raw, StateView(self.state, plugin.name))
             data = Samples(workspace.transformed(raw.x), raw.y)
-        self._check_batch("client.batch_size", self.msg.local.batch_size, data)
+        self._check_batch(data)
         return data
 
-    def _check_batch(self, setting: str, size: int, data: Samples) -> None:
-        """Refuse batches of so many of the samples if this node does not make them.
+    def _check_batch(self, data: Samples) -> None:
+        """Refuse batches of these samples that are larger than this node makes.
 
         Raises:
-            ConfigError: it does not, and what the setting is.
+            ConfigError: they are.
         """
+        size = self.msg.local.batch_size
         shape = min(size, len(data)), *data.stored.shape[1:]
-        self.workspace.limits.check_array(f"{setting}={size}", *shape)
+        self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
 
     def _seen(self, piece: Piece) -> tuple[kernel.Message, StateView, Site]:
         """The message and the state as a piece sees them, and its site."""
         seen = seen_message(piece.name, self.msg, self.complete())
-        return seen, StateView(self.state, piece.name), Site(self)
+        return seen, StateView(self.state, piece.name), self.site
 
     def complete(self) -> AnyTree:
         """The weights of the message; those of the model with what this client keeps."""
@@ -249,7 +249,7 @@ class FedClient(NumPyClient):
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         if workspace.simulated:  # a real client's would tell how many samples were generated
-            update.metrics[STEPS] = float(self.trainer.steps)
+            update.metrics[STEPS] = float(self.site.steps)
         messages.check_extras(update.extras, update.metrics)
         if self.num_examples < workspace.min_count:
             for piece in pieces:
@@ -354,8 +354,8 @@ class FedClient(NumPyClient):
 
     def _finetuned(self) -> nn.Module:
         """The received model after plain training on the client's own data."""
-        site = Site(self)
-        self._check_batch("client.batch_size", self.msg.local.batch_size, site.own)
+        site = self.site
+        self._check_batch(site.own)
         epochs = self.workspace.evaluation.finetune_epochs
         return site.model(
             site.fit(self.complete(), data=site.own, epochs=epochs, alone=True).params
