@@ -320,7 +320,7 @@ class Checkpoints(Callback):
         self._found = found
         self._written = found is not None
         self._last = time.monotonic()
-        self._callbacks: dict[str, object] = {}  # that remember something
+        self._callbacks: dict[str, Callback] = {}  # that remember something
         self._strategy: FedStrategy
         self._store: Store | None = None
 
@@ -352,7 +352,7 @@ class Checkpoints(Callback):
             raise ValueError("an earlier version of fedhet has written it; start a new run")
         strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
-            put_back(callback, nodes.get(name, {}), tensors, device, name)
+            put_back(callback, nodes.get(name, {}), tensors, device)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -100,23 +101,13 @@ class DetailedClasses(Classes):
         sent["confidence"] = sent["bins"] * middle
         return super().releasable(tally, y, least)[0] | self.further(sent), sent
 
+    @cached_property
     def layout(self) -> Tally:
-        counts = torch.zeros(BINS, dtype=torch.int64)
-        layout = {
-            "samples": counts[0],
-            "confusion": counts.new_zeros(self.outputs, self.outputs),
-            **dict.fromkeys(("bins", "hits"), counts),
-            "confidence": counts.double(),
-        }
-        above = counts.new_zeros(2, len(LIMITS) + 1)
-        return layout | ({"above": above} if self.outputs == 2 else {})
+        return self.tally(torch.zeros(1, self.outputs), torch.zeros(1, dtype=torch.int64))
 
     def check(self, tally: object) -> Tally:
         checked = super().check(tally)
         samples, bins, sums = int(checked["samples"]), checked["bins"], checked["confidence"]
-        counts = torch.cat([v.flatten() for v in checked.values() if not v.is_floating_point()])
-        if not samples or counts.min() < 0 or counts.max() > samples:
-            raise ValueError(f"a tally of {samples} samples whose counts are not among them")
         # Of coarse counts at most one is rounded up, which is more than half of the samples.
         if max(int(checked["confusion"].sum()), int(bins.sum())) > 1.5 * samples:
             raise ValueError(f"a tally of {samples} samples that counts more")
