@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedhet.core.targets.base import LossOnly, Scores, Tally, Target
-from fedhet.core.targets.classes import Classes, NextCharacter, cross_entropy, macro_f1
-from fedhet.core.targets.detailed import DetailedClasses
+from fedhet.core.targets.classes import (
+    Classes,
+    DetailedClasses,
+    NextCharacter,
+    cross_entropy,
+    macro_f1,
+)
 from fedhet.core.targets.labels import Labels
 from fedhet.core.targets.number import Number
 
