@@ -14,7 +14,7 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import kernel, messages, trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
@@ -30,7 +30,14 @@ from fedhet.core.messages import (
     Upload,
 )
 from fedhet.core.metrics import assess
-from fedhet.core.owners import public_names, repair, seen_message, sent_extras, withhold
+from fedhet.core.owners import (
+    prefixed,
+    public_names,
+    repair,
+    seen_message,
+    sent_extras,
+    withhold,
+)
 from fedhet.core.parts import own_tensors
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
@@ -178,17 +185,12 @@ class FedClient(NumPyClient):
             self.site.terms += terms
         prepared = now()
         piece: Piece = owner or self.method
-        seen, state, site = self._seen(piece)
-        result, after = serve(seen, state, site)  # type: ignore[misc]
-        state.keep(after)
-        update = self._update(piece, result)
+        update = self._update(piece, self._result(piece, serve))
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
-            seen, state, site = self._seen(plugin)
             if self.site.fitted is None:
                 raise ValueError(f"method={self.method.name} has trained nothing in this message")
-            result, after = plugin.finish(seen, state, site, self.site.fitted)
-            state.keep(after)
+            result = self._result(plugin, plugin.finish, self.site.fitted)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
         self._release([*plugins, *([] if piece in plugins else [piece])], update)
@@ -218,6 +220,13 @@ class FedClient(NumPyClient):
         size = self.msg.local.batch_size
         shape = min(size, len(data)), *data.stored.shape[1:]
         self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
+
+    def _result(self, piece: Piece, work: Any, *given: Fitted) -> kernel.Result:
+        """What the piece's work returns; its new state is kept."""
+        seen, state, site = self._seen(piece)
+        result, after = work(seen, state, site, *given)
+        state.keep(after)
+        return result  # type: ignore[no-any-return]
 
     def _seen(self, piece: Piece) -> tuple[kernel.Message, StateView, Site]:
         """The message and the state as a piece sees them, and its site."""
@@ -251,15 +260,16 @@ class FedClient(NumPyClient):
         if workspace.simulated:  # a real client's would tell how many samples were generated
             update.metrics[STEPS] = float(self.site.steps)
         messages.check_extras(update.extras, update.metrics)
-        if self.num_examples < workspace.min_count:
-            for piece in pieces:
-                withhold(piece, self._step(), update)
+        few = self.num_examples < workspace.min_count
+        step = self._step()
+        expected: dict[str, kernel.Expected] = {}
+        for piece in pieces if few or workspace.noise else ():
+            expected |= prefixed(piece.name, piece.expects(step))
+        if few:
+            withhold(expected, update, workspace.device)
         if workspace.noise:
-            step = self._step()
-            public = {name for piece in pieces for name in public_names(piece, step)}
-            workspace.release(self, update, public)
-            for piece in pieces:
-                repair(piece, step, update)
+            workspace.release(self, update, public_names(expected))
+            repair(expected, update)
         update.keeps = self.state.commit(msg.round)
         if update.keeps and not workspace.noise:  # the size may depend on the data
             # The size of generated samples would reveal the counts of classes.

@@ -100,11 +100,10 @@ class ClientState:
         }
         return tree or None
 
-    def keys(self, owner: str) -> list[str]:
-        """Return the names of what is stored as "<owner>.<name>"."""
-        of_owner = [name for name in self._load() if name.startswith(f"{owner}.")]
-        names = (name.partition("/")[0].removeprefix(f"{owner}.") for name in of_owner)
-        return list(dict.fromkeys(names))
+    def names(self, prefix: str) -> list[str]:
+        """What follows the prefix in the names of the trees that begin with it."""
+        trees = dict.fromkeys(name.partition("/")[0] for name in self._load())
+        return [name.removeprefix(prefix) for name in trees if name.startswith(prefix)]
 
     def put(self, key: str, tree: Tree) -> None:
         """Replace the tree stored as "<method or plug-in>.<name>"."""
@@ -145,10 +144,10 @@ class StateView(Mapping[str, Any]):
         return tree[""] if list(tree) == [""] else tree
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._state.keys(self._owner))
+        return iter(self._state.names(f"{self._owner}."))
 
     def __len__(self) -> int:
-        return len(self._state.keys(self._owner))
+        return len(self._state.names(f"{self._owner}."))
 
     def keep(self, after: Mapping[str, Any]) -> None:
         """Put what a function returns as the new state in the place of this one."""

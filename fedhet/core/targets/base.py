@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedhet.core.trees import kind
+from fedhet.core.trees import check_form, kind
 
 Tally = dict[str, Tensor]
 Scores = dict[str, float]
@@ -126,15 +126,10 @@ class Target(ABC):
         Raises:
             ValueError: it is not one of this task.
         """
-        expected = self.layout
-        if not isinstance(tally, dict) or set(tally) | self.optional != set(expected):
-            names = sorted(tally) if isinstance(tally, dict) else type(tally).__name__
-            raise ValueError(f"a tally of {names}; expected {sorted(expected)}")
-        for name, value in tally.items():
-            if kind(value) != kind(expected[name]):
-                raise ValueError(
-                    f"a tally whose {name!r} is {kind(value)}; expected {kind(expected[name])}"
-                )
+        if not isinstance(tally, dict):
+            raise ValueError(f"a tally is {kind(tally)}")
+        lacking = self.optional - tally.keys()
+        check_form("a tally", tally, {n: t for n, t in self.layout.items() if n not in lacking})
         samples = int(tally["samples"])
         counts = torch.cat([t.flatten() for t in tally.values() if not t.is_floating_point()])
         if not samples or counts.min() < 0 or counts.max() > samples:
