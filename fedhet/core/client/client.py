@@ -314,27 +314,33 @@ class FedClient(NumPyClient):
         Raises:
             ValueError: the message requests what the run's settings here do not have.
         """
-        workspace, leaves = self.workspace, visit is None
-        if leaves:
-            if workspace.noise:
-                raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
-            if not workspace.evaluation.clients:
-                raise ValueError("the server requests scores, and the run has eval.clients=false")
-            if TRAIN_TOO in self.msg.extras and not workspace.evaluation.train:
-                raise ValueError(
-                    "the server requests training scores, and the run has eval.train=false"
-                )
-            if not workspace.limits.evaluate:
-                return Upload(self.pid, self.num_examples)
-        kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
-        if kept and not workspace.simulated:
-            raise ValueError("the server requests personal models, which never leave their site")
+        workspace, asked, leaves = self.workspace, self.msg.extras, visit is None
+        evaluation = workspace.evaluation
+        kept = self.msg.text(KEEP).split(",") if KEEP in asked else []
+        refused = {
+            "privacy.noise: no scores leave a client; set eval.clients=false": (
+                leaves and workspace.noise
+            ),
+            "the server requests scores, and the run has eval.clients=false": (
+                leaves and not evaluation.clients
+            ),
+            "the server requests training scores, and the run has eval.train=false": (
+                leaves and TRAIN_TOO in asked and not evaluation.train
+            ),
+            "the server requests personal models, which never leave their site": (
+                kept and not workspace.simulated
+            ),
+        }
+        for why in (why for why, is_so in refused.items() if is_so):
+            raise ValueError(why)
+        if leaves and not workspace.limits.evaluate:
+            return Upload(self.pid, self.num_examples)
         given = self.views()
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
-        if workspace.evaluation.finetune_epochs and leaves:
+        if evaluation.finetune_epochs and leaves:
             views["finetuned"] = self._finetuned
         names = ["val", "test"]
-        if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
+        if TRAIN_TOO in asked and self.num_examples >= workspace.min_count:
             names.append("train")
         parts = workspace.parts(self.pid, *names)
         least = workspace.limits.min_test if leaves else 0
