@@ -112,12 +112,17 @@ class Sum:
         return means
 
 
-def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
-    """Return the weighted mean of (tree, weight) pairs in float64, summed in the order given."""
-    total = Sum()
+def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
+    """Return the weighted mean of (tree, weight) pairs in float64, summed in the order given.
+
+    Args:
+        pairs: the trees and their weights.
+        average: another average, with the functions `add` and `mean` of `Sum`.
+    """
+    total = Sum() if average is None else average
     for tree, weight in pairs:
         total.add(tree, weight)
-    return total.mean(reuse=True)
+    return total.mean(reuse=True)  # type: ignore[no-any-return]
 
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:

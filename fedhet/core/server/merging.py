@@ -98,10 +98,7 @@ class Mean(Checked):
 
     def mean(self, pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
         """The average of (tree, weight) pairs."""
-        average = self.average()
-        for tree, weight in pairs:
-            average.add(tree, weight)
-        return average.mean(reuse=True)
+        return trees.mean(pairs, self.average())
 
 
 def floating_of(buffers: AnyTree) -> Tree:
