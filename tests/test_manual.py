@@ -18,7 +18,7 @@ import pytest
 from fedhet.core import kernel, trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Fitted, Site
-from fedhet.core.client.training import Batch, Trainer
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import (
     KINDS,
     WORDS,
@@ -108,7 +108,7 @@ def test_the_lists_of_this_test_are_an_authors_words() -> None:
     assert public(Method) == {*HOOKS[Method], *FACTS[Method], *OURS}
     assert public(Plugin) == {*HOOKS[Plugin], *FACTS[Plugin], *OURS}
     assert public(Client) == set(HOOKS[Client])
-    assert public(Site) | {"fit", "gradient", "adapt"} == set(SITE)
+    assert public(Site) == set(SITE)
 
 
 def count() -> dict[str, int]:
@@ -190,13 +190,13 @@ def test_signatures_of_values_are_those_of_the_code() -> None:
     assert [f.name for f in fields(Term)] == ["kind", "f", "own", "factor", "draws"]
     assert "Scope(trained=..., shared=..., why=...)" in CODE
     assert [f.name for f in fields(Scope)] == ["trained", "shared", "why"]
-    fit = inspect.signature(Trainer.fit).parameters
+    fit = inspect.signature(Site.fit).parameters
     item = " ".join(MANUAL[MANUAL.index("- `fit(start, terms)`") :].partition("\n- ")[0].split())
     by_name = [name for name, one in fit.items() if one.kind is one.KEYWORD_ONLY]
     assert re.findall(r"`(\w+)(?:=True)?`", item)[1:] == by_name
     of_site = MANUAL[MANUAL.index("`Site`, a client's") : MANUAL.index("A **workspace** is what")]
     for name, arguments in re.findall(r"(?m)^- `(\w+)\(([a-z, ]*)\)", of_site):
-        function = getattr(Site, name, None) or getattr(Trainer, name)
+        function = getattr(Site, name)
         parameters = list(inspect.signature(function).parameters.values())[1:]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert arguments == ", ".join(positional), name

@@ -320,7 +320,7 @@ class Checkpoints(Callback):
         self._found = found
         self._written = found is not None
         self._last = time.monotonic()
-        self._callbacks: dict[str, object] = {}  # that remember something
+        self._callbacks: dict[str, Callback] = {}  # that remember something
         self._strategy: FedStrategy
         self._store: Store | None = None
 
@@ -352,16 +352,11 @@ class Checkpoints(Callback):
             raise ValueError("an earlier version of fedhet has written it; start a new run")
         strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
-            put_back(callback, nodes.get(name, {}), tensors, device, name)
+            put_back(callback, nodes.get(name, {}), tensors, device)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
-        for name, tree in before.items():
-            shapes = [
-                {key: (t.shape, t.dtype) for key, t in one.items()}
-                for one in (strategy.weights[name], tree)
-            ]
-            if shapes[0] != shapes[1]:  # diverged weights may be of any value
-                raise ValueError(f"the tensors of the slot {name!r} are not those of this model")
+        for name, tree in before.items():  # diverged weights may be of any value
+            trees.check_form(f"the slot {name!r}", strategy.weights[name], tree)
         expected = self._recorder.rows[-1]["weights_sha256"]
         if trees.sha256(strategy.weights) != expected:
             raise ValueError("its weights are not those of the last line of rounds.jsonl")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedhet.core.check import boolean, integer
+from fedhet.core.check import Checked, setting
 from fedhet.core.errors import SUBMITTED, ConfigError
 
 FLOOR = "FEDHET_MIN_COUNT"
@@ -19,7 +19,7 @@ MAX_ARRAY = 1000  # MB
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What a node's own operator allows a run, whatever that says; by default anything.
 
     Attributes:
@@ -31,11 +31,11 @@ class Limits:
         max_array: the largest array that another setting of the run sizes, in MB; 0: any.
     """
 
-    evaluate: bool = True
-    min_count: int = 0
-    min_test: int = 0
-    max_model: int = 0
-    max_array: int = 0
+    evaluate: bool = setting(True, name="node config: evaluate")
+    min_count: int = setting(0, name="node config: min-count", low=0)
+    min_test: int = setting(0, name="node config: min-test", low=0)
+    max_model: int = setting(0, name="node config: max-model", low=0)
+    max_array: int = setting(0, name="node config: max-array", low=0)
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Limits:
@@ -49,16 +49,8 @@ class Limits:
             own = cls()
         if "site" in node_config:  # it has data of its own
             own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL, MAX_ARRAY)
-        given = [
-            node_config.get(name.replace("_", "-"), value) for name, value in vars(own).items()
-        ]
-        return cls(
-            boolean("node config: evaluate", given[0]),
-            integer("node config: min-count", given[1], low=0),
-            integer("node config: min-test", given[2], low=0),
-            integer("node config: max-model", given[3], low=0),
-            integer("node config: max-array", given[4], low=0),
-        )
+        given = {name: node_config.get(name.replace("_", "-"), n) for name, n in vars(own).items()}
+        return cls(**given)
 
     def check_array(self, setting: str, *shape: int, width: int = 4) -> None:
         """Refuse an array that is too large for the node, before its memory is taken.
@@ -96,13 +88,27 @@ def least_count(configured: int, limits: Limits = UNLIMITED) -> int:
     Raises:
         ConfigError: the variable is no whole number >= 0.
     """
-    text = os.environ.get(FLOOR)
-    if text is None:
-        return max(configured, limits.min_count)
+    return max(configured, limits.min_count, demanded(FLOOR, whole=True) or 0)
+
+
+def demanded(variable: str, *, whole: bool = False) -> Any:
+    """The number that the machine's owner has set in an environment variable; None for none.
+
+    Args:
+        variable: its name.
+        whole: whether it is a whole number >= 0; else it is any number > 0.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if (text := os.environ.get(variable)) is None:
+        return None
     try:
-        own = int(text)
+        value: float = int(text) if whole else float(text)
     except ValueError:
-        own = -1
-    if own < 0:  # a server gets this text, and so it is without the value
-        raise ConfigError(f"{FLOOR} in the environment must be a whole number >= 0")
-    return max(configured, limits.min_count, own)
+        value = -1
+    if not (0 if whole else math.ulp(0)) <= value < math.inf:
+        # A server gets this text, and so it is without the value.
+        what = "whole number >= 0" if whole else "number > 0"
+        raise ConfigError(f"{variable} in the environment must be a {what}")
+    return value

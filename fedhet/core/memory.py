@@ -1,8 +1,7 @@
 """Values as JSON and tensors, and what callbacks remember from one step to the next.
 
 A value may be None, a bool, number or text; a list, tuple, set or dict of such values; a tensor or
-a numpy array. A callback names the attributes that outlast a step in its class attribute `memory`;
-such an attribute may also be another object with a `memory`.
+a numpy array. A callback names the attributes that outlast a step in its class attribute `memory`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,15 +17,11 @@ from torch import Tensor
 
 from fedhet.core.trees import Tree
 
+if TYPE_CHECKING:
+    from fedhet.core.server.callbacks import Callback
+
 Node = Any  # a scalar, or a list that begins with the kind of the value
 CONTAINERS = {"list": list, "tuple": tuple, "set": set}
-
-
-def remembered(obj: object) -> tuple[str, ...]:
-    """The names of the attributes that outlast a step."""
-    classes = reversed(type(obj).__mro__)
-    names = [name for cls in classes for name in vars(cls).get("memory", ())]
-    return tuple(dict.fromkeys(names))
 
 
 class MemoryPacker:
@@ -40,22 +35,16 @@ class MemoryPacker:
         self._names: dict[tuple[Any, ...], str] = {}
         self._memories: set[int] = set()  # addresses
 
-    def memory(self, obj: object, path: str) -> dict[str, Node]:
-        """What the object remembers, by attribute; those that it does not have yet are left out.
+    def memory(self, callback: Callback, path: str) -> dict[str, Node]:
+        """What the callback remembers, by attribute.
 
         Raises:
             TypeError: a value cannot be stored; the message names the attribute.
         """
-        names = [name for name in remembered(obj) if hasattr(obj, name)]
-        return {name: self._attribute(getattr(obj, name), f"{path}.{name}") for name in names}
-
-    def _attribute(self, value: object, path: str) -> Node:
-        if remembered(value):
-            return ["object", self.memory(value, path)]
-        return self.value(value, path)
+        return {n: self.value(getattr(callback, n), f"{path}.{n}") for n in callback.memory}
 
     def value(self, value: Any, path: str) -> Node:
-        """A value that is no object with parts of its own."""
+        """The value as JSON."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -95,24 +84,17 @@ class MemoryPacker:
 
 
 def put_back(
-    obj: object, nodes: Mapping[str, Node], tensors: Tree, device: torch.device, path: str
+    callback: Callback, nodes: Mapping[str, Node], tensors: Tree, device: torch.device
 ) -> None:
-    """Let the object remember what `MemoryPacker.memory` has stored.
+    """Let the callback remember what `MemoryPacker.memory` has stored.
 
     Raises:
-        ValueError: it is not what such an object remembers.
+        ValueError: it is not what such a callback remembers.
     """
-    if unknown := set(nodes) - set(remembered(obj)):
-        raise ValueError(f"{path} does not remember {', '.join(sorted(unknown))}")
+    if unknown := set(nodes) - set(callback.memory):
+        raise ValueError(f"{callback.name} does not remember {', '.join(sorted(unknown))}")
     for name, node in nodes.items():
-        kind = node[0] if isinstance(node, list) else ""
-        if kind != "object":
-            setattr(obj, name, unpacked(node, tensors, device))
-            continue
-        current = getattr(obj, name, None)
-        if not remembered(current):
-            raise ValueError(f"{path}.{name} is not an object of this kind")
-        put_back(current, node[1], tensors, device, f"{path}.{name}")
+        setattr(callback, name, unpacked(node, tensors, device))
 
 
 def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:

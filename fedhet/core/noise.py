@@ -5,7 +5,6 @@ docs/privacy.md says what this protects, and what it does not.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from fedhet.core import streams, trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import DEFAULT_DELTA, Noise
+from fedhet.core.limits import demanded
 from fedhet.core.trees import AnyTree, Tree, kind
 
 if TYPE_CHECKING:
@@ -61,24 +61,6 @@ def allowed_here(noise: Noise) -> Noise:
             " with pip install -e '.[privacy]' in fedhet's folder"
         )
     return noise
-
-
-def demanded(variable: str) -> float | None:
-    """The number > 0 in an environment variable; None where it is not set.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    text = os.environ.get(variable)
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):  # a server gets this text, and so it is without the value
-        raise ConfigError(f"{variable} in the environment must be a number > 0")
-    return value
 
 
 def most_delta() -> float:

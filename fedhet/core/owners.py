@@ -38,10 +38,8 @@ def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
 
 def sent_extras(piece: Piece, result: kernel.Result) -> messages.Extras:
     """The extras of a result under the names in messages; what is withheld is empty."""
-    return {
-        f"{piece.name}.{name}": torch.empty(0) if value is None else value
-        for name, value in result.extras.items()
-    }
+    given = {n: torch.empty(0) if t is None else t for n, t in result.extras.items()}
+    return prefixed(piece.name, given)
 
 
 def read_update(
@@ -112,37 +110,35 @@ def releases_in(expected: Mapping[str, Expected]) -> int:
     return sum(map(is_release, expected.values()))
 
 
-def public_names(piece: Piece, step: Step) -> set[str]:
+# Of these, `expected` has the extras of all pieces under their names in messages.
+def public_names(expected: Mapping[str, Expected]) -> set[str]:
     """The names of extras, and of tensors in them, that need no noise."""
-    names = set()
-    for name, what in piece.expects(step).items():
-        if what.public is True:
-            names.add(f"{piece.name}.{name}")
-        else:
-            names |= {f"{piece.name}.{name}.{part}" for part in what.public or ()}
-    return names
+    names = {name for name, what in expected.items() if what.public is True}
+    parts = {name: what.public for name, what in expected.items() if name not in names}
+    return names | {f"{name}.{part}" for name, public in parts.items() for part in public or ()}  # type: ignore[union-attr]
 
 
-def withhold(piece: Piece, step: Step, update: messages.Upload) -> None:
-    """Withhold the piece's statistics, because they are of too few samples."""
-    for name, what in piece.expects(step).items():
-        if what.statistic and f"{piece.name}.{name}" in update.extras:
-            update.extras[f"{piece.name}.{name}"] = torch.empty(0, device=step.workspace.device)
+def withhold(
+    expected: Mapping[str, Expected], update: messages.Upload, device: torch.device
+) -> None:
+    """Withhold the statistics, because they are of too few samples."""
+    statistics = [name for name, what in expected.items() if what.statistic]
+    for name in update.extras.keys() & statistics:
+        update.extras[name] = torch.empty(0, device=device)
 
 
-def repair(piece: Piece, step: Step, update: messages.Upload) -> None:
+def repair(expected: Mapping[str, Expected], update: messages.Upload) -> None:
     """Make of noised extras what the server accepts."""
-    for name, what in piece.expects(step).items():
-        key = f"{piece.name}.{name}"
-        value: Any = update.extras.get(key)
+    for name, what in expected.items():
+        value: Any = update.extras.get(name)
         if value is None or what.public is True or (what.statistic and is_withheld(value)):
             continue
         if what.low is not None or what.high is not None:
             clamp = partial(torch.clamp, min=what.low, max=what.high)
             if isinstance(value, dict):
                 value = trees.map(clamp, value)
+            elif isinstance(value, Tensor):
+                value = clamp(value)
             else:
-                value = (
-                    clamp(value) if isinstance(value, Tensor) else float(clamp(torch.tensor(value)))
-                )
-        update.extras[key] = what.repair(value, update) if what.repair else value
+                value = float(clamp(torch.tensor(value)))
+        update.extras[name] = what.repair(value, update) if what.repair else value

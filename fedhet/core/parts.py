@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.trees import AnyTree, Tree, check_form
 
 
 def own_tensors(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
@@ -31,18 +31,7 @@ def joined(module: nn.Module, model: nn.Module, common: AnyTree, own: AnyTree) -
         ValueError: the parts together are not a state of this module.
     """
     whole: Tree = {**_prefixed(module, model, common), **own}
-    state = module.state_dict()
-    if unknown := sorted(whole.keys() ^ state.keys()):
-        raise ValueError(
-            f"{unknown[:3]} are in the values or in {type(module).__name__}, but not in both"
-            " (FedClient.personal_module)"
-        )
-    for name, t in state.items():
-        if (whole[name].shape, whole[name].dtype) != (t.shape, t.dtype):
-            raise ValueError(
-                f"{name!r} is {whole[name].dtype} {tuple(whole[name].shape)}; that of"
-                f" {type(module).__name__} is {t.dtype} {tuple(t.shape)}"
-            )
+    check_form(f"{type(module).__name__} (personal_module)", whole, module.state_dict())
     return whole
 
 

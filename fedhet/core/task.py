@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -136,9 +136,7 @@ class ClientData:
     @property
     def train(self) -> Samples:
         """The training set."""
-        samples = self._part("train")
-        assert samples is not None
-        return samples
+        return self._part("train")  # type: ignore[return-value]
 
     @property
     def val(self) -> Samples | None:
@@ -306,17 +304,15 @@ class Task:
             self.test = _samples(self.test, "the global test set") or None
         if isinstance(self.clients, ClientData):
             return  # whose they are, `at` is told
+        sizes = self.sizes
         if (elsewhere := self._elsewhere()) is not None:
-            if self.sizes and list(self.sizes) != elsewhere.sizes:
-                raise DataError(f"Task: sizes={self.sizes} with clients={self.clients}: omit one")
-            self.clients, self.sizes = elsewhere, elsewhere.sizes
-        elif not self.sizes:
-            self.sizes = [len(client.train) for client in self._clients_read()]
-        elif isinstance(self.clients, list | tuple):
-            sizes = [len(client.train) for client in self._clients_read()]
-            if sizes != list(self.sizes):
-                raise DataError(f"Task: sizes={self.sizes}, but the clients have {sizes}")
-        _check_any(self.sizes)
+            self.clients, sizes = elsewhere, elsewhere.sizes
+        elif not sizes or isinstance(self.clients, list | tuple):
+            sizes = [len(_read(client, pid).train) for pid, client in enumerate(self.clients)]
+        if self.sizes and list(self.sizes) != list(sizes):
+            raise DataError(f"Task: sizes={self.sizes}, but the clients have {sizes}")
+        self.sizes = sizes
+        _check_any(sizes)
 
     def _elsewhere(self) -> HeldClients | None:
         """The clients if they are given as their sizes or their number."""
@@ -405,10 +401,6 @@ class Task:
             )
         return model
 
-    def _clients_read(self) -> Iterator[ClientData]:
-        for pid, client in enumerate(self.clients):
-            yield _read(client, pid)
-
     @cached_property
     def part_sizes(self) -> list[tuple[int, int, int]]:
         """The numbers of each client's training, validation and test samples.
@@ -475,7 +467,7 @@ class Task:
         Raises:
             ConfigError: they are token numbers, or outside [0, 1].
         """
-        x = self._some(f"plugin {plugin!r}").x if self.example is None else self.example
+        x = self.inputs
         if x.dtype == torch.uint8:
             return
         requirement = (

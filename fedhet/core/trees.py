@@ -67,10 +67,10 @@ class Sum:
             self._old = tree.old
             self._old_weight += weight
             tree = tree.new
+        self.weight += weight
         if not self._total:
             copy: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
             self._total = {n: tree[n].to(torch.float64, **copy).mul_(weight) for n in tree}
-            self.weight += weight
             return
         for name, total in self._total.items():
             if total.numel() <= SUM_BLOCK:
@@ -80,7 +80,6 @@ class Sum:
             parts = (t.flatten().split(SUM_BLOCK) for t in (total, tree[name]))
             for part, x in zip(*parts, strict=True):
                 part.add_(x, alpha=weight)
-        self.weight += weight
 
     @property
     def tree(self) -> Tree:
@@ -113,12 +112,17 @@ class Sum:
         return means
 
 
-def mean(pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
-    """Return the weighted mean of (tree, weight) pairs in float64, summed in the order given."""
-    total = Sum()
+def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
+    """Return the weighted mean of (tree, weight) pairs in float64, summed in the order given.
+
+    Args:
+        pairs: the trees and their weights.
+        average: another average, with the functions `add` and `mean` of `Sum`.
+    """
+    total = Sum() if average is None else average
     for tree, weight in pairs:
         total.add(tree, weight)
-    return total.mean(reuse=True)
+    return total.mean(reuse=True)  # type: ignore[no-any-return]
 
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
@@ -216,8 +220,8 @@ def kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree that is not bounded, or differs from `like` in names, shapes or dtypes.
+def check_form(what: str, tree: Mapping[str, Any], like: AnyTree) -> None:
+    """Refuse a tree that differs from `like` in names, shapes or dtypes.
 
     Raises:
         ValueError: it begins with `what` and names the tensor.
@@ -229,10 +233,17 @@ def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
             f"{what}: names differ: missing {missing[:3]}, unexpected {unexpected[:3]}"
         )
     for name in like:
-        if tree[name].shape != like[name].shape or tree[name].dtype != like[name].dtype:
-            raise ValueError(
-                f"{what}, tensor {name!r}: {kind(tree[name])}; expected {kind(like[name])}"
-            )
+        if (given := kind(tree[name])) != (expected := kind(like[name])):
+            raise ValueError(f"{what}, tensor {name!r}: {given}; expected {expected}")
+
+
+def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
+    """Refuse a tree that is not bounded, or differs from `like` in names, shapes or dtypes.
+
+    Raises:
+        ValueError: it begins with `what` and names the tensor.
+    """
+    check_form(what, tree, like)
     if bad := first_unbounded(tree):
         raise ValueError(f"{what}, tensor {bad!r}: {UNBOUNDED}")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fedhet.core.client.descent import Performer
-    from fedhet.core.client.functional import Compiled, Frozen
+    from fedhet.core.client.functional import Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -264,11 +264,11 @@ class Workspace:
         return nullcontext()
 
     @cached_property
-    def compiled(self) -> Compiled:
+    def compiled(self) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
         """The gradient of the batch loss by torch.compile."""
-        from fedhet.core.client.functional import Compiled
+        from fedhet.core.client.functional import compiled
 
-        return Compiled(self)
+        return compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:
@@ -296,11 +296,6 @@ class Workspace:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 
-    @property
-    def _resident(self) -> bool:
-        """Whether all data stay on an accelerator, on which batches are made ready."""
-        return self.performer is not None and self.device.type != "cpu"
-
     def _ready(self, pixels: Tensor) -> Tensor:
         x = pixels.float().div_(255)
         in_place = getattr(self.task.transform, "in_place", None)
@@ -313,7 +308,8 @@ class Workspace:
             return Samples(self.transformed(samples.x), samples.y)
         # Another transform may make something of several images together.
         by_image = self.task.transform is None or hasattr(self.task.transform, "in_place")
-        if self._resident and by_image:
+        # All data stay on an accelerator, on which batches are made ready.
+        if by_image and self.performer is not None and self.device.type != "cpu":
             return Pixels(samples.x, samples.y, self._ready)
         return Samples(self._ready(samples.x), samples.y)
 

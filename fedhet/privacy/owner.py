@@ -17,7 +17,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from fedhet.core.noise import MAX_EPSILON, demanded, most_delta
+from fedhet.core.limits import demanded
+from fedhet.core.noise import MAX_EPSILON, most_delta
 from fedhet.record.files import write_json
 from fedhet.stores import own_folder
 

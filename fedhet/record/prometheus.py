@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import WriteError, clean
-from fedhet.core.targets.table import of_row
+from fedhet.core.targets import of_row
 from fedhet.record.files import written
 from fedhet.record.summary import sums
 

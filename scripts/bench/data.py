@@ -39,7 +39,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from fedhet import config
 from fedhet.config.targets import instantiate
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.site import Fitted
 from fedhet.core.groups import LocalSettings
 from fedhet.core.owners import seen_message
 from fedhet.core.server.setting import Setting
@@ -137,10 +137,10 @@ def latents() -> Figures:
     ratios = []
     for msg in strategy.plan(1).messages:
         client.receive(msg)
-        seen, site = seen_message(plugin.name, msg, client.complete()), Site(client)
+        seen = seen_message(plugin.name, msg, client.complete())
         x, _ = samples[msg.pid]
         pieces = {
-            "latents": lambda seen=seen, site=site: plugin.finish(seen, {}, site, fitted),
+            "latents": lambda seen=seen: plugin.finish(seen, {}, client.site, fitted),
             "pass": lambda x=x: workspace.model(x),
         }
         times = timed(pieces, 5, time.process_time)

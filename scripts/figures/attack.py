@@ -44,7 +44,7 @@ class Attack(Plugin):
         old = client.msg.weights
         change = trees.Difference(update.weights, old)
         if self.kind == "random":
-            draw = client.trainer.generator("attack")
+            draw = client.site.stream("attack")
             noise = trees.map(
                 lambda t: torch.randn(t.shape, generator=draw, dtype=torch.float64), change
             )

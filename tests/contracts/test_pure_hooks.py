@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedhet.config import catalogue
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
-from fedhet.core.client.training import Batch, Trainer
+from fedhet.core.client.site import Site
+from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Term
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.server.phases import locate
@@ -83,10 +84,10 @@ class Noted:
 
     def reply(self, client: Any, msg: Broadcast) -> Reply:
         """The client's reply, for which the terms of all that it trains are noted."""
-        descent = Trainer.descent
+        descent = Site._descent
 
         def noting(
-            trainer: Trainer,
+            site: Site,
             model: Any,
             data: Any,
             local: Any,
@@ -95,10 +96,10 @@ class Noted:
             *how: Any,
         ) -> Descent:
             noted = [self._noted(term) for term in terms]
-            return descent(trainer, model, data, local, noted, loss and self._noted(loss), *how)
+            return descent(site, model, data, local, noted, loss and self._noted(loss), *how)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Trainer, "descent", noting)
+            patch.setattr(Site, "_descent", noting)
             reply: Reply = client.handle(msg)
         return reply
 

@@ -213,4 +213,4 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     assert update.extras["scaffold.steps"] == 12
     assert expected.extras["scaffold.steps"] == 6
     assert torch.equal(update.tensor("fednorm.z"), expected.tensor("fednorm.z"))
-    assert len(client.trainer.data) == 48 and float(client.trainer.data.x.min()) < -1
+    assert len(client.site.data) == 48 and float(client.site.data.x.min()) < -1

@@ -75,9 +75,8 @@ class LocalSteps(Plugin):
         return samples
 
     def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        trainer = site._client.trainer
-        local = replace(trainer.msg.local, epochs=self.steps[msg.pid])
-        trainer.msg = replace(trainer.msg, local=local)
+        local = replace(site._msg.local, epochs=self.steps[msg.pid])
+        site._msg = replace(site._msg, local=local)
         return []
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.client.optimizers import ScaledSteps
-from fedhet.core.client.training import scale
+from fedhet.core.client.training import alter
 from fedhet.core.kernel import Term
 from fedhet.core.trees import Tree
 from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
@@ -227,7 +227,7 @@ def test_whose_deviations_count() -> None:
 def test_masks() -> None:
     grads = {"a": torch.tensor([2.0, -3.0, 5.0]), "b": torch.tensor(4.0), "kept": torch.ones(1)}
     guidance = {"a": torch.tensor([0.0, 1.0, 0.5]), "b": torch.tensor(0.25)}
-    scale(Term("scale", mask), grads, {}, guidance)
+    alter(Term("scale", mask), grads, {}, guidance)
     assert grads["a"].tolist() == [0.0, -3.0, 2.5] and grads["b"].item() == 1.0
     assert grads["kept"].item() == 1.0  # a tensor that clients keep has no mask
 

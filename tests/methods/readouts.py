@@ -45,5 +45,5 @@ def place(run: Any, msg: Broadcast, piece: Piece) -> tuple[Message, State, Site]
     """What the client half of a piece gets with this message, before any training."""
     client = run.client()
     client.receive(msg)
-    client.trainer.data = client._data(client.plugins)
+    client.site.data = client._data(client.plugins)
     return client._seen(piece)  # type: ignore[no-any-return]

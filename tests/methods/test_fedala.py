@@ -16,7 +16,7 @@ from methods.by_hand import same
 from methods.plugs import noisy, spy
 from methods.readouts import arrays, client_state, step_and_replies
 
-from fedhet.core.client.training import Trainer
+from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Plugin
 from fedhet.core.server.evaluation import evaluation_messages
@@ -139,12 +139,12 @@ def test_the_samples_are_drawn_afresh(
 ) -> None:
     """s % of a client's own samples, each once: others in each round, the same in its epochs."""
     learnings: list[list[torch.Tensor]] = []
-    original = Trainer.adapt
+    original = Site.adapt
 
     def adapt(self: Any, *given: Any, **more: Any) -> None:
         batches: list[torch.Tensor] = []
         learnings.append(batches)
-        descent = self.descent
+        descent = self._descent
 
         def noting(*of: Any) -> Any:
             found = descent(*of)
@@ -155,11 +155,11 @@ def test_the_samples_are_drawn_afresh(
 
             return replace(found, terms=noted)
 
-        self.descent = noting
+        self._descent = noting
         original(self, *given, **more)
-        del self.descent
+        del self._descent
 
-    monkeypatch.setattr(Trainer, "adapt", adapt)
+    monkeypatch.setattr(Site, "adapt", adapt)
     federation(
         toy_task(3, equal=True),
         FedALA,

@@ -72,11 +72,10 @@ def test_steps_with_its_terms_are_not_compiled(
     method = run.strategy.method
     msg, state, site = place(run, run.strategy.plan(2).messages[0], method)
     terms = method.client(method).terms(msg, state, site)
-    trainer = site._client.trainer
     of = run.workspace.load(msg.weights), site.data, msg.local
     assert [term.kind for term in terms] == ["loss" if options else "penalty"]
-    assert trainer.descent(*of, terms).quick is None
-    assert trainer.descent(*of, []).quick is not None
+    assert site._descent(*of, terms).quick is None
+    assert site._descent(*of, []).quick is not None
 
 
 def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> None:

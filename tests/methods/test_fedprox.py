@@ -61,7 +61,7 @@ def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[.
     trained = run.workspace.trained
     params = {name: msg.weights[name] + i for i, name in enumerate(trained)}
     grads = trees.map(torch.zeros_like, params)
-    training.add(term, grads, params, term.own)
+    training.alter(term, grads, params, term.own)
     assert list(grads) == trained and len(trained) == 3
     for i, g in enumerate(grads.values()):
         torch.testing.assert_close(g, torch.full_like(g, MU * i), msg=trained[i])

@@ -79,7 +79,7 @@ def _sgd_step(w: Tensor, grads: list[Tensor], lr: float) -> Tensor:
 def _prox_step(params: Params, w: Tensor, g: Tensor, w_global: Tensor) -> dict[str, Tensor]:
     grads, anchor = {"w": g.clone()}, {"w": w_global}
     term = Term("gradient", away, anchor, FedProxPlugin(mu=params["mu"]).mu)
-    training.add(term, grads, {"w": w}, anchor)
+    training.alter(term, grads, {"w": w}, anchor)
     return {"w_new": _sgd_step(w, [grads["w"]], params["lr"])}
 
 

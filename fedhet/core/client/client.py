@@ -1,6 +1,6 @@
 """FedClient serves the messages to a client. Flower calls `fit`, everything else calls `handle`.
 
-training.py has the local training, and site.py what a method sees of all this.
+site.py has the local training, and what a method sees of all this.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import kernel, messages, trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.client.training import Trainer
 from fedhet.core.errors import LostState, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
@@ -31,7 +30,14 @@ from fedhet.core.messages import (
     Upload,
 )
 from fedhet.core.metrics import assess
-from fedhet.core.owners import public_names, repair, seen_message, sent_extras, withhold
+from fedhet.core.owners import (
+    prefixed,
+    public_names,
+    repair,
+    seen_message,
+    sent_extras,
+    withhold,
+)
 from fedhet.core.parts import own_tensors
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
@@ -153,7 +159,7 @@ class FedClient(NumPyClient):
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         identity = type(self.method), tuple(sorted(self._digests.items()))
-        self.trainer = Trainer(self.workspace, self.msg, identity)
+        self.site = Site(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
@@ -168,7 +174,7 @@ class FedClient(NumPyClient):
                 f" {[plugin.name for plugin in self.plugins]}"
             )
         plugins = self.plugins if msg.trains else []
-        self.trainer.data = self._data(plugins)
+        self.site.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
             for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
@@ -176,20 +182,15 @@ class FedClient(NumPyClient):
                     raise TypeError(
                         f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
                     )
-            self.trainer.terms += terms
+            self.site.terms += terms
         prepared = now()
         piece: Piece = owner or self.method
-        seen, state, site = self._seen(piece)
-        result, after = serve(seen, state, site)  # type: ignore[misc]
-        state.keep(after)
-        update = self._update(piece, result)
+        update = self._update(piece, self._result(piece, serve))
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
-            seen, state, site = self._seen(plugin)
-            if self.trainer.fitted is None:
+            if self.site.fitted is None:
                 raise ValueError(f"method={self.method.name} has trained nothing in this message")
-            result, after = plugin.finish(seen, state, site, self.trainer.fitted)
-            state.keep(after)
+            result = self._result(plugin, plugin.finish, self.site.fitted)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
         self._release([*plugins, *([] if piece in plugins else [piece])], update)
@@ -207,22 +208,30 @@ class FedClient(NumPyClient):
             for plugin in changing:
                 raw = plugin.data(raw, StateView(self.state, plugin.name))
             data = Samples(workspace.transformed(raw.x), raw.y)
-        self._check_batch("client.batch_size", self.msg.local.batch_size, data)
+        self._check_batch(data)
         return data
 
-    def _check_batch(self, setting: str, size: int, data: Samples) -> None:
-        """Refuse batches of so many of the samples if this node does not make them.
+    def _check_batch(self, data: Samples) -> None:
+        """Refuse batches of these samples that are larger than this node makes.
 
         Raises:
-            ConfigError: it does not, and what the setting is.
+            ConfigError: they are.
         """
+        size = self.msg.local.batch_size
         shape = min(size, len(data)), *data.stored.shape[1:]
-        self.workspace.limits.check_array(f"{setting}={size}", *shape)
+        self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
+
+    def _result(self, piece: Piece, work: Any, *given: Fitted) -> kernel.Result:
+        """What the piece's work returns; its new state is kept."""
+        seen, state, site = self._seen(piece)
+        result, after = work(seen, state, site, *given)
+        state.keep(after)
+        return result  # type: ignore[no-any-return]
 
     def _seen(self, piece: Piece) -> tuple[kernel.Message, StateView, Site]:
         """The message and the state as a piece sees them, and its site."""
         seen = seen_message(piece.name, self.msg, self.complete())
-        return seen, StateView(self.state, piece.name), Site(self)
+        return seen, StateView(self.state, piece.name), self.site
 
     def complete(self) -> AnyTree:
         """The weights of the message; those of the model with what this client keeps."""
@@ -249,17 +258,18 @@ class FedClient(NumPyClient):
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         if workspace.simulated:  # a real client's would tell how many samples were generated
-            update.metrics[STEPS] = float(self.trainer.steps)
+            update.metrics[STEPS] = float(self.site.steps)
         messages.check_extras(update.extras, update.metrics)
-        if self.num_examples < workspace.min_count:
-            for piece in pieces:
-                withhold(piece, self._step(), update)
+        few = self.num_examples < workspace.min_count
+        step = self._step()
+        expected: dict[str, kernel.Expected] = {}
+        for piece in pieces if few or workspace.noise else ():
+            expected |= prefixed(piece.name, piece.expects(step))
+        if few:
+            withhold(expected, update, workspace.device)
         if workspace.noise:
-            step = self._step()
-            public = {name for piece in pieces for name in public_names(piece, step)}
-            workspace.release(self, update, public)
-            for piece in pieces:
-                repair(piece, step, update)
+            workspace.release(self, update, public_names(expected))
+            repair(expected, update)
         update.keeps = self.state.commit(msg.round)
         if update.keeps and not workspace.noise:  # the size may depend on the data
             # The size of generated samples would reveal the counts of classes.
@@ -304,27 +314,33 @@ class FedClient(NumPyClient):
         Raises:
             ValueError: the message requests what the run's settings here do not have.
         """
-        workspace, leaves = self.workspace, visit is None
-        if leaves:
-            if workspace.noise:
-                raise ValueError("privacy.noise: no scores leave a client; set eval.clients=false")
-            if not workspace.evaluation.clients:
-                raise ValueError("the server requests scores, and the run has eval.clients=false")
-            if TRAIN_TOO in self.msg.extras and not workspace.evaluation.train:
-                raise ValueError(
-                    "the server requests training scores, and the run has eval.train=false"
-                )
-            if not workspace.limits.evaluate:
-                return Upload(self.pid, self.num_examples)
-        kept = self.msg.text(KEEP).split(",") if KEEP in self.msg.extras else []
-        if kept and not workspace.simulated:
-            raise ValueError("the server requests personal models, which never leave their site")
+        workspace, asked, leaves = self.workspace, self.msg.extras, visit is None
+        evaluation = workspace.evaluation
+        kept = self.msg.text(KEEP).split(",") if KEEP in asked else []
+        refused = {
+            "privacy.noise: no scores leave a client; set eval.clients=false": (
+                leaves and workspace.noise
+            ),
+            "the server requests scores, and the run has eval.clients=false": (
+                leaves and not evaluation.clients
+            ),
+            "the server requests training scores, and the run has eval.train=false": (
+                leaves and TRAIN_TOO in asked and not evaluation.train
+            ),
+            "the server requests personal models, which never leave their site": (
+                kept and not workspace.simulated
+            ),
+        }
+        for why in (why for why, is_so in refused.items() if is_so):
+            raise ValueError(why)
+        if leaves and not workspace.limits.evaluate:
+            return Upload(self.pid, self.num_examples)
         given = self.views()
         views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
-        if workspace.evaluation.finetune_epochs and leaves:
+        if evaluation.finetune_epochs and leaves:
             views["finetuned"] = self._finetuned
         names = ["val", "test"]
-        if TRAIN_TOO in self.msg.extras and self.num_examples >= workspace.min_count:
+        if TRAIN_TOO in asked and self.num_examples >= workspace.min_count:
             names.append("train")
         parts = workspace.parts(self.pid, *names)
         least = workspace.limits.min_test if leaves else 0
@@ -354,8 +370,8 @@ class FedClient(NumPyClient):
 
     def _finetuned(self) -> nn.Module:
         """The received model after plain training on the client's own data."""
-        site = Site(self)
-        self._check_batch("client.batch_size", self.msg.local.batch_size, site.own)
+        site = self.site
+        self._check_batch(site.own)
         epochs = self.workspace.evaluation.finetune_epochs
         return site.model(
             site.fit(self.complete(), data=site.own, epochs=epochs, alone=True).params

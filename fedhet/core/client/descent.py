@@ -112,15 +112,12 @@ class Performer(Protocol):
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         """Take the steps of these epochs; the result is that of `Descent.steps` of the last."""
-        ...
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         """What a method of the module, which is in eval mode, makes of x (n, ...)."""
-        ...
 
     def read(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors on the CPU."""
-        ...
 
 
 def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | None) -> Tensor:

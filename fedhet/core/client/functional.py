@@ -1,7 +1,4 @@
-"""The gradient of a batch loss, and a model without gradients, as pure functions of tensors.
-
-In this form the one can be compiled, and the other is evaluated with any values.
-"""
+"""A model, and the gradient of its loss, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -16,41 +13,6 @@ from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
     from fedhet.core.workspace import Workspace
-
-Gradient = Callable[
-    [list[Tensor], Tree, Tensor, Tensor, Tensor | None], tuple[list[Tensor], Tensor, Tree]
-]
-
-
-def gradient(workspace: Workspace) -> Gradient:
-    """Return the gradient function of the workspace's model in its present mode.
-
-    It maps (parameters, buffers, x, y, w) to (gradients, loss, buffers after the batch), and
-    changes none of its arguments. The loss is mean_b losses_b, or sum_b w_b losses_b if the
-    weights w (B,) are not None.
-    """
-    names = workspace.trained
-    model = workspace.model
-    criterion = workspace.task.criterion
-
-    def loss(
-        parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
-    ) -> tuple[Tensor, Tree]:
-        after = {name: t.clone() for name, t in buffers.items()}
-        state = {**dict(zip(names, parameters, strict=True)), **after}
-        with workspace.autocast():
-            losses = criterion(functional_call(model, state, (x,)), y)
-        return losses.mean() if w is None else (losses * w).sum(), after
-
-    gradients_and_loss = grad_and_value(loss, has_aux=True)
-
-    def f(
-        parameters: list[Tensor], buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
-    ) -> tuple[list[Tensor], Tensor, Tree]:
-        grads, (value, after) = gradients_and_loss(parameters, buffers, x, y, w)
-        return list(grads), value, after
-
-    return f
 
 
 class Frozen:
@@ -77,32 +39,38 @@ class Frozen:
         return self._module
 
 
-class Compiled:
-    """`gradient`, compiled by torch.compile, for full batches.
+def compiled(workspace: Workspace) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
+    """The gradient of the batch loss of the workspace's model, by torch.compile.
 
     It is compiled when it is first used, and again after the model's mode has changed (dropout,
     frozen norms). Every other batch size would be compiled, too; hence full batches only.
+
+    Returns:
+        The columns of a batch -> (the loss times the number of samples, the gradients). The model's
+        buffers change as they do in an eager step.
     """
+    model, criterion = workspace.model, workspace.task.criterion
+    parameters = {
+        n: p.detach() for n, p in zip(workspace.trained, workspace.parameters, strict=True)
+    }
+    buffers = dict(model.named_buffers())
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._f: Gradient = torch.compile(gradient(workspace), dynamic=False)
-        self._parameters = [
-            p.detach() for p in workspace.parameters
-        ]  # they share the model's memory
-        self._buffers = dict(workspace.model.named_buffers())
+    def loss(
+        parameters: Tree, buffers: Tree, x: Tensor, y: Tensor, w: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        after = {name: t.clone() for name, t in buffers.items()}
+        with workspace.autocast():
+            losses = criterion(functional_call(model, {**parameters, **after}, (x,)), y)
+        return losses.mean() if w is None else (losses * w).sum(), after
 
-    def __call__(self, x: Tensor, y: Tensor, w: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss and the gradients of the model, and update its buffers.
+    f = torch.compile(grad_and_value(loss, has_aux=True), dynamic=False)
 
-        The buffers change as they do in an eager step.
+    @torch.no_grad()
+    def quick(columns: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+        x, y, _, *weight = columns
+        grads, (value, after) = f(parameters, buffers, x, y, weight[0] / len(y) if weight else None)
+        if after:
+            torch._foreach_copy_(list(buffers.values()), list(after.values()))
+        return value * len(y), list(grads.values())
 
-        Args:
-            x: (B, ...) model inputs.
-            y: (B, ...) targets.
-            w: (B,) the samples' weights, or None for the mean.
-        """
-        with torch.no_grad():
-            grads, loss, after = self._f(self._parameters, self._buffers, x, y, w)
-            if after:
-                torch._foreach_copy_([self._buffers[name] for name in after], list(after.values()))
-        return loss, grads
+    return quick

@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
+from fedhet.core import streams, trees
+from fedhet.core.client import optimizers
+from fedhet.core.client.descent import Descent, Values, descend
+from fedhet.core.client.training import (
+    Batch,
+    Columns,
+    alter,
+    joined,
+    named,
+    norms,
+    only,
+    usable,
+    value,
+)
 from fedhet.core.client.training import Fitted as Fitted
+from fedhet.core.kernel import Term
+from fedhet.core.messages import Broadcast, LocalSettings, Scalar
 from fedhet.core.metrics import outputs
+from fedhet.core.server.stopping import EarlyStopping
+from fedhet.core.targets import Target
 from fedhet.core.task import Samples
-from fedhet.core.trees import AnyTree
-
-if TYPE_CHECKING:
-    from fedhet.core.client.client import FedClient
-    from fedhet.core.workspace import Workspace
+from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.workspace import Workspace
 
 
 class Site:
-    """The data of one client, and what trains and evaluates models on them.
+    """The data of one client during one message, and what trains and evaluates models on them.
 
     Args:
-        client: the client that serves the message.
+        workspace: what the clients of the process share: the task, the names and initial values of
+            the model, and settings of privacy.
+        msg: the message.
+        identity: of the method, its options and its plug-ins, as far as they change steps.
 
     Attributes:
-        fit, gradient, adapt: those of the `Trainer`.
+        data: the samples to train on, ready for the model, as the plug-ins have changed them.
+        terms: those of the plug-ins.
+        steps: the optimiser steps that were taken for the message.
+        fitted: what was trained last with the plug-ins' terms; None for nothing.
     """
 
-    def __init__(self, client: FedClient) -> None:
-        self._client = client
-        trainer = client.trainer
-        self.fit, self.gradient, self.adapt = trainer.fit, trainer.gradient, trainer.adapt
+    workspace: Workspace
+    data: Samples
 
-    @property
-    def workspace(self) -> Workspace:
-        """The task, the names and initial values of the model, and settings of privacy."""
-        return self._client.workspace
-
-    @property
-    def data(self) -> Samples:
-        """The samples to train on, ready for the model, as the plug-ins have changed them."""
-        return self._client.trainer.data
+    def __init__(self, workspace: Workspace, msg: Broadcast, identity: Hashable = None) -> None:
+        self.workspace = workspace
+        self._msg = msg
+        self.terms: list[Term] = []
+        self.steps = 0
+        self.fitted: Fitted | None = None
+        self._identity = identity
+        self._held: AnyTree | None = None
+        self._first: AnyTree | None = None  # where the first training with these terms has begun
 
     @property
     def own(self) -> Samples:
         """The client's own training samples, ready for the model."""
-        return self.workspace.train_data(self._client.pid)
+        return self.workspace.train_data(self._msg.pid)
 
     def model(self, params: AnyTree) -> nn.Module:
         """The model with these values; another call, and any training, gives it others."""
-        return self._client.trainer.holding(params)
+        if params is not self._held:
+            self._held = None
+            self.workspace.load(params)
+            self._held = params
+        return self.workspace.model
 
     @torch.no_grad()
     def outputs(self, params: AnyTree, x: Tensor, part: str = "forward") -> Iterator[Tensor]:
@@ -61,12 +87,293 @@ class Site:
             x: inputs that are ready for the model.
             part: the method of the model, such as "features".
         """
-        model = self.model(params).eval()
-        yield from outputs(model, x, self.workspace.performer, part)
+        yield from outputs(self.model(params).eval(), x, self.workspace.performer, part)
+
+    def fit(
+        self,
+        start: AnyTree,
+        terms: Sequence[Term] = (),
+        *,
+        data: Samples | None = None,
+        loss: Term | None = None,
+        epochs: int | None = None,
+        patience: int | None = None,
+        lr: float | None = None,
+        names: Sequence[str] | None = None,
+        beside: Mapping[str, nn.Parameter] | None = None,
+        momentum: Tree | None = None,
+        stream: str = "",
+        alone: bool = False,
+    ) -> Fitted:
+        """Train the model from `start`, by mini-batches.
+
+        Args:
+            start: the values with which it begins.
+            terms: the method's own.
+            data: the samples, ready for the model; None for `data`.
+            loss: takes the place of the task's criterion: (B,) losses.
+            epochs: how many; None for what the message says, which may be a number of steps.
+            patience: stop after so many epochs without a lower mean loss; None for never.
+            lr: another rate than the message's.
+            names: the parameters to train; None for those of the method's `scope`.
+            beside: further parameters, which the terms find in `params`; their gradients are
+                clipped by themselves, and terms of other kinds than losses do not see them.
+            momentum: the momentum of SGD to begin with, by parameter.
+            stream: the name of the random stream of dropout; "" for that of the message.
+            alone: without the plug-ins' terms, for training whose result is not sent.
+        """
+        msg, data = self._msg, self.data if data is None else data
+        model, beside, performer = self.model(start), dict(beside or {}), self.workspace.performer
+        self._held = None
+        local = msg.local if lr is None else replace(msg.local, lr=lr)
+        momentum = {name: t.clone() for name, t in (momentum or {}).items()}
+        key = msg.phase, msg.step, msg.pid
+        with (
+            self.workspace.seeded(stream, *key) if stream else nullcontext(),
+            nullcontext() if names is None else only(model, names),
+        ):
+            declared = [*terms, *(() if alone else self.terms)]
+            descent = self._descent(model, data, local, declared, loss, beside, momentum)
+            before, orders = self.steps, self._epochs(descent, model, local, epochs)
+            if patience is None:
+                descend(descent, orders, performer)
+            else:
+                stop = EarlyStopping(patience)
+                any(stop(float(descend(descent, [order], performer))) for order in orders)
+        params = self._held = self.workspace.read(list(self.workspace.initial))
+        records = {} if alone else joined(descent.recorded)
+        self._first = start if self._first is None else self._first
+        taken = self.steps - before
+        fitted = Fitted(params, taken, records, self._first, beside, momentum)
+        if not alone:
+            self.fitted = fitted
+        return fitted
+
+    def _epochs(
+        self, descent: Descent, model: nn.Module, local: LocalSettings, epochs: int | None
+    ) -> Iterator[Tensor]:
+        """The samples of each epoch in their order; their steps are counted."""
+        total, size = len(descent.columns[1]), descent.size
+        lengths = local.epoch_sizes(self._train_mode(model, total, size), epochs)
+        for length, order in zip(lengths, self._orders(total), strict=False):
+            self.steps += -(-length // size)
+            yield order[:length]
+
+    def _descent(
+        self,
+        model: nn.Module,
+        data: Samples,
+        local: LocalSettings,
+        terms: Sequence[Term],
+        loss: Term | None = None,
+        beside: Mapping[str, nn.Parameter] = MappingProxyType({}),
+        momentum: Tree | None = None,
+    ) -> Descent:
+        """The gradient steps of `fit`.
+
+        The batch loss is mean_b(w_b (losses_b + terms_b)) + penalties.
+        """
+        workspace = self.workspace
+        of_model = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        params = {**of_model, **beside}
+        weights: Tensor | None = None
+        for term in terms:
+            if term.kind == "weight":
+                w = term.f(params, None, term.own)
+                weights = w if weights is None else weights * w
+        # The others read their own tensors in this order; a weight has a row for each sample.
+        others = [term for term in (loss, *terms) if term and term.kind != "weight"]
+        kinds = {term.kind for term in others if term is not loss}
+        draws = any(term.draws for term in others)
+
+        def of(kind: str, every: list[Prepared]) -> Iterator[tuple[Term, Prepared]]:
+            for term, own in zip(others, every, strict=True):
+                if term.kind == kind and term is not loss:
+                    yield term, own
+
+        def of_batch(
+            module: nn.Module | None, params: Tree, every: list[Prepared], columns: Columns
+        ) -> Values:
+            x, y, index, *weight = columns
+            records: Tree = {}
+            # Some models' features are not what a head reads (torchvision's have a classifier).
+            features = getattr(module, "features", None) if hasattr(module, "head") else None
+            with workspace.autocast():
+                z = None if features is None else features(x)
+                logits = module(x) if z is None else module.head(z)  # type: ignore[misc,operator,union-attr]
+                batch = Batch(x, y, index, z, logits, workspace)
+                if loss is None:
+                    losses = workspace.task.criterion(logits, y)
+                else:
+                    losses = value(loss, params, batch, every[0], records)
+            for term, own in of("loss", every):
+                losses = losses + value(term, params, batch, own, records)
+            for w in weight:
+                losses = losses * w
+            if "penalty" not in kinds:
+                return losses, None, records
+            values = (
+                value(term, params, batch, own, records) for term, own in of("penalty", every)
+            )
+            return losses, sum(values, torch.zeros((), device=x.device)), records
+
+        def change(grads: Tree, params: Tree, every: list[Prepared]) -> None:
+            of_model_only = dict(zip(of_model, grads.values(), strict=False))
+            for kind in ("gradient", "scale"):
+                for term, own in of(kind, every):
+                    alter(term, of_model_only, params, own)
+
+        def draw(n: int) -> list[Prepared]:
+            return [term.draws(n) if term.draws else {} for term in others]
+
+        optimizer = optimizers.make(
+            local, list(params.values()), [momentum[n] for n in params] if momentum else ()
+        )
+        every = [term.own for term in others]
+        for term, own in of("step", every):
+            factors = term.f(params, None, own)
+            optimizer = optimizers.ScaledSteps(optimizer, *trees.columns(factors, params, factors))
+        augment = workspace.task.augment and partial(
+            workspace.augmented, generator=self.stream("augment")
+        )
+        index = torch.arange(len(data), device=workspace.device)
+        # What is compiled: the plain loss, of the parameters that are usually trained.
+        usual = not (loss or kinds & {"loss", "penalty"})
+        usual &= [*map(id, params.values())] == [*map(id, workspace.parameters)]
+        return Descent(
+            params,
+            (data.stored, data.y, index, *(() if weights is None else (weights,))),
+            of_batch,
+            optimizer,
+            local.batch_size,
+            module=model,
+            own=every,
+            change=change if kinds & {"gradient", "scale"} else None,
+            exact=draws or "penalty" in kinds,
+            clip=local.clip,
+            beside=len(beside),
+            draw=draw if draws else None,
+            ready=data.ready,
+            augment=augment,
+            quick=workspace.compiled if usual and workspace.speed.compile else None,
+            common=self._common(data, local, loss, terms) if workspace.performer else None,
+        )
+
+    def _common(
+        self, data: Samples, local: LocalSettings, loss: Term | None, terms: Sequence[Term]
+    ) -> Hashable:
+        """A key: clients with equal keys take the same steps, and can take them together."""
+        task, msg = self.workspace.task, self._msg
+        extras = {k: v for k, v in msg.extras.items() if isinstance(v, Scalar)}
+        functions = [
+            (term.kind, named(term.f), named(term.draws), term.factor, term is loss)
+            for term in (loss, *terms)
+            if term
+        ]
+        transform = task.transform if data.ready else None
+        read = repr((msg.phase, extras, replace(local, lr=0.0), task.scoring, transform, functions))
+        of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
+        # A bound method is equal to itself alone, whether or not its object can be compared.
+        return self._identity, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
+
+    def gradient(
+        self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
+    ) -> tuple[Tree, AnyTree]:
+        """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
+
+        It is taken in train mode, and summed over the chunks. That is exact except for batch norm,
+        which normalises each chunk separately.
+
+        Args:
+            params: where it is taken.
+            index: the samples.
+            chunk: how many go through the model at a time.
+            changed: whether plug-ins change it as they change the gradient of a step.
+        """
+        model = self.model(params)
+        self._held = None
+        descent = self._descent(model, self.data, self._msg.local, self.terms)
+        whole = replace(descent, size=chunk, quick=None, change=None, clip=None)
+        index = index[: self._train_mode(model, len(index), chunk)]
+        total = [torch.zeros_like(p) for p in whole.params.values()]
+        rest = len(index) % chunk
+        for part, size in ((index[: len(index) - rest], chunk), (index[len(index) - rest :], rest)):
+            if len(part):
+                whole.optimizer = optimizers.Adding(total, size / len(index))
+                descend(whole, [part], self.workspace.performer)
+        grads = dict(zip(whole.params, total, strict=True))
+        if changed and descent.change:
+            with torch.no_grad():
+                descent.change(grads, descent.params, descent.own)
+        after = self._held = self.workspace.read(list(self.workspace.initial))
+        self.fitted = Fitted(after, 0, joined(descent.recorded), params)
+        return grads, after
+
+    def adapt(
+        self,
+        start: AnyTree,
+        names: Sequence[str],
+        optimizer: Callable[[list[Tensor]], optimizers.Optimizer],
+        *,
+        index: Tensor,
+        epochs: int,
+        until: Callable[[list[float]], bool],
+        stream: str,
+    ) -> None:
+        """Take steps of another optimiser than the run's, on the loss of the model.
+
+        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
+        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
+        each epoch, and the model is lost.
+
+        Args:
+            start: the values with which the model begins.
+            names: the parameters whose gradient it is.
+            optimizer: makes it of them; it changes them in place.
+            index: the client's own samples in their order.
+            epochs: at most so many passes over them.
+            until: the mean losses of the epochs so far -> whether it ends.
+            stream: the name of the random stream of dropout.
+        """
+        workspace, msg = self.workspace, self._msg
+        with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
+            model = self.model(start)
+            self._held = None
+            descent = self._descent(model, self.own, msg.local, ())
+            params = trees.pick(descent.params, names)
+            steps = optimizer(list(params.values()))
+            descent = replace(descent, params=params, optimizer=steps, clip=None)
+            used = self._train_mode(model, len(index), msg.local.batch_size)
+            index = index[:used].to(workspace.device)
+            losses: list[float] = []
+            while len(losses) < epochs and not (losses and until(losses)):
+                losses.append(float(descend(descent, [index], workspace.performer)) / used)
+
+    def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
+        """Set the mode and return how many of n samples to use in batches of this size.
+
+        Batch norm cannot train on one sample: a single trailing sample is left out, or batch norm
+        runs in eval mode.
+        """
+        model.train()
+        used = usable(model, n, size)
+        single = used == n and (n % size == 1 or size == 1)
+        if self.workspace.frozen_norms or single:
+            for norm in norms(model):
+                norm.eval()
+        return used
+
+    # ---- random streams, of this message
+    def _orders(self, n: int) -> Iterator[Tensor]:
+        """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
+        generator = self.stream("batches")
+        while True:
+            yield torch.randperm(n, generator=generator)
 
     def stream(self, purpose: str) -> torch.Generator:
         """The random stream of this message and purpose, on the CPU.
 
         That of "batches" orders the samples of `fit`: torch.randperm(n) for each epoch.
         """
-        return self._client.trainer.generator(purpose)
+        msg = self._msg
+        return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, msg.pid)

@@ -9,6 +9,7 @@ the loss of a state is detected.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -67,22 +68,19 @@ class ClientState:
         self.device = device
         self._pinned = pinned
         self.store = store
-        self._state: Tree | None = None
         self._changed = False
 
-    def _load(self) -> Tree:
-        if self._state is None:
-            self._state = {}
-            if self.version:
-                stored = self.store.load(self.pid, self.version)
-                if stored is None:
-                    raise LostState(
-                        f"client {self.pid}: its state of round {self.version} is missing on this"
-                        " machine; the client must run where it ran before, with the same state"
-                        " folder"
-                    )
-                self._state = {name: t.to(self.device) for name, t in stored.items()}
-        return self._state
+    @cached_property
+    def _tensors(self) -> Tree:
+        if not self.version:
+            return {}
+        stored = self.store.load(self.pid, self.version)
+        if stored is None:
+            raise LostState(
+                f"client {self.pid}: its state of round {self.version} is missing on this machine;"
+                " the client must run where it ran before, with the same state folder"
+            )
+        return {name: t.to(self.device) for name, t in stored.items()}
 
     def get(self, key: str) -> Tree | None:
         """Return the tree stored as "<method or plug-in>.<name>", or None if there is none yet.
@@ -95,34 +93,33 @@ class ClientState:
         prefix = f"{key}/"
         tree = {
             name.removeprefix(prefix): t.clone()
-            for name, t in self._load().items()
+            for name, t in self._tensors.items()
             if name.startswith(prefix)
         }
         return tree or None
 
-    def keys(self, owner: str) -> list[str]:
-        """Return the names of what is stored as "<owner>.<name>"."""
-        of_owner = [name for name in self._load() if name.startswith(f"{owner}.")]
-        names = (name.partition("/")[0].removeprefix(f"{owner}.") for name in of_owner)
-        return list(dict.fromkeys(names))
+    def names(self, prefix: str) -> list[str]:
+        """What follows the prefix in the names of the trees that begin with it."""
+        trees = dict.fromkeys(name.partition("/")[0] for name in self._tensors)
+        return [name.removeprefix(prefix) for name in trees if name.startswith(prefix)]
 
     def put(self, key: str, tree: Tree) -> None:
         """Replace the tree stored as "<method or plug-in>.<name>"."""
         prefix = f"{key}/"
-        others = {name: t for name, t in self._load().items() if not name.startswith(prefix)}
-        self._state = others | {f"{prefix}{name}": t.detach() for name, t in tree.items()}
+        others = {name: t for name, t in self._tensors.items() if not name.startswith(prefix)}
+        self._tensors = others | {f"{prefix}{name}": t.detach() for name, t in tree.items()}
         self._changed = True
 
     def nbytes(self, without: Collection[str] = ()) -> int:
         """The size of the state in bytes, without what these methods and plug-ins keep."""
         left_out = tuple(f"{owner}." for owner in without)
-        return nbytes({n: t for n, t in self._load().items() if not n.startswith(left_out)})
+        return nbytes({n: t for n, t in self._tensors.items() if not n.startswith(left_out)})
 
     def commit(self, version: int) -> bool:
         """Save the state as `version` if it has changed, and return whether it has."""
         if self._changed:
             keep = {self.version, *self._pinned}
-            self.store.save(self.pid, version, self._load(), keep)
+            self.store.save(self.pid, version, self._tensors, keep)
         return self._changed
 
 
@@ -145,10 +142,10 @@ class StateView(Mapping[str, Any]):
         return tree[""] if list(tree) == [""] else tree
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._state.keys(self._owner))
+        return iter(self._state.names(f"{self._owner}."))
 
     def __len__(self) -> int:
-        return len(self._state.keys(self._owner))
+        return len(self._state.names(f"{self._owner}."))
 
     def keep(self, after: Mapping[str, Any]) -> None:
         """Put what a function returns as the new state in the place of this one."""

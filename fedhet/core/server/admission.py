@@ -198,11 +198,6 @@ class Outliers:
         """
         return states.get(OUTLIERS, {}).get("medians", {})  # type: ignore[no-any-return]
 
-    def bound(self, states: dict[str, State], phase: str) -> dict[str, float]:
-        """What the phase's last step says is usual, by kind; empty where it says nothing."""
-        medians = self.medians(states).get(phase, {})
-        return medians if any(medians.values()) else {}
-
     def refuse(
         self,
         step: OpenStep,
@@ -229,7 +224,8 @@ class Outliers:
             yield from updates
             return
         norms, phase = step.norms, step.entry.name
-        last = self.bound(states, phase)
+        last = self.medians(states).get(phase, {})  # says nothing where no kind has a median
+        last = last if any(last.values()) else {}
         refused: list[tuple[Upload, str]] = []
         for update in updates:
             norms[update.pid] = norms_of(update, step.sent, _norm)

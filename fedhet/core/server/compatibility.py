@@ -72,45 +72,14 @@ def check(method: Method, setting: Setting) -> None:
 
 def _refusals(method: Method, setting: Setting) -> Iterator[str]:
     """All reasons, the most basic ones first."""
-    merge, plugins = setting.merge, setting.plugins
-    names = [plugin.name for plugin in plugins]
-    for name in (name for i, name in enumerate(names) if name in names[:i]):
+    names = [plugin.name for plugin in setting.plugins]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
-    yield from _preset_refusals(method, plugins)
+    yield from _preset_refusals(method, setting.plugins)
     yield from _client_refusals(method, setting)
     yield from _noise_refusals(method, setting)
-    breaks = broken(method, setting.workspace)
-    for plugin in plugins:
-        for word in PLUGIN:
-            if word in plugin.needs and word in breaks:
-                way = _way_out(method, word) or _way_out(plugin, word)
-            elif word in method.needs and word in plugin.breaks:
-                way = _way_out(method, word)
-            else:
-                continue
-            yield f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}{way}"
-    for word in MERGE:
-        if word in merge.needs_words and word in breaks:
-            why = MERGE[word].format(why=breaks[word])
-            yield f"method={method.name} refuses merge={merge.name}: {why}{_way_out(method, word)}"
-    if "used weights" in merge.breaks and "used weights" not in breaks:
-        changing = [plugin for plugin in plugins if "used weights" in plugin.needs]
-        for plugin in changing[:1]:
-            yield (
-                f"method={method.name} refuses merge={merge.name}: plugin {plugin.name!r} changes"
-                " the aggregation weights, which it ignores"
-            )
+    yield from _piece_refusals(method, setting)
     yield from _setting_refusals(method, setting)
-
-
-def _way_out(piece: Piece, word: str) -> str:
-    """The option with which the piece does not need, or break, this, for a message."""
-    for one in fields(piece) if word in {*piece.needs, *piece.breaks} else ():  # type: ignore[arg-type]
-        for value in one.metadata.get("limits", {}).get("allowed", ()):
-            other = replace(piece, **{one.name: value})  # type: ignore[type-var]
-            if word not in {*other.needs, *other.breaks}:
-                return f"; use {piece.GROUP}.{one.name}={value}"
-    return ""
 
 
 def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]:
@@ -135,6 +104,7 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
 
 
 def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
+    """Why settings of local training are not those that the method can use."""
     required = [(word, *CLIENT[word]) for word in CLIENT if word in method.needs]
     if "local steps" in method.breaks:
         required.append(("local steps", *WITHOUT_STEPS))
@@ -157,39 +127,64 @@ def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
 def _noise_refusals(method: Method, setting: Setting) -> Iterator[str]:
     """Why a method or a plug-in sends what noise cannot cover."""
     noise = setting.workspace.noise
-    named = [(f"method={method.name}", method.breaks.get("noise", ""))]
-    named += [
-        (f"plugin {plugin.name}", plugin.breaks.get("noise", "")) for plugin in setting.plugins
-    ]
-    for name, reason in named if noise else ():
-        if reason:
-            yield f"privacy.noise={noise.multiplier:g} with {name}: {reason}"
+    for piece in (method, *setting.plugins) if noise else ():
+        if reason := piece.breaks.get("noise"):
+            kind = "method=" if piece is method else "plugin "
+            yield f"privacy.noise={noise.multiplier:g} with {kind}{piece.name}: {reason}"
+
+
+def _piece_refusals(method: Method, setting: Setting) -> Iterator[str]:
+    """Why the method refuses a plug-in, or the merge."""
+    merge, breaks = setting.merge, broken(method, setting.workspace)
+    for plugin in setting.plugins:
+        for word in PLUGIN:
+            refused = word in plugin.needs and word in breaks
+            if refused or (word in method.needs and word in plugin.breaks):
+                way = _way_out(method, word) or (_way_out(plugin, word) if refused else "")
+                yield f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}{way}"
+    refuses = f"method={method.name} refuses merge={merge.name}:"
+    for word in MERGE:
+        if word in merge.needs_words and word in breaks:
+            yield f"{refuses} {MERGE[word].format(why=breaks[word])}{_way_out(method, word)}"
+    weighing = [plugin.name for plugin in setting.plugins if "used weights" in plugin.needs]
+    if weighing and "used weights" in merge.breaks and "used weights" not in breaks:
+        yield (
+            f"{refuses} plugin {weighing[0]!r} changes the aggregation weights, which it ignores"
+        )
 
 
 def _setting_refusals(method: Method, setting: Setting) -> Iterator[str]:
     """Why settings of the server need a model, or a score, that there is not."""
-    workspace = setting.workspace
-    if setting.server_opt is not None and not workspace.mergeable:
-        yield (
-            f"method={method.name} has no global model that a server optimiser could update; use"
-            " server_opt=none"
-        )
-    evaluation, evaluates = workspace.evaluation, method.evaluates(workspace)
-    epochs = evaluation.finetune_epochs
-    if epochs and "global" not in evaluates:
-        yield (
-            f"eval.finetune_epochs={epochs}: method={method.name} has no global model to fine-tune"
-        )
-    if not evaluation.personal and "global" not in evaluates:
-        yield f"eval.personal=false: method={method.name} has personal models only; use true"
-    target = workspace.task.scoring
-    if evaluation.scores == "all" and target.name != Classes.name:
-        yield f"eval.scores=all: of a task with target={target.name} there are no others; use basic"
-    if evaluation.thresholds and not target.score():
-        yield (
-            f"eval.thresholds={list(evaluation.thresholds)}: a task with target={target.name} has"
-            " no score that could reach them"
-        )
+    workspace, name = setting.workspace, f"method={method.name}"
+    evaluation, target = workspace.evaluation, workspace.task.scoring
+    epochs, no_global = evaluation.finetune_epochs, "global" not in method.evaluates(workspace)
+    refused = {
+        f"{name} has no global model that a server optimiser could update; use server_opt=none": (
+            setting.server_opt is not None and not workspace.mergeable
+        ),
+        f"eval.finetune_epochs={epochs}: {name} has no global model to fine-tune": (
+            epochs and no_global
+        ),
+        f"eval.personal=false: {name} has personal models only; use true": (
+            not evaluation.personal and no_global
+        ),
+        f"eval.scores=all: of a task with target={target.name} there are no others; use basic": (
+            evaluation.scores == "all" and target.name != Classes.name
+        ),
+        f"eval.thresholds={list(evaluation.thresholds)}: a task with target={target.name} has no"
+        " score that could reach them": evaluation.thresholds and not target.score(),
+    }
+    yield from (why for why, is_so in refused.items() if is_so)
+
+
+def _way_out(piece: Piece, word: str) -> str:
+    """The option with which the piece does not need, or break, this, for a message."""
+    for one in fields(piece) if word in {*piece.needs, *piece.breaks} else ():  # type: ignore[arg-type]
+        for value in one.metadata.get("limits", {}).get("allowed", ()):
+            other = replace(piece, **{one.name: value})  # type: ignore[type-var]
+            if word not in {*other.needs, *other.breaks}:
+                return f"; use {piece.GROUP}.{one.name}={value}"
+    return ""
 
 
 def changing_data(setting: Setting) -> str:

@@ -290,35 +290,37 @@ class Selection(Callback):
     """
 
     name = "selection"
-    memory = ("_best", "_stop")
+    memory = ("_best", "_values")
 
     def __init__(self, setting: Setting) -> None:
         self._key = setting.workspace.task.scoring.key("val_weighted")
+        self._stopping = setting.early_stopping
         self._best = math.inf
-        self._stop: EarlyStopping | None = None
-        stopping = setting.early_stopping
-        if stopping.patience is not None:
-            self._stop = EarlyStopping(stopping.patience, stopping.min_delta)
+        self._values: list[float] = []  # of all evaluations; a smaller one is better
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool:
         """Judge the model of the step that the row describes."""
         value = -row[self._key] if self._key in row else row.get("loss_val_weighted")
         if value is None:
-            if self._stop:
+            if self._stopping.patience is not None:
                 raise RunFailed(
-                    f"early_stopping.patience={self._stop.patience}: no client has validation"
+                    f"early_stopping.patience={self._stopping.patience}: no client has validation"
                     " samples, or its site sends no score of them; see partition.split"
                 )
             return False
         if value < self._best:
             self._best = value
             loop.best = loop.round
-        current = loop.current
-        if not self._stop or not self._stop(value) or current.step == current.entry.rounds:
+        self._values.append(value)
+        current, patience = loop.current, self._stopping.patience
+        if patience is None or current.step == current.entry.rounds:
+            return False
+        stop = EarlyStopping(patience, self._stopping.min_delta)
+        if not [stop(one) for one in self._values][-1]:
             return False
         log.warning(  # the level that a run shows
             "training stops after round %d: %s in a row without a better validation",
             current.step,
-            counted(self._stop.stale, "evaluation"),
+            counted(stop.stale, "evaluation"),
         )
         return True

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,14 +32,29 @@ AnyUpdate = TypeVar("AnyUpdate")  # of messages.py, or as the owner of a phase s
 LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
 
 
-class Average(Protocol):
-    """What takes trees one by one, and then says their average."""
+class Collected:
+    """An average that keeps the trees, and combines them in the end, a block at a time."""
+
+    def __init__(self, combine: Callable[[Tensor], Tensor]) -> None:
+        self._combine = combine
+        self._trees: list[AnyTree] = []
 
     def add(self, tree: AnyTree, weight: float) -> None:
-        """Take one more tree."""
+        self._trees.append(tree)
 
     def mean(self, *, reuse: bool = False) -> Tree:
-        """The average in float64; with `reuse`, the object must not be used afterwards."""
+        if not self._trees:
+            raise ValueError("the average of no tree")
+        block = max(1, trees.SUM_BLOCK // len(self._trees))
+        means: Tree = {}
+        for name, like in self._trees[0].items():
+            rows = [tree[name].double().flatten().split(block) for tree in self._trees]
+            parts = [self._combine(torch.stack(part)) for part in zip(*rows, strict=True)]
+            means[name] = torch.cat(parts).view(like.shape)
+        return means
+
+
+Average = trees.Sum | Collected  # takes trees one by one, and then says their average
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,15 +98,12 @@ class Mean(Checked):
 
     def mean(self, pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
         """The average of (tree, weight) pairs."""
-        average = self.average()
-        for tree, weight in pairs:
-            average.add(tree, weight)
-        return average.mean(reuse=True)
+        return trees.mean(pairs, self.average())
 
 
-def floating_buffers(update: Upload) -> Tree:
-    """Those buffers of an update that are averaged."""
-    return {name: t for name, t in update.buffers.items() if t.is_floating_point()}
+def floating_of(buffers: AnyTree) -> Tree:
+    """Those buffers that are averaged."""
+    return {name: t for name, t in buffers.items() if t.is_floating_point()}
 
 
 # ---- all updates of a step around its merge
@@ -147,7 +159,7 @@ def averaging_buffers(
     averaged = False
     for update in updates:
         own = of(update)
-        if floating := {name: t for name, t in own.items() if t.is_floating_point()}:
+        if floating := floating_of(own):
             average.add(floating, update.weight)  # type: ignore[attr-defined]
             averaged = True
         for name in own.keys() - floating.keys():
@@ -227,28 +239,6 @@ class TrimmedMean(Coordinates):
         return trimmed_mean(values, self.share)
 
 
-class Collected:
-    """Keeps the trees, and combines them in the end, a block of entries at a time."""
-
-    def __init__(self, combine: Callable[[Tensor], Tensor]) -> None:
-        self._combine = combine
-        self._trees: list[AnyTree] = []
-
-    def add(self, tree: AnyTree, weight: float) -> None:
-        self._trees.append(tree)
-
-    def mean(self, *, reuse: bool = False) -> Tree:
-        if not self._trees:
-            raise ValueError("the average of no tree")
-        block = max(1, trees.SUM_BLOCK // len(self._trees))
-        means: Tree = {}
-        for name, like in self._trees[0].items():
-            rows = [tree[name].double().flatten().split(block) for tree in self._trees]
-            parts = [self._combine(torch.stack(part)) for part in zip(*rows, strict=True)]
-            means[name] = torch.cat(parts).view(like.shape)
-        return means
-
-
 # ---- whole updates that are nearest to others
 def squared_distances(values: Tensor) -> Tensor:
     """(K, n) -> (K, K): the squared Euclidean distance of each pair of rows."""
@@ -316,7 +306,7 @@ class Krum(Mean):
 def distances(updates: list[Upload]) -> Tensor:
     """(K, K) the squared distances between the weights of the updates, buffers included."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-    buffers = [floating_buffers(update) for update in updates]
+    buffers = [floating_of(update.buffers) for update in updates]
     for name in dict.fromkeys([*updates[0].change, *buffers[0]]):
         # A change is computed when it is read: here of one tensor at a time.
         of = [
@@ -371,13 +361,12 @@ class NormFilter(Mean):
             if not beyond:
                 yield update
                 continue
-            usual = medians[beyond[0]]
-            cause = f"the norm of its {beyond[0]} is {own[beyond[0]]:.4g}"
+            kind, usual = beyond[0], medians[beyond[0]]
+            why = f"and a step needs {LEAST} that are not 0 to compare them"
             if usual:
-                cause += f", more than merge.factor={self.factor:g} times the median of this step"
-                cause += f", {usual:.4g}"
-            else:
-                cause += f", and a step needs {LEAST} that are not 0 to compare them"
+                why = f"more than merge.factor={self.factor:g} times the median of this step"
+                why = f"{why}, {usual:.4g}"
+            cause = f"the norm of its {kind} is {own[kind]:.4g}, {why}"
             failed = step.failure(update.pid, cause, "outlier")
             if step.ends_run(failed):
                 failed.cause += "; on_failure=skip leaves such updates out, and the run goes on"
@@ -466,7 +455,7 @@ def _shorten(update: Upload, change: AnyTree, step: OpenStep, factor: float) -> 
 
 
 def _buffer_change(update: Upload, sent: Tree) -> AnyTree:
-    buffers = floating_buffers(update)
+    buffers = floating_of(update.buffers)
     return trees.Difference(buffers, trees.pick(sent, buffers))
 
 
@@ -475,12 +464,11 @@ def norms_of(
 ) -> dict[str, float]:
     """The norms of what the update carries: of both changes, and of every floating extra."""
     norms = {"change": norm(update.change)} if update.change else {}
-    if update.weights and floating_buffers(update):
+    if update.weights and floating_of(update.buffers):
         norms["buffers"] = norm(_buffer_change(update, sent))
     for name, value in update.extras.items():
-        tree = {"": value} if isinstance(value, torch.Tensor) else value
-        floating = tree if isinstance(tree, dict) else {}
-        floating = {key: t for key, t in floating.items() if t.is_floating_point() and t.numel()}
-        if floating:
-            norms[name] = norm(floating)
+        tree = value if isinstance(value, dict) else {"": value}
+        tensors = {key: t for key, t in tree.items() if isinstance(t, Tensor)}
+        if found := {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}:
+            norms[name] = norm(found)
     return norms

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
 
 
 @dataclass
@@ -17,7 +16,6 @@ class EarlyStopping:
 
     patience: int
     tolerance: float = 0.0
-    memory: ClassVar[tuple[str, ...]] = ("best", "stale")
     best: float = inf
     stale: int = 0
 

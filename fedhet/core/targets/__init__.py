@@ -5,11 +5,20 @@ that can be joined: those of two clients together are the tally of all their sam
 reported for several clients is exact, and no mean of ratios.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
 from fedhet.core.targets.base import LossOnly, Scores, Tally, Target
-from fedhet.core.targets.classes import Classes, NextCharacter, cross_entropy, macro_f1
+from fedhet.core.targets.classes import (
+    Classes,
+    DetailedClasses,
+    NextCharacter,
+    cross_entropy,
+    macro_f1,
+)
 from fedhet.core.targets.labels import Labels
 from fedhet.core.targets.number import Number
-from fedhet.core.targets.table import TARGETS, WITH_CLASSES, make, of_row
 
 __all__ = [
     "TARGETS",
@@ -27,3 +36,35 @@ __all__ = [
     "make",
     "of_row",
 ]
+TARGETS: dict[str, type[Target]] = {
+    kind.name: kind for kind in (Classes, Number, Labels, NextCharacter, LossOnly)
+}
+WITH_CLASSES = ("class", "next_char")  # each sample has one of the classes
+
+
+def make(
+    name: str,
+    outputs: int,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    *,
+    detailed: bool = False,
+) -> Target:
+    """The target of a task.
+
+    Args:
+        name: the kind.
+        outputs: the number of the model's outputs for a sample.
+        mean, std: of each number, see `Number`.
+        detailed: whether classes are scored as `DetailedClasses`.
+    """
+    if name == Classes.name and detailed:
+        return DetailedClasses(outputs)
+    if name == Number.name:
+        return Number(outputs, tuple(mean), tuple(std))
+    return TARGETS[name](outputs)
+
+
+def of_row(row: Mapping[str, object]) -> type[Target]:
+    """The kind that a line of rounds.jsonl is about."""
+    return next((kind for kind in TARGETS.values() if kind.key("global") in row), LossOnly)

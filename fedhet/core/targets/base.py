@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from fedhet.core.trees import check_form, kind
 
 Tally = dict[str, Tensor]
 Scores = dict[str, float]
@@ -113,9 +115,10 @@ class Target(ABC):
         """
         return {}, {}
 
+    @cached_property
     def layout(self) -> Tally:
         """A tally of this task, for its names, shapes and types."""
-        return {}
+        return self.tally(torch.zeros(1, self.outputs), torch.zeros(1, self.outputs))
 
     def check(self, tally: object) -> Tally:
         """A tally that a client has sent.
@@ -123,20 +126,14 @@ class Target(ABC):
         Raises:
             ValueError: it is not one of this task.
         """
-        expected = self.layout()
-        if not isinstance(tally, dict) or set(tally) | self.optional != set(expected):
-            names = sorted(tally) if isinstance(tally, dict) else type(tally).__name__
-            raise ValueError(f"a tally of {names}; expected {sorted(expected)}")
-        for name, value in tally.items():
-            like = expected[name]
-            if not isinstance(value, Tensor) or (value.shape, value.dtype) != (
-                like.shape,
-                like.dtype,
-            ):
-                raise ValueError(
-                    f"a tally whose {name!r} is {value!r:.80}; expected {like.dtype} of shape"
-                    f" {tuple(like.shape)}"
-                )
+        if not isinstance(tally, dict):
+            raise ValueError(f"a tally is {kind(tally)}")
+        lacking = self.optional - tally.keys()
+        check_form("a tally", tally, {n: t for n, t in self.layout.items() if n not in lacking})
+        samples = int(tally["samples"])
+        counts = torch.cat([t.flatten() for t in tally.values() if not t.is_floating_point()])
+        if not samples or counts.min() < 0 or counts.max() > samples:
+            raise ValueError(f"a tally of {samples} samples whose counts are not among them")
         return tally
 
 

@@ -1,8 +1,9 @@
-"""One class for each sample, and the next character of a text."""
+"""One class for each sample, scored plainly or in detail, and the next character of a text."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,14 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
-from fedhet.core.targets.base import Scores, Tally, Target
+from fedhet.core.targets.base import Scores, Tally, Target, whole
+
+BINS = 15  # of the confidence, as in Guo et al. 2017, "On calibration of modern neural networks"
+# The difference of two classes' outputs is compared with each of these, which are closest where a
+# model that has hardly been trained has its outputs.
+_HALF = [i / 100 for i in range(100)] + [i / 20 for i in range(20, 80)]
+_HALF += [i / 4 for i in range(16, 49)]
+LIMITS = (*(-limit for limit in reversed(_HALF)), *_HALF[1:])
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -65,6 +73,109 @@ class Classes(Target):
         """
         right = coarse(tally["confusion"].diag().sum(), len(y), least)
         return {"accuracy": int(right) / len(y)}, {}
+
+
+class DetailedClasses(Classes):
+    """As Classes; the tally has what shows which classes are mistaken, and how surely.
+
+    Of two classes the second one is the positive one. Confidences and the AUC are those of
+    softmax(output). All of a tally are counts and sums, so that the scores of several clients are
+    those of all their samples together:
+
+    - `confusion` (C, C): the samples by [target, prediction];
+    - `bins`, `hits`, `confidence` (BINS,): the samples whose confidence in the prediction is in
+      each bin, how many predictions are right, and the sum of the confidences;
+    - `above` (2, limits + 1), of two classes: for each class all its samples, then those whose
+      outputs differ by at least each limit. These are points of the ROC curve, and the AUC is the
+      area under the line through them.
+    """
+
+    tallied: ClassVar[bool] = True
+
+    def tally(self, output: Tensor, y: Tensor) -> Tally:
+        output = output.double()
+        # Those of a model that has diverged are sure, and mostly wrong.
+        confidence, guess = output.softmax(1).nan_to_num(1.0).max(1)
+        edges = torch.arange(1, BINS, device=y.device, dtype=torch.float64) / BINS
+        where = torch.bucketize(confidence, edges)
+        none = torch.zeros(BINS, dtype=torch.int64, device=y.device)
+        tally = super().tally(output, y) | {
+            "samples": whole(len(y), y),
+            "bins": none.index_add(0, where, torch.ones_like(y)),
+            "hits": none.index_add(0, where, (guess == y).long()),
+            "confidence": none.double().index_add(0, where, confidence),
+        }
+        if self.outputs == 2:
+            limits = torch.tensor(LIMITS, device=y.device, dtype=torch.float64)
+            margin = (output[:, 1] - output[:, 0]).nan_to_num(0.0)
+            passed = torch.bucketize(margin, limits, right=True)
+            counts = torch.bincount(y * (len(limits) + 1) + passed, minlength=2 * (len(limits) + 1))
+            tally["above"] = counts.view(2, -1).flip(1).cumsum(1).flip(1)
+        return tally
+
+    def scores(self, tally: Tally) -> Scores:
+        return super().scores(tally) | self.further(tally)
+
+    def further(self, tally: Tally) -> Scores:
+        """The scores beside those of Classes; what these samples do not define is left out."""
+        scores = {}
+        of_class = tally["confusion"].sum(1)
+        recall = tally["confusion"].diag().double() / of_class
+        if self.outputs == 2:
+            names = ("specificity", "sensitivity")
+            scores = {name: float(recall[i]) for i, name in enumerate(names) if of_class[i]}
+            negative, positive = torch.nn.functional.pad(tally["above"].double(), (0, 1))
+            if positive[0] and negative[0]:
+                area = (-negative.diff() * (positive[1:] + positive[:-1])).sum() / 2
+                scores["auc"] = float(area / (positive[0] * negative[0]))
+        elif of_class.any():
+            scores["recall_macro"] = float(recall[of_class > 0].mean())
+        if counted := int(tally["bins"].sum()):
+            gaps = (tally["hits"] - tally["confidence"]).abs()
+            scores["ece"] = min(1.0, float(gaps.sum()) / counted)  # but for rounding
+        return scores
+
+    def details(self, tally: Tally) -> dict[str, Any]:
+        if not tally:
+            return {}
+        matrix = {"samples": int(tally["samples"]), "confusion": tally["confusion"].tolist()}
+        return self.further(tally) | matrix
+
+    def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
+        """The accuracy as of Classes, and coarse counts with the scores that these have.
+
+        The sum of a bin's confidences would be that of single samples: the middle of the bin stands
+        for each of them, which moves the calibration error by a thirtieth at most.
+        """
+        sent = {
+            name: value if name == "samples" else coarse(value, len(y), least)
+            for name, value in tally.items()
+            if name != "confidence"
+        }
+        middle = (torch.arange(BINS, dtype=torch.float64) + 0.5) / BINS
+        sent["confidence"] = sent["bins"] * middle
+        return super().releasable(tally, y, least)[0] | self.further(sent), sent
+
+    @cached_property
+    def layout(self) -> Tally:
+        return self.tally(torch.zeros(1, self.outputs), torch.zeros(1, dtype=torch.int64))
+
+    def check(self, tally: object) -> Tally:
+        checked = super().check(tally)
+        samples, bins, sums = int(checked["samples"]), checked["bins"], checked["confidence"]
+        # Of coarse counts at most one is rounded up, which is more than half of the samples.
+        if max(int(checked["confusion"].sum()), int(bins.sum())) > 1.5 * samples:
+            raise ValueError(f"a tally of {samples} samples that counts more")
+        if (checked["hits"] > bins).any() or (
+            "above" in checked and (checked["above"].diff() > 0).any()
+        ):
+            raise ValueError("a tally with more hits than samples, or counts that increase")
+        low, high = (torch.arange(start, BINS + start).double() / BINS * bins for start in (0, 1))
+        rounding = 1e-9 * samples
+        # Not the negation, which NaN would pass.
+        if not ((low - rounding <= sums) & (sums <= high + rounding)).all():
+            raise ValueError("a tally whose confidences are not in their bins")
+        return checked
 
 
 class NextCharacter(Classes):

@@ -39,13 +39,15 @@ class Number(Target):
         output, y = rows(output, y)
         y = y.to(output.dtype)
         if self.std:
-            y = (y - _constant(self.mean, y)) / _constant(self.std, y)
+            mean, std = (_constant(values, y.device, y.dtype) for values in (self.mean, self.std))
+            y = (y - mean) / std
         return (output - y).square().mean(1)
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         output, y = rows(output.double(), y.double())
         if self.std:
-            output = output * _constant(self.std, output) + _constant(self.mean, output)
+            mean, std = (_constant(v, y.device, y.dtype) for v in (self.mean, self.std))
+            output = output * std + mean
         # Relative to the first sample: of a number that does not vary the variation is exactly 0.
         away = y - y[0]
         centre = away.mean(0)
@@ -91,27 +93,18 @@ class Number(Target):
         sent = {name: value for name, value in tally.items() if name not in self.optional}
         return self.scores(sent), sent
 
-    def layout(self) -> Tally:
-        each = torch.zeros(self.outputs, dtype=torch.float64)
-        sums = dict.fromkeys(("absolute", "squared", "mean", "variation"), each)
-        return {"samples": torch.zeros((), dtype=torch.int64), **sums}
-
     def check(self, tally: object) -> Tally:
         checked = super().check(tally)
         given = torch.cat([checked["mean"], checked["variation"]])
         names = ("absolute", "squared", "variation")
         sums = torch.cat([checked[name] for name in names if name in checked])
-        if checked["samples"] < 1 or not given.isfinite().all() or (sums < 0).any():
-            raise ValueError("a tally without samples, or whose sums are not finite and >= 0")
+        if not given.isfinite().all() or (sums < 0).any():
+            raise ValueError("a tally whose sums are not finite and >= 0")
         return checked
 
 
-def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    return _cached_constant(values, like.device, like.dtype)
-
-
 @lru_cache
-def _cached_constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     # The tensor is kept: a first call in inference mode must not make it unusable in training.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
