@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedhet.core import kernel, trees
+from fedhet.core import authors, kernel, trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.training import Batch
@@ -109,6 +109,12 @@ def test_the_lists_of_this_test_are_an_authors_words() -> None:
     assert public(Plugin) == {*HOOKS[Plugin], *FACTS[Plugin], *OURS}
     assert public(Client) == set(HOOKS[Client])
     assert public(Site) == set(SITE)
+
+
+def test_one_module_has_all_that_an_author_imports() -> None:
+    words = {*(one.__name__ for one in (*VALUES, *HOOKS, Site)), *HELPERS}
+    assert words <= set(authors.__all__)
+    assert all(hasattr(authors, name) for name in authors.__all__)
 
 
 def count() -> dict[str, int]:

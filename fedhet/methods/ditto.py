@@ -31,12 +31,21 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core import trees
-from fedhet.core.check import MOST_EPOCHS, setting
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
-from fedhet.core.trees import Tree
-from fedhet.core.workspace import Workspace
+from fedhet.core.authors import (
+    Client,
+    Message,
+    Method,
+    Result,
+    Site,
+    State,
+    Term,
+    Tree,
+    Workspace,
+    serves,
+    setting,
+    trees,
+)
+from fedhet.core.check import MOST_EPOCHS
 from fedhet.methods.fedprox import away
 
 

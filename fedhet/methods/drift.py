@@ -32,10 +32,17 @@ import torch
 from torch import Tensor
 
 from fedhet.core import streams
-from fedhet.core.check import setting
-from fedhet.core.kernel import Merged, Plugin, State, Step, Update
-from fedhet.core.messages import Recorded
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.authors import (
+    AnyTree,
+    Merged,
+    Plugin,
+    Recorded,
+    State,
+    Step,
+    Tree,
+    Update,
+    setting,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,13 +44,22 @@ from statistics import pstdev
 import torch
 from torch import Tensor, nn
 
-from fedhet.core import check, trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Client, Message, Method, Result, State, serves
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Workspace
+from fedhet.core import check
+from fedhet.core.authors import (
+    AnyTree,
+    Client,
+    ConfigError,
+    Message,
+    Method,
+    Result,
+    Site,
+    State,
+    Tree,
+    Workspace,
+    serves,
+    setting,
+    trees,
+)
 
 WINDOW = 10  # the number of epochs whose losses must have settled
 

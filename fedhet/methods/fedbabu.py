@@ -31,12 +31,19 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core.check import MOST_EPOCHS, setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Client, Message, Method, State
-from fedhet.core.server.setting import Setting
-from fedhet.core.workspace import Scope, Workspace
+from fedhet.core.authors import (
+    Client,
+    ConfigError,
+    Message,
+    Method,
+    Scope,
+    Setting,
+    Site,
+    State,
+    Workspace,
+    setting,
+)
+from fedhet.core.check import MOST_EPOCHS
 
 
 class FedBABUClient(Client):

@@ -36,27 +36,29 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import norms
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Client,
+    ConfigError,
     Expected,
     Merged,
     Message,
     Method,
     Result,
+    Scope,
+    Setting,
+    Site,
     State,
     Step,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
+    trees,
 )
+from fedhet.core.client.training import norms
 from fedhet.core.server.merging import averaging_buffers
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Scope, Workspace
 
 log = logging.getLogger("fedhet")
 

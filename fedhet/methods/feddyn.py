@@ -39,23 +39,24 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Client,
     Merged,
     Message,
     Method,
     Result,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import away
 
 

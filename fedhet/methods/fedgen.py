@@ -47,28 +47,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet.core import streams
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import Batch
-from fedhet.core.counts import suppressed
-from fedhet.core.errors import RunFailed
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
     Client,
     Expected,
+    Extras,
     Merged,
     Message,
     Method,
+    Prepared,
     Result,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
 )
-from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Prepared, Tree
-from fedhet.core.workspace import Workspace
+from fedhet.core.counts import suppressed
+from fedhet.core.errors import RunFailed
 from fedhet.models.base import require_feature_head
 
 log = logging.getLogger("fedhet")

@@ -52,26 +52,29 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from fedhet.core import check, trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import (
+from fedhet.core import check
+from fedhet.core.authors import (
+    AnyTree,
+    ConfigError,
     Expected,
+    Extras,
     Merged,
     Message,
     Phase,
     Plugin,
+    Recorded,
     Result,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.messages import Extras, Recorded
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedavg import FedAvg
 
 log = logging.getLogger("fedhet")

@@ -46,13 +46,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet.core.check import setting
-from fedhet.core.client.site import Fitted, Site
-from fedhet.core.client.training import Batch, usable
-from fedhet.core.kernel import Expected, Message, Plugin, Result, State, Step, Term, Update
-from fedhet.core.messages import Recorded
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
+    Expected,
+    Fitted,
+    Message,
+    Plugin,
+    Recorded,
+    Result,
+    Setting,
+    Site,
+    State,
+    Step,
+    Term,
+    Tree,
+    Update,
+    setting,
+)
+from fedhet.core.client.training import usable
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 

@@ -39,24 +39,25 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Client,
+    ConfigError,
     Expected,
     Merged,
     Message,
     Method,
     Result,
+    Setting,
+    Site,
     State,
     Step,
+    Tree,
     Update,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
 from fedhet.methods.fedprox import FedProxPlugin
 
 

@@ -35,13 +35,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core import check
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import Batch
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
+    ConfigError,
+    Message,
+    Plugin,
+    Setting,
+    Site,
+    State,
+    Term,
+    Tree,
+    setting,
+)
 from fedhet.methods.fedavg import FedAvg
 
 

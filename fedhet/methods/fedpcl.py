@@ -55,28 +55,30 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedhet.core import messages
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import Batch
-from fedhet.core.groups import LocalSettings
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
     Client,
     Expected,
+    Extras,
+    LocalSettings,
     Merged,
     Message,
     Method,
     Phase,
     Result,
+    Scope,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
 )
-from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Scope, Workspace
 from fedhet.models.base import require_feature_head
 
 log = logging.getLogger("fedhet")

@@ -45,27 +45,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import Batch
-from fedhet.core.counts import suppressed
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
     Client,
     Expected,
+    Extras,
     Merged,
     Message,
     Method,
     Result,
+    Scope,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
 )
-from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Scope, Workspace
+from fedhet.core.counts import suppressed
 from fedhet.methods.fedpcl import (
     SLOT,
     PrototypeClassifier,

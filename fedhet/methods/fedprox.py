@@ -30,11 +30,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import Message, Plugin, State, Term
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.authors import AnyTree, Message, Plugin, Site, State, Term, Tree, setting, trees
 from fedhet.methods.fedavg import FedAvg
 
 

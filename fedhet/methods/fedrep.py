@@ -35,11 +35,22 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core.check import MOST_EPOCHS, setting
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import Client, Message, Method, Result, State, Step, Update, serves
-from fedhet.core.server.setting import Setting
-from fedhet.core.workspace import Scope, Workspace
+from fedhet.core.authors import (
+    Client,
+    Message,
+    Method,
+    Result,
+    Scope,
+    Setting,
+    Site,
+    State,
+    Step,
+    Update,
+    Workspace,
+    serves,
+    setting,
+)
+from fedhet.core.check import MOST_EPOCHS
 from fedhet.methods.fedbabu import body_names, in_head
 
 

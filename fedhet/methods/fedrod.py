@@ -41,14 +41,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.client.training import Batch
-from fedhet.core.kernel import Client, Message, Method, Result, State, Term, serves
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Workspace
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
+    Client,
+    Message,
+    Method,
+    Result,
+    Setting,
+    Site,
+    State,
+    Term,
+    Tree,
+    Workspace,
+    serves,
+    setting,
+    trees,
+)
 from fedhet.models.base import require_feature_head
 
 HEAD = "fedrod.head"  # what begins the names of the personal head's parameters in training

@@ -52,13 +52,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet.core.check import setting
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Merged, Method, State, Step, Update
-from fedhet.core.messages import Recorded
+from fedhet.core.authors import (
+    ConfigError,
+    Merged,
+    Method,
+    Recorded,
+    Setting,
+    State,
+    Step,
+    Tree,
+    Update,
+    setting,
+)
 from fedhet.core.server.merging import Mean
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import Tree
 
 TIE = 1e-12  # similarities that differ by less are treated as equal
 BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB, of which three are alive at a time

@@ -34,25 +34,26 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client import optimizers
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Client,
     Expected,
     Merged,
     Message,
     Method,
     Result,
+    Site,
     State,
     Step,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
+    trees,
 )
+from fedhet.core.client import optimizers
 from fedhet.core.server.merging import averaging_buffers
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Workspace
 
 
 def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 0.0) -> Tree:

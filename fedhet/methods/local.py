@@ -23,10 +23,19 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import Client, Merged, Message, Method, State, Step, Update
-from fedhet.core.trees import Tree
-from fedhet.core.workspace import Scope, Workspace
+from fedhet.core.authors import (
+    Client,
+    Merged,
+    Message,
+    Method,
+    Scope,
+    Site,
+    State,
+    Step,
+    Tree,
+    Update,
+    Workspace,
+)
 
 
 class LocalClient(Client):

@@ -39,13 +39,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Fitted, Site
-from fedhet.core.client.training import Batch
-from fedhet.core.kernel import Message, Plugin, Result, State, Term
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.authors import (
+    AnyTree,
+    Batch,
+    Fitted,
+    Message,
+    Plugin,
+    Prepared,
+    Result,
+    Setting,
+    Site,
+    State,
+    Term,
+    Tree,
+    setting,
+    trees,
+)
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 

@@ -26,12 +26,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Client, Message, Method, Phase, Result, State, serves
-from fedhet.core.server.setting import Setting
-from fedhet.core.task import Samples
+from fedhet.core.authors import (
+    Client,
+    ConfigError,
+    Message,
+    Method,
+    Phase,
+    Result,
+    Samples,
+    Setting,
+    Site,
+    State,
+    serves,
+    setting,
+)
 
 log = logging.getLogger("fedhet")
 POOLS = "pools the clients' raw data"

@@ -49,27 +49,28 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Client,
+    ConfigError,
     Expected,
+    Extras,
     Merged,
     Message,
     Method,
     Result,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.messages import Extras
 from fedhet.core.metrics import FORWARD_BATCH
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import AnyTree, Tree
 
 
 def correction(params: AnyTree, batch: None, own: Tree) -> Tree:

@@ -29,26 +29,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fedhet.core import trees
-from fedhet.core.check import setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.groups import LocalSettings
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
     Client,
+    ConfigError,
     Expected,
+    Extras,
+    LocalSettings,
     Merged,
     Message,
     Method,
     Result,
+    Setting,
+    Site,
     State,
     Step,
+    Tree,
     Update,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
-from fedhet.core.trees import Tree
 
 
 class SGDMClient(Client):

@@ -69,30 +69,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.core import streams, trees
-from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted, setting
-from fedhet.core.client.site import Site
-from fedhet.core.errors import ConfigError
-from fedhet.core.groups import LocalSettings
-from fedhet.core.kernel import (
+from fedhet.core import streams
+from fedhet.core.authors import (
+    AnyTree,
+    ConfigError,
     Expected,
+    LocalSettings,
     Merged,
     Message,
     Phase,
     Plugin,
+    Recorded,
     Result,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
+    trees,
 )
-from fedhet.core.messages import Recorded
+from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted
 from fedhet.core.metrics import comm_cost
-from fedhet.core.server.setting import Setting
 from fedhet.core.server.stopping import EarlyStopping
-from fedhet.core.trees import AnyTree, Tree
-from fedhet.core.workspace import Workspace
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
 from fedhet.methods.feddisk.densities import Masks

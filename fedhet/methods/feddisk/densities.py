@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core import streams, trees
+from fedhet.core import streams
+from fedhet.core.authors import AnyTree, LocalSettings, Prepared, Tree, trees
 from fedhet.core.client import optimizers
 from fedhet.core.client.descent import Descent, Performer, Values, descend
-from fedhet.core.groups import LocalSettings
 from fedhet.core.server.stopping import EarlyStopping
-from fedhet.core.trees import AnyTree, Prepared, Tree
 
 
 class Masks(NamedTuple):

@@ -62,28 +62,32 @@ import torch
 from torch import Tensor
 
 from fedhet.core import check, messages, streams
-from fedhet.core.check import counted, setting
-from fedhet.core.client.site import Site
-from fedhet.core.counts import suppressed
-from fedhet.core.groups import LocalSettings
-from fedhet.core.kernel import (
+from fedhet.core.authors import (
+    AnyTree,
     Expected,
+    Extras,
+    LocalSettings,
     Merged,
     Message,
     Phase,
     Plugin,
+    Recorded,
     Result,
+    Samples,
+    Setting,
+    Site,
     State,
     Step,
     Term,
+    Tree,
     Update,
+    Workspace,
     serves,
+    setting,
 )
-from fedhet.core.messages import Extras, Recorded
-from fedhet.core.server.setting import Setting
-from fedhet.core.task import Samples
-from fedhet.core.trees import AnyTree, Tree, kind
-from fedhet.core.workspace import Workspace
+from fedhet.core.check import counted
+from fedhet.core.counts import suppressed
+from fedhet.core.trees import kind
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import gaussians
 from fedhet.methods.fedgmm.gaussians import TARGETS, Mixture

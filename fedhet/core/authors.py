@@ -1,0 +1,67 @@
+"""All that the author of a method or a plug-in imports.
+
+    from fedhet.core.authors import Client, Merged, Method, Site, Step, Update, setting, trees
+
+docs/extending.md explains each name.
+"""
+
+from __future__ import annotations
+
+from fedhet.core import trees
+from fedhet.core.check import setting
+from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.training import Batch
+from fedhet.core.errors import ConfigError
+from fedhet.core.groups import LocalSettings
+from fedhet.core.kernel import (
+    Client,
+    Expected,
+    Merged,
+    Message,
+    Method,
+    Phase,
+    Plugin,
+    Result,
+    State,
+    Step,
+    Term,
+    Update,
+    serves,
+)
+from fedhet.core.messages import Extras, Recorded
+from fedhet.core.server.setting import Setting
+from fedhet.core.task import Samples
+from fedhet.core.trees import AnyTree, Prepared, Tree
+from fedhet.core.workspace import Scope, Workspace
+
+__all__ = [
+    "AnyTree",
+    "Batch",
+    "Client",
+    "ConfigError",
+    "Expected",
+    "Extras",
+    "Fitted",
+    "LocalSettings",
+    "Merged",
+    "Message",
+    "Method",
+    "Phase",
+    "Plugin",
+    "Prepared",
+    "Recorded",
+    "Result",
+    "Samples",
+    "Scope",
+    "Setting",
+    "Site",
+    "State",
+    "Step",
+    "Term",
+    "Tree",
+    "Update",
+    "Workspace",
+    "serves",
+    "setting",
+    "trees",
+]
