@@ -73,12 +73,14 @@ class FedClient(NumPyClient):
         site_name: of a site with data of its own, as its operator has named it; else None.
         adapter: answers Flower's messages; fedhet.flower.wire attaches it.
         delivery: keeps the final models at a site.
+        trainer_of: makes the trainer of a message; by default `Trainer`.
         msg, pid, state: of the message that is being served.
     """
 
     site_name: str | None = None
     adapter: NumPyClient
     delivery: Callable[[FedClient], Upload] | None = None
+    trainer_of: Callable[..., Trainer] = Trainer
     msg: Broadcast
     pid: int
     state: ClientState
@@ -153,7 +155,7 @@ class FedClient(NumPyClient):
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         identity = type(self.method), tuple(sorted(self._digests.items()))
-        self.trainer = Trainer(self.workspace, self.msg, identity)
+        self.trainer = self.trainer_of(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
@@ -183,6 +185,7 @@ class FedClient(NumPyClient):
         result, after = serve(seen, state, site)  # type: ignore[misc]
         state.keep(after)
         update = self._update(piece, result)
+        update.metrics |= self.trainer.metrics
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
             seen, state, site = self._seen(plugin)

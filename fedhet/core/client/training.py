@@ -95,6 +95,7 @@ class Trainer:
         terms: those of the plug-ins.
         steps: the optimiser steps that were taken for the message.
         fitted: what was trained last with the plug-ins' terms; None for nothing.
+        metrics: further numbers to record.
     """
 
     def __init__(self, workspace: Workspace, msg: Broadcast, identity: Hashable = None) -> None:
@@ -104,6 +105,7 @@ class Trainer:
         self.terms: list[Term] = []
         self.steps = 0
         self.fitted: Fitted | None = None
+        self.metrics: dict[str, float] = {}
         self._identity = identity
         self._held: AnyTree | None = None
         self._first: AnyTree | None = None  # where the first training with these terms has begun
