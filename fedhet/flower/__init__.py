@@ -58,11 +58,11 @@ def train(
             node's own client, or all clients in order, of whom the node takes its own: number
             `partition-id` of `num-partitions` in `context.node_config`.
         loop: your own training, (model, data, config) -> metrics, in place of fedhet's: it trains
-            the model in place and returns numbers by name, or None. `data` is a TensorDataset of
-            the client's training samples; `config` has "server-round", "lr", "local-epochs" and
-            "batch-size" of the run, and what `Strategy.start` was given as `train_config`. A method
-            that needs local steps of fedhet's refuses it, before the first round if its class says
-            so.
+            the model in place, and returns numbers by name, one number ("train_loss") or None.
+            `data` is a TensorDataset of the client's training samples; `config` has "server-round",
+            "lr", "local-epochs" and "batch-size" of the run, and what `Strategy.start` was given as
+            `train_config`. A method that needs local steps of fedhet's refuses it, before the first
+            round if its class says so.
     """
     from fedhet.flower.clientapp import answer
 

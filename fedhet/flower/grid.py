@@ -19,7 +19,7 @@ from fedhet.flower.parcels import PROPERTIES
 
 SETTINGS = "fedhet.settings"  # the record with the run's settings, under LINES
 LINES = "overrides"
-CONFIG = "fedhet.config"  # the record that the owner gives to `start` as train_config
+CONFIG = "config"  # Flower's name of the record that the owner gives to `start` as train_config
 ASKS = "fedhet.asks"  # the record of the question who a node is
 
 

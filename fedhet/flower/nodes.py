@@ -236,7 +236,8 @@ class Nodes:
             reason = answer if isinstance(answer, str) else answer.status.message
             raise ValueError(f"it does not report its partition-id: {reason}")
         partition, total = (answer.properties.get(name) for name in PLACE)
-        if partition is None and isinstance(problem := answer.properties.get("problem"), str):
+        problem, alone = answer.properties.get("problem"), self.clients is not None
+        if isinstance(problem, str) and (partition is None or alone):
             raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
             raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -15,15 +16,26 @@ from torch.utils.data import TensorDataset
 
 from fedhet.core.client.training import Fitted, Trainer
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import WORDS, Method, Piece, Term
+from fedhet.core.kernel import Method, Piece, Term
 from fedhet.core.messages import Broadcast
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
 
 # (model, data, config) -> metrics
-OwnLoop = Callable[[nn.Module, TensorDataset, dict[str, Any]], Mapping[str, float] | None]
-STEPS = ("local steps", "sgd steps", "plain steps", "known steps")  # of WORDS, which nobody knows
-WITHOUT = ("local steps", "own data")  # and what a method must have for a loop to be called
+OwnLoop = Callable[[nn.Module, TensorDataset, dict[str, Any]], Mapping[str, float] | float | None]
+LOSS = "train_loss"  # the name of a single number that a loop returns
+REFUSES = "refuses a training loop of your own:"
+# Why, by the words of fedhet.core.kernel.WORDS that a piece needs, and that a method breaks.
+NEEDS = {
+    "local steps": "it adds to fedhet's local steps",
+    "sgd steps": "it relies on local steps of SGD",
+    "plain steps": "it relies on plain SGD along the gradient of the local loss",
+    "known steps": "it relies on the number of local steps",
+}
+BREAKS = {
+    "local steps": "its clients take no local steps",
+    "own data": "its clients do not train on their own data",
+}
 
 
 def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:
@@ -32,18 +44,15 @@ def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:
     Raises:
         ConfigError: it names the piece, and the reason.
     """
-    for piece in (method, *plugins):
-        for word in (word for word in STEPS if word in piece.needs):
-            raise ConfigError(f"{_named(piece)} {_REFUSES} it needs that {WORDS[word]}")
-    for word in (word for word in WITHOUT if word in method.breaks):
-        raise ConfigError(f"{_named(method)} {_REFUSES} it is not so that {WORDS[word]}")
-
-
-_REFUSES = "refuses a training loop of your own, leave it out:"
-
-
-def _named(piece: Piece) -> str:
-    return f"method={piece.name}" if isinstance(piece, Method) else f"plugin {piece.name!r}"
+    reasons = [
+        (f"plugin {piece.name!r}" if piece is not method else f"method={piece.name}", why)
+        for piece in (method, *plugins)
+        for word, why in NEEDS.items()
+        if word in piece.needs
+    ]
+    reasons += [(f"method={method.name}", why) for w, why in BREAKS.items() if w in method.breaks]
+    for name, why in reasons:
+        raise ConfigError(f"{name} {REFUSES} {why}; without one, fedhet trains")
 
 
 class OwnersTrainer(Trainer):
@@ -89,14 +98,19 @@ class OwnersTrainer(Trainer):
         changed = [f"a term of the kind {term.kind!r}" for term in (*terms, *self.terms)]
         changed += [f"{name}=..." for name, value in how.items() if value not in (None, "")]
         if changed:
-            raise ValueError(f"the method or a plug-in {_REFUSES} it trains with {changed[0]}")
+            raise ValueError(
+                f"the method, or a plug-in, {REFUSES} it trains with {changed[0]}; without one,"
+                " fedhet trains"
+            )
         # A copy: moving a model to another device replaces its buffers.
         model = deepcopy(self.holding(start)).train()
         metrics = self._loop(model, TensorDataset(self.data.x, self.data.y), dict(self._config))
+        if isinstance(metrics, Real):
+            metrics = {LOSS: metrics}
         if not isinstance(metrics, Mapping | None):
             raise TypeError(
                 f"your training loop returned a {type(metrics).__name__}; expected numbers by name,"
-                " or None"
+                " a number, or None"
             )
         self.metrics = {name: float(value) for name, value in (metrics or {}).items()}
         device = self.workspace.device

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy import Strategy as FlowersStrategy
 from torch import Tensor, nn
 
@@ -58,6 +58,9 @@ class Strategy(FlowersStrategy):
             the server evaluates nothing.
         plugins: the names of plug-ins.
         overrides: settings as on the command line, such as "client.lr=0.1".
+        fraction_evaluate: the share of the nodes that evaluate the global model after each round of
+            the training by an evaluate function of your own, which gets Flower's messages. None:
+            all clients evaluate by `fedhet.flower.evaluate`.
 
     Attributes:
         history: the steps of the last run, each a dictionary as in rounds.jsonl.
@@ -73,11 +76,21 @@ class Strategy(FlowersStrategy):
         *,
         plugins: Sequence[str] = (),
         overrides: Sequence[str] = (),
+        fraction_evaluate: float | None = None,
     ) -> None:
-        self._lines = lines_of(method, plugins, overrides)
+        own = [] if fraction_evaluate is None else ["eval.clients=false"]
+        self._lines = lines_of(method, plugins, (*overrides, *own))
         self._task = task
         self._job = job_of(self._lines, task)
         check_cohorts(self._job.strategy)
+        self._own: FedAvg | None = None  # whose messages the owner's evaluate function gets
+        if fraction_evaluate is not None:
+            if self._job.workspace.noise or "global" not in self._job.strategy.views:
+                raise ConfigError(
+                    f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
+                    " without a global model, no client evaluates by a function of your own"
+                )
+            self._own = FedAvg(0.0, fraction_evaluate, 0, min_evaluate_nodes=1)
         self.history: list[Row] = []
         self._rounds: Rounds | None = None  # of Flower's own start
         self._given = ArrayRecord()
@@ -105,7 +118,7 @@ class Strategy(FlowersStrategy):
                 top.
             timeout: seconds that a client may take for a message, in place of `replies.deadline`.
             train_config: what a training loop of your own gets besides the run's settings.
-            evaluate_config: is refused: clients evaluate as the run's settings say.
+            evaluate_config: what an evaluate function of your own gets.
             evaluate_fn: (round, arrays) -> what you score of the global model, before the first
                 round and after each.
             run_dir: where the run is recorded, as fedhet's own runs are; None for nowhere.
@@ -121,8 +134,8 @@ class Strategy(FlowersStrategy):
             RunFailed: too few nodes have joined, a client failed and on_failure is "stop", or no
                 client succeeded.
         """
-        if evaluate_config:
-            raise ConfigError("evaluate_config has no effect: leave it out, and set eval.*")
+        if evaluate_config and self._own is None:
+            raise ConfigError("evaluate_config without fraction_evaluate has no effect: set eval.*")
         if resume and run_dir is None:
             raise ConfigError("resume=True without run_dir, the folder of the run that goes on")
         more = [] if num_rounds is None else [f"rounds={num_rounds}"]
@@ -130,7 +143,8 @@ class Strategy(FlowersStrategy):
         lines = (*self._lines, *more)
         folder = {} if run_dir is None else {"run_dir": str(run_dir), "resumes": resume}
         job = self._begun(lines, initial_arrays, run_dir_given=run_dir is not None, **folder)
-        results = Results(evaluate_fn)
+        ask = self._own and partial(_evaluated, self._own, grid, evaluate_config)
+        results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
         records = settings_records(lines, train_config)
         members, nodes = GridMembers(grid, records), nodes_of(job.strategy)
@@ -213,6 +227,8 @@ class Strategy(FlowersStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Messages to all clients with data after a round for which an evaluation is due."""
+        if self._own is not None:
+            return list(self._own.configure_evaluate(server_round, arrays, config, grid))
         due = self._rounds is not None and self._rounds.evaluating
         return self._messages(grid, {}) if due else []
 
@@ -225,6 +241,8 @@ class Strategy(FlowersStrategy):
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         rounds = self._rounds
+        if self._own is not None:
+            return self._own.aggregate_evaluate(server_round, replies)
         if rounds is None or not rounds.evaluating:
             return None
         rounds.answer(self._in_order(replies))
@@ -268,18 +286,21 @@ class Strategy(FlowersStrategy):
                 yield read_message(msg, nodes[pid], reply, more_bytes)
 
 
-class Results(Callback):
+class FlowersResult(Callback):
     """Makes Flower's Result of a run.
 
     Args:
         evaluate_fn: as for `Strategy.start`.
+        ask: (round, arrays) -> the means of what the nodes' own functions score; None: they have
+            none.
 
     Attributes:
         result: it.
         rows: the steps, as in rounds.jsonl.
     """
 
-    def __init__(self, evaluate_fn: EvaluateFn | None) -> None:
+    def __init__(self, evaluate_fn: EvaluateFn | None, ask: EvaluateFn | None = None) -> None:
+        self._ask = ask
         self.result = Result()
         self.rows: list[Row] = []
         self._evaluate = evaluate_fn
@@ -292,7 +313,10 @@ class Results(Callback):
         self.rows.append(row | recorded_numbers(method))
         if metrics := _metrics(row["metrics"]):
             result.train_metrics_clientapp[loop.round] = metrics
-        if means := _metrics(means_of(method, row)):
+        means: MetricRecord | None = _metrics(means_of(method, row))
+        if self._ask and row["phase"] == "train":
+            means = self._ask(loop.round, ArrayRecord(final_weights(method)))
+        if means:
             result.evaluate_metrics_clientapp[loop.round] = means
         self._score(loop, global_of(method, row))
 
@@ -304,6 +328,14 @@ class Results(Callback):
         own = self._evaluate and self._evaluate(loop.round, ArrayRecord(final_weights(loop.method)))
         if metrics := _metrics({**scores, **(own or {})}):
             self.result.evaluate_metrics_serverapp[loop.round] = metrics
+
+
+def _evaluated(
+    own: FedAvg, grid: Grid, config: ConfigRecord | None, server_round: int, arrays: ArrayRecord
+) -> MetricRecord | None:
+    """The means of what the nodes' own evaluate functions return."""
+    asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
+    return own.aggregate_evaluate(server_round, grid.send_and_receive(asked))
 
 
 def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:
