@@ -66,9 +66,14 @@ def _client(
         job = job_of(lines, whole.at(*place.values()), Limits.of(node))
         with apps.foreign():
             client = job.client(store_at_site, told_of(job, place))
+        config = dict(records.get(CONFIG, {}))
+        if loop is None and config and ASKS in message.content:
+            raise ConfigError(
+                f"train_config={config} has no effect without a training loop of your own: give its"
+                " settings to fedhet.flower.Strategy, such as overrides=['client.lr=0.1']"
+            )
         if loop is not None:
             check_own_loop(client.method, client.plugins)
-            config = dict(records.get(CONFIG, {}))
             client.trainer_of = partial(OwnersTrainer, loop=loop, config=config)
         return client
 

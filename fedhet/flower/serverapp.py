@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from fedhet.flower.tasks import job_of, lines_of
 from fedhet.job import Job, begin
 from fedhet.privacy import account
 from fedhet.process import pinned_threads
+from fedhet.record import terminal
 
 log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -90,7 +92,7 @@ class Strategy(FlowersStrategy):
                     f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
                     " without a global model, no client evaluates by a function of your own"
                 )
-            self._own = FedAvg(0.0, fraction_evaluate, 0, min_evaluate_nodes=1)
+            self._own = FedAvg(fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1)
         self.history: list[Row] = []
         self._rounds: Rounds | None = None  # of Flower's own start
         self._given = ArrayRecord()
@@ -117,7 +119,8 @@ class Strategy(FlowersStrategy):
             num_rounds: of the training, in place of the setting `rounds`. Phases before it come on
                 top.
             timeout: seconds that a client may take for a message, in place of `replies.deadline`.
-            train_config: what a training loop of your own gets besides the run's settings.
+            train_config: what a training loop of your own gets besides the run's settings; without
+                such a loop it is refused.
             evaluate_config: what an evaluate function of your own gets.
             evaluate_fn: (round, arrays) -> what you score of the global model, before the first
                 round and after each.
@@ -134,6 +137,7 @@ class Strategy(FlowersStrategy):
             RunFailed: too few nodes have joined, a client failed and on_failure is "stop", or no
                 client succeeded.
         """
+        terminal.log_to_stderr()
         if evaluate_config and self._own is None:
             raise ConfigError("evaluate_config without fraction_evaluate has no effect: set eval.*")
         if resume and run_dir is None:
@@ -177,7 +181,8 @@ class Strategy(FlowersStrategy):
     @staticmethod
     def _loop(job: Job) -> Loop:
         account.check_run(job.strategy)
-        callbacks = [*_accounts(job), Selection(job.strategy.setting)]
+        shown = terminal.Display(nullcontext(terminal.log_step))
+        callbacks = [*_accounts(job), Selection(job.strategy.setting), shown]
         return Loop(job.strategy, callbacks, evaluates=job.config.run.evaluation.clients)
 
     def summary(self) -> None:

@@ -200,6 +200,8 @@ def test_arguments_that_cannot_act_are_refused() -> None:
     for method, lines in (("fedavg", ["privacy.noise=1"]), ("fedproto", [])):
         with pytest.raises(ConfigError, match=r"fraction_evaluate=1.0: under privacy.noise, and"):
             strategy_of(method, *lines, fraction_evaluate=1.0)
+    with pytest.raises(RunFailed, match=r"train_config={'lr': 1} has no effect without a training"):
+        strategy_of("fedavg").start(grid, train_config=ConfigRecord({"lr": 1}))
     with pytest.raises(ConfigError, match="resume=True without run_dir"):
         strategy_of("fedavg").start(grid, resume=True)
 
