@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from fedhet.core.client.training import Fitted, Trainer
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Method, Piece, Term
+from fedhet.core.kernel import Client, Method, Piece, Term
 from fedhet.core.messages import Broadcast
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
@@ -51,6 +51,8 @@ def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:
         if word in piece.needs
     ]
     reasons += [(f"method={method.name}", why) for w, why in BREAKS.items() if w in method.breaks]
+    if method.client.terms is not Client.terms:
+        reasons.append((f"method={method.name}", NEEDS["local steps"]))
     for name, why in reasons:
         raise ConfigError(f"{name} {REFUSES} {why}; without one, fedhet trains")
 

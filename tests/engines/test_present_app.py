@@ -301,6 +301,7 @@ def test_the_mean_is_that_of_what_the_loops_return() -> None:
         ("fednova", [], [], "method=fednova refuses .*: it relies on local steps of SGD"),
         ("fedprox", [], [], "plugin 'fedprox' refuses .*: it adds to fedhet's local steps"),
         ("fedsgd", [], [], "method=fedsgd refuses .*: its clients take no local steps"),
+        ("fedgen", [], [], "method=fedgen refuses .*: it adds to fedhet's local steps"),
         ("feddyn", [], [], "a training loop of your own.*a term of the kind"),
         ("fedavg", ["fednorm"], ["plugin.fednorm.z_when=last_epoch"], "a term of the kind 'loss'"),
         ("fedrep", [], [], "a training loop of your own.*names="),
