@@ -105,16 +105,16 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
         number = 0
         while locate(strategy.timetable, number + 1):
             number += 1
-            replies, plan = [], strategy.plan(number)
-            loop.send(plan)
-            for msg in plan:
+            replies, step = [], strategy.plan(number)
+            loop.begin(step)
+            for msg in step.messages:
                 client = job.client(store)
                 reply = client.handle(msg)
                 if isinstance(reply, Failure):
                     raise RuntimeError(str(reply))
                 yield from targets(client, reply)
                 replies.append(reply)
-            strategy.settle(replies, loop.accept)
+            strategy.settle(step, replies, loop.accept)
 
 
 def targets(client: FedClient, reply: Upload) -> Iterator[Target]:

@@ -18,7 +18,7 @@ import pytest
 from fedhet.core import kernel, trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Fitted, Site
-from fedhet.core.client.training import Batch
+from fedhet.core.client.training import Batch, Trainer
 from fedhet.core.kernel import (
     KINDS,
     WORDS,
@@ -39,6 +39,7 @@ from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.setting import Setting
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.data.toy import toy_task
+from fedhet.testing import Federation
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 MANUAL = PAGE[PAGE.index("## What a run calls, in order") : PAGE.index("## Inside or outside")]
@@ -61,7 +62,6 @@ HOOKS = {
         "weight",
         "merge",
         "shows",
-        "personal",
     ),
     Client: ("train", "terms", "views", "personal_module"),
     Plugin: (
@@ -80,26 +80,11 @@ HOOKS = {
     ),
 }
 FACTS = {
-    Method: ("name", "needs", "breaks", "client", "requires", "fixed", "needs_all"),
-    Plugin: ("name", "needs", "breaks", "keeps_all", "reweighs", "unsized"),
+    Method: ("name", "needs", "breaks", "client", "requires", "needs_all"),
+    Plugin: ("name", "needs", "breaks", "needs_all"),
     Client: ("options",),
 }
-SITE = (
-    "pid",
-    "n",
-    "msg",
-    "workspace",
-    "data",
-    "own",
-    "keeps",
-    "fit",
-    "model",
-    "outputs",
-    "gradient",
-    "adapt",
-    "order",
-    "stream",
-)
+SITE = ("workspace", "data", "own", "fit", "model", "outputs", "gradient", "adapt", "stream")
 VALUES = (Message, Result, Update, Expected, Step, Merged, Fitted, Batch, Phase)
 HELPERS = ("Term", "Scope", "serves", "setting", "trees")
 # What fedhet calls on a piece, and an author leaves alone.
@@ -123,7 +108,7 @@ def test_the_lists_of_this_test_are_an_authors_words() -> None:
     assert public(Method) == {*HOOKS[Method], *FACTS[Method], *OURS}
     assert public(Plugin) == {*HOOKS[Plugin], *FACTS[Plugin], *OURS}
     assert public(Client) == set(HOOKS[Client])
-    assert public(Site) | {"pid", "n", "msg"} == set(SITE)
+    assert public(Site) | {"fit", "gradient", "adapt"} == set(SITE)
 
 
 def count() -> dict[str, int]:
@@ -140,12 +125,12 @@ def count() -> dict[str, int]:
 def test_there_are_no_more_than_there_were() -> None:
     """Who adds one says here for what."""
     assert count() == {
-        "hooks": 20,
-        "facts": 11,
-        "of a site": 14,
+        "hooks": 19,
+        "facts": 7,
+        "of a site": 9,
         "values": 9,
         "helpers": 5,
-        "words": 13,
+        "words": 10,
     }
     assert len(PAGE.split()) <= LIMIT
 
@@ -205,14 +190,31 @@ def test_signatures_of_values_are_those_of_the_code() -> None:
     assert [f.name for f in fields(Term)] == ["kind", "f", "own", "factor", "draws"]
     assert "Scope(trained=..., shared=..., why=...)" in CODE
     assert [f.name for f in fields(Scope)] == ["trained", "shared", "why"]
-    fit = inspect.signature(Site.fit).parameters
+    fit = inspect.signature(Trainer.fit).parameters
     item = " ".join(MANUAL[MANUAL.index("- `fit(start, terms)`") :].partition("\n- ")[0].split())
     by_name = [name for name, one in fit.items() if one.kind is one.KEYWORD_ONLY]
     assert re.findall(r"`(\w+)(?:=True)?`", item)[1:] == by_name
-    for name, arguments in re.findall(r"(?m)^- `(\w+)\(([a-z, ]*)\)", MANUAL):
-        parameters = list(inspect.signature(getattr(Site, name)).parameters.values())[1:]
+    of_site = MANUAL[MANUAL.index("`Site`, a client's") : MANUAL.index("A **workspace** is what")]
+    for name, arguments in re.findall(r"(?m)^- `(\w+)\(([a-z, ]*)\)", of_site):
+        function = getattr(Site, name, None) or getattr(Trainer, name)
+        parameters = list(inspect.signature(function).parameters.values())[1:]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert arguments == ", ".join(positional), name
+
+
+def test_what_the_manual_says_of_trees_and_of_a_federation_exists() -> None:
+    section = MANUAL[MANUAL.index("fedhet.core.trees has") : MANUAL.index("## State")]
+    named = re.findall(r"`(\w+)\(([a-z, ]*)\)`", section)
+    assert len(named) == 10
+    for name, arguments in named:
+        found = [getattr(owner, name) for owner in (trees, trees.Sum) if hasattr(owner, name)]
+        known = [[p for p in inspect.signature(f).parameters if p != "self"] for f in found]
+        expected = arguments.split(", ") if arguments else []
+        assert any(parameters[: len(expected)] == expected for parameters in known), name
+    ((arguments, rest),) = re.findall(r"`Federation\((.*?), \.\.\.\)`(.*?)\n\n", PAGE, re.DOTALL)
+    given = {*inspect.signature(Federation.__init__).parameters, *(f.name for f in fields(Setting))}
+    assert {argument.partition("=")[0] for argument in arguments.split(", ")} <= given
+    assert set(re.findall(r"`(\w+)[`(]", rest)) - {"strategy"} <= set(dir(Federation))
 
 
 def test_what_the_manual_says_of_a_workspace_exists() -> None:
@@ -275,10 +277,11 @@ def test_the_order_is_that_of_a_run(federation: Callable[..., Any]) -> None:
     calls: list[tuple[str, str]] = []
     frozen = dataclass(frozen=True, kw_only=True)
     client = traced(Client, "client", calls)
-    method = frozen(traced(Method, "method", calls, client=client, breaks={}))
+    method = frozen(traced(Method, "method", calls, client=client, breaks={}, name="traced"))
     # A plug-in has `weight` or `weights`; the last one is asked first.
-    one = frozen(traced(Plugin, "plug-in", calls, name="one", weight=None))
-    other = frozen(traced(Plugin, "plug-in", calls, name="other", weights=None))
+    weighs: Any = {"needs": frozenset({"used weights"})}
+    one = frozen(traced(Plugin, "plug-in", calls, name="one", weight=None, **weighs))
+    other = frozen(traced(Plugin, "plug-in", calls, name="other", weights=None, **weighs))
     run = federation(toy_task(), method, plugins=lambda: [one(), other()], rounds=1)
     run.step()
     for msg in evaluation_messages(run.strategy):

@@ -390,13 +390,13 @@ class Checkpoints(Callback):
 
     def _write(self) -> None:
         """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
-        current = self._strategy.current
+        round = self._strategy.run.round
         packer = MemoryPacker()
         try:
             nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
             nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
             self._folder.write(
-                current.round,
+                round,
                 self._about(),
                 nodes,
                 packer.tensors,
@@ -409,7 +409,7 @@ class Checkpoints(Callback):
                 RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),
             )
         except (OSError, TypeError, ValueError) as error:
-            log.warning("round %d has no checkpoint: %s", current.round, error)
+            log.warning("round %d has no checkpoint: %s", round, error)
             return
         self._written = True
         self._pin()

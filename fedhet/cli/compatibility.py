@@ -24,6 +24,7 @@ REFUSED = {
     },
     **{(method, "fednorm"): _WEIGHTS for method in ("feddyn", "fedpcl", "fedproto", "local")},
     **{("pooled", name): _ALONE for name in catalogue.built_in("plugin")},
+    ("pooled", "fednorm"): _WEIGHTS,
     ("fedsa", "fednorm"): f"{_WEIGHTS}; use method.client_weighting=samples",
     ("fedsgd", "drift"): _MODELS,
     **{("fedsgd", name): _STEPS for name in ("fedntd", "fedprox")},

@@ -32,7 +32,10 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m fedhet new", description=__doc__)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("name", help="its name on the command line: small letters, digits and _")
+    parser.add_argument(
+        "name",
+        help="of the class, as FedExp, in letters, digits and _; on the command line it is fedexp",
+    )
     parser.add_argument(
         "--package",
         type=Path,
@@ -41,10 +44,11 @@ def main(argv: Sequence[str]) -> int:
         " default: fedhet-NAME",
     )
     args = parser.parse_args(argv)
-    project: Path = args.package or Path(f"fedhet-{args.name.replace('_', '-')}")
+    name = args.name.lower()
+    project: Path = args.package or Path(f"fedhet-{name.replace('_', '-')}")
     for path in create(args.kind, args.name, project):
         print(f"written: {path}")
-    choice = CHOICES[args.kind].format(kind=args.kind, name=args.name)
+    choice = CHOICES[args.kind].format(kind=args.kind, name=name)
     print(
         f"\nnext:\n  pip install -e {project} pytest\n  python -m fedhet {choice}\n"
         f"  python -m pytest {project}"
@@ -57,7 +61,7 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
 
     Args:
         kind: one of KINDS.
-        name: the name of the choice.
+        name: the name of the choice, in which capitals are those of the class.
         project: the folder of its project.
 
     Raises:
@@ -66,12 +70,12 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
     _check_name(kind, name)
     package = _package_of(project) or _new_package(project)
     words = {
-        "name": name,
-        "cls": "".join(part.capitalize() for part in name.split("_")),
+        "name": name.lower(),
+        "cls": "".join(part[:1].upper() + part[1:] for part in name.split("_")),
         "package": package,
         "project": project.resolve().name,
     }
-    folder = project / package
+    folder, name = project / package, words["name"]
     texts = {
         folder / f"{name}.py": filled(TEMPLATES, f"{kind}.py", words),
         folder / "conf" / kind / f"{name}.yaml": filled(TEMPLATES, f"{kind}.yaml", words),
@@ -89,13 +93,13 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
 
 
 def _check_name(kind: str, name: str) -> None:
-    if not re.fullmatch("[a-z][a-z0-9_]{0,29}", name):
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,29}", name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a {kind}: write small letters, digits and _, a letter"
-            " first, at most 30 of them"
+            f"{name!r} cannot be the name of a {kind}: write letters, digits and _, a letter first,"
+            " at most 30 of them"
         )
-    if name in catalogue.choices(kind):
-        raise ConfigError(f"{kind}={name} exists already; choose another name")
+    if name.lower() in catalogue.choices(kind):
+        raise ConfigError(f"{kind}={name.lower()} exists already; choose another name")
 
 
 def _package_of(project: Path) -> str | None:

@@ -105,15 +105,34 @@ def each(
     return tuple(check(f"{name}[{i}]", value, **limits) for i, value in enumerate(values))
 
 
-def setting(default: Any = MISSING, *, name: str = "", **limits: Any) -> Any:
+def setting(
+    default: Any = MISSING,
+    *,
+    name: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    open_low: float | None = None,
+    open_high: float | None = None,
+    allowed: Sequence[str] | None = None,
+) -> Any:
     """Return a field of a `Checked` class.
 
     Args:
         default: its default; without one it is required.
         name: how a user writes it, where that is not <group>.<name of the field>.
-        limits: what `number` or `integer` take, or `allowed`, the words of `one_of`.
+        low, high: value >= low, and value <= high.
+        open_low, open_high: value > open_low, and value < open_high; for float only.
+        allowed: the words of a str.
     """
-    return field(default=default, metadata={"name": name, "limits": limits})
+    limits = {
+        "low": low,
+        "high": high,
+        "open_low": open_low,
+        "open_high": open_high,
+        "allowed": allowed,
+    }
+    given = {key: limit for key, limit in limits.items() if limit is not None}
+    return field(default=default, metadata={"name": name, "limits": given})
 
 
 _BY_TYPE: dict[str, Callable[..., object]] = {

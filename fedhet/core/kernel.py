@@ -371,13 +371,10 @@ WORDS = {
     "local steps": "clients take local steps",
     "sgd steps": "local steps are SGD's, up to a factor that all clients share",
     "plain steps": "local steps are plain SGD's along the gradient of the local loss",
-    "known steps": "the number of local steps follows from the number of samples",
     "used weights": "the merge uses the weights of the updates",
     "means": "all that the merge takes of replies are means",
     "weights alone": "all that the merge takes of replies are their weights",
     "sample weights": "the weight of an update is the client's number of samples",
-    "differences": "clients' differences reach the merge as they are",
-    "own data": "clients train on their own data",
     "noise": "noised replies are of use",
 }
 
@@ -393,9 +390,12 @@ class Piece(Checked):
 
     Attributes:
         name: its name in the configuration, and the prefix of its extras in messages.
+        needs_all: whether all updates of a step are kept: for a method's `merge`, with weights that
+            sum to 1, or for a plug-in's `after`.
     """
 
     name: ClassVar[str] = ""
+    needs_all: ClassVar[bool] = False
     _hooks: ClassVar[dict[str, Callable[..., Any]]]
 
     def __init_subclass__(cls, base: bool = False) -> None:
@@ -415,6 +415,10 @@ class Piece(Checked):
             raise TypeError(
                 f"{cls.__qualname__} is no dataclass that is frozen: write"
                 " @dataclass(frozen=True, kw_only=True) before it"
+            )
+        if not cls.name:
+            raise TypeError(
+                f"{cls.__qualname__} has no `name`, by which messages and states know it"
             )
         return super().__new__(cls)
 
@@ -550,16 +554,13 @@ class Method(Piece, base=True):
 
     Attributes:
         client: the client half.
-        requires: the plug-in without which the method would be FedAvg; None for none.
-        fixed: the options of that plug-in that the method does not leave open.
-        needs_all: whether `merge` needs all updates at once, with weights that sum to 1.
+        requires: the plug-in without which the method would be FedAvg; None for none. It is a
+            class, or a functools.partial of it with the options that are not left open.
     """
 
     GROUP = "method"
     client: ClassVar[type[Client]] = Client
-    requires: ClassVar[Any] = None
-    fixed: ClassVar[dict[str, Any]] = {}
-    needs_all: ClassVar[bool] = False
+    requires: ClassVar[Callable[..., Plugin] | None] = None
 
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__(base)
@@ -575,13 +576,13 @@ class Method(Piece, base=True):
         """Which tensors clients train, and which they share."""
         return Scope()
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        """The views that clients evaluate; the first one chooses the best round."""
-        return ("global",)
+    def evaluates(self, workspace: Workspace) -> Mapping[str, Sequence[str] | None]:
+        """The views that clients evaluate: "global", "personal". The first chooses the best round.
 
-    def personal(self, workspace: Workspace) -> Sequence[str] | None:
-        """The names in which personal models differ, beside what `scope` keeps; None for all."""
-        return None
+        Of each view the names of the tensors in which it differs from client to client, in addition
+        to those that `scope` keeps; None for all.
+        """
+        return {"global": ()}
 
     def local(self, local: LocalSettings) -> LocalSettings:
         """How clients train, given what the configuration says."""
@@ -627,24 +628,22 @@ class Method(Piece, base=True):
 class Plugin(Piece, base=True):
     """What any method may have added. One frozen dataclass has both halves.
 
-    Attributes:
-        keeps_all: whether `after` gets the updates of the step, which are kept until then.
-        unsized: the names in its client state of what has a size that follows from the counts of
-            classes: with privacy.min_count it does not count in the size that a client sends.
+    A class that overrides `weight` or `weights` states "used weights" in `needs`. With `needs_all`,
+    `after` gets the updates with the weights of the merge. The state of a client may tell the
+    counts of its classes if the plug-in overrides `data`: with privacy.min_count, its size is not
+    sent.
     """
-
-    keeps_all: ClassVar[bool] = False
-    unsized: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__(base)
         if "name" in vars(cls):
             cls.GROUP = f"plugin.{cls.name}"
-
-    @property
-    def reweighs(self) -> bool:
-        """Whether it changes aggregation weights."""
-        return self.overrides("weight") or self.overrides("weights")
+        own = [hook for hook in ("weight", "weights") if hook in vars(cls)]
+        needs: Any = () if cls.needs is Piece.needs else cls.needs
+        if own and not base and not isinstance(needs, property) and "used weights" not in needs:
+            raise TypeError(
+                f"{cls.__qualname__} overrides {own[0]}: state 'used weights' in `needs`"
+            )
 
     # ---- server
     def setup(self, setting: Setting) -> State:

@@ -60,7 +60,7 @@ class Rounds(Callback):
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
-        self.rows.append(row | recorded_numbers(self._method))
+        self.rows.append(row | recorded_numbers(loop.current))
 
     def begin(self, server_round: int, manager: Members) -> None:
         """Begin a round of Flower's.

@@ -315,7 +315,7 @@ class FlowersResult(Callback):
 
     def settled(self, loop: Loop, row: Row) -> None:
         method, result = loop.method, self.result
-        self.rows.append(row | recorded_numbers(method))
+        self.rows.append(row | recorded_numbers(loop.current))
         if metrics := _metrics(row["metrics"]):
             result.train_metrics_clientapp[loop.round] = metrics
         means: MetricRecord | None = _metrics(means_of(method, row))

@@ -26,7 +26,7 @@ Reference: Li et al. 2021, "Ditto: fair and robust federated learning through pe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -78,5 +78,5 @@ class Ditto(Method):
     lam: float = setting(1.0, low=0)
     plocal_epochs: int = setting(1, low=1, high=MOST_EPOCHS)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("global", "personal")
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str] | None]:
+        return {"global": (), "personal": None}

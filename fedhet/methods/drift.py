@@ -48,7 +48,7 @@ class DriftPlugin(Plugin):
 
     name = "drift"
     needs = frozenset({"model", "weights"})
-    keeps_all = True
+    needs_all = True
 
     sample: int = setting(0, low=0)
 

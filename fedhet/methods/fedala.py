@@ -195,11 +195,8 @@ class FedALA(Method):
         if self.p != "all":
             _layer_count("method.p", self.p)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return "global", "personal"
-
-    def personal(self, workspace: Workspace) -> list[str]:
-        return top(workspace, self.p)
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
+        return {"global": (), "personal": top(workspace, self.p)}
 
 
 def _layer_count(name: str, value: object) -> None:

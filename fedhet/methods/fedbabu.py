@@ -26,7 +26,7 @@ Defaults: 5 epochs of fine-tuning of body and head (`full`), as in the paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -72,8 +72,8 @@ class FedBABU(Method):
         body = body_names(model, "method=fedbabu freezes the head of the model")
         return Scope(body, body, "method=fedbabu trains only the layers before the head")
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("global", "personal")
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str] | None]:
+        return {"global": (), "personal": None}
 
     def setup(self, setting: Setting) -> State:
         if self.finetune == "head" and self.finetune_epochs:

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from fedhet.core import trees
@@ -89,7 +90,9 @@ class FedBNClient(Client):
         if "bn" not in msg:
             return {"personal": partial(site.model, msg.weights)}
         averaged = {**msg.weights, **msg["bn"]}
-        personal = msg.weights if site.keeps else averaged
+        initial = site.workspace.initial
+        trained = not all(torch.equal(msg.weights[name], initial[name]) for name in msg["bn"])
+        personal = msg.weights if trained else averaged
         return {"global": partial(site.model, averaged), "personal": partial(site.model, personal)}
 
 
@@ -114,13 +117,11 @@ class FedBN(Method):
         kept = frozenset(norm_names(model))
         return Scope(shared=lambda name: name not in kept)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         if not norm_names(workspace.model):
-            return ("global",)
-        return ("global", "personal") if sent_norms(self, workspace) else ("personal",)
-
-    def personal(self, workspace: Workspace) -> Sequence[str]:
-        return ()  # only the batch norms, which stay with the clients
+            return {"global": ()}
+        # Models differ in the batch norms only, which stay with the clients.
+        return {**({"global": ()} if sent_norms(self, workspace) else {}), "personal": ()}
 
     def setup(self, setting: Setting) -> State:
         workspace = setting.workspace

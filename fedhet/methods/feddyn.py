@@ -24,6 +24,9 @@ Deviations and choices:
   that.
 - The authors' code divides alpha by a client's share of the samples. The paper has one alpha for
   all clients, and so does this method.
+- Clients without data do not count in m.
+- With `on_lost_state=restart`, h keeps the lost g_k of a client that begins again with 0, and the
+  model comes to rest where the gradients of the L_k and that g_k sum to 0.
 - Terms, g_k and h cover the parameters that are trained and shared; buffers are averaged beside.
 
 Default: `alpha = 0.1`, the largest of the paper's values (`0.1`, `0.01` and `0.001`).
@@ -98,6 +101,6 @@ class FedDyn(Method):
             average.add(u.change, 1.0)
             participants += 1
         moved = average.mean()  # the mean of w_k - x
-        clients = len(step.workspace.task.sizes)
+        clients = sum(map(bool, step.workspace.task.sizes))  # those without data never take part
         h = trees.add(state["h"], moved, -self.alpha * participants / clients)
         return Merged(trees.add(trees.add(old, moved), h, -1 / self.alpha), {"h": h})

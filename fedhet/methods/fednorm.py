@@ -145,6 +145,7 @@ class FedNormPlugin(Plugin):
     """Replaces the host's weights nu by w, for everything that the host averages."""
 
     name = "fednorm"
+    needs = frozenset({"used weights"})
 
     temperature: float = setting(0.5, open_low=0)
     z_when: str = setting("after_training", allowed=WHEN)
@@ -156,7 +157,7 @@ class FedNormPlugin(Plugin):
     def finish(
         self, msg: Message, state: State, site: Site, fitted: Fitted
     ) -> tuple[Result, State]:
-        if site.n < site.workspace.min_count:
+        if len(site.own) < site.workspace.min_count:
             z = None
         elif self.z_when == LAST_EPOCH:
             z = self._of_last_epoch(msg, site, fitted)
@@ -180,7 +181,7 @@ class FedNormPlugin(Plugin):
         z = fitted.records["z"].reshape(rows, -1)
         used = usable(site.workspace.model, len(site.data), msg.local.batch_size)
         *_, last = msg.local.epoch_sizes(used)
-        return z[-min(last, used) :].double().mean(0).float()
+        return z[-last:].double().mean(0).float()
 
     # ---- server
     def setup(self, setting: Setting) -> State:
@@ -210,10 +211,11 @@ class FedNormPlugin(Plugin):
         z = torch.stack([update["z"].cpu() for update in compared])
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
-        if len(compared) < len(updates):
-            weights = weights * nu.sum()  # clients that withhold z keep their nu
         pids = [update.pid for update in compared]
-        new |= zip(pids, weights.tolist(), strict=True)
+        # Clients that withhold z keep their nu.
+        scale, total = (nu.sum(), sum(new.values())) if "withheld" in recorded else (1.0, 1.0)
+        new |= zip(pids, (weights * scale).tolist(), strict=True)
+        weights = weights * scale / total  # as used: with those of the others they sum to 1
         recorded |= {
             "similarity": similarity,
             "factors": factors,

@@ -180,7 +180,7 @@ class FedNova(Method):
 
     name = "fednova"
     client = FedNovaClient
-    needs = frozenset({"sgd steps", "known steps"})
+    needs = frozenset({"sgd steps"})
     breaks = dict.fromkeys(("means", "weights alone"), "numbers of steps")
 
     tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))

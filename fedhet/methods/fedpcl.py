@@ -341,8 +341,8 @@ class FedPCL(Method):
             why="method=fedpcl trains only the layers before the head",
         )
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("personal",)
+    def evaluates(self, workspace: Workspace) -> dict[str, None]:
+        return {"personal": None}
 
     def local(self, local: LocalSettings) -> LocalSettings:
         return replace(local, clip=self.clip) if local.clip is None else local

@@ -153,8 +153,8 @@ class FedProto(Method):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=lambda name: False)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("personal",)
+    def evaluates(self, workspace: Workspace) -> dict[str, None]:
+        return {"personal": None}
 
     def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedproto")

@@ -73,11 +73,8 @@ class FedRep(Method):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=body_names(model, "method=fedrep keeps the head of the model"))
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("personal",)
-
-    def personal(self, workspace: Workspace) -> Sequence[str]:
-        return ()  # only the heads, which stay with the clients
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
+        return {"personal": ()}  # only the heads differ, which stay with the clients
 
     def setup(self, setting: Setting) -> State:
         own = "" if self.joint else " in a phase of their own"

@@ -155,12 +155,10 @@ class FedROD(Method):
     gamma: float = setting(1.0, low=0)
     init: str = setting("zeros", allowed=("zeros", "copy"))
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return "global", "personal"
-
-    def personal(self, workspace: Workspace) -> Sequence[str]:
+    def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         head: nn.Module = workspace.model.head  # type: ignore[assignment]
-        return [f"personal_head.{name}" for name in head.state_dict()]
+        own = [f"personal_head.{name}" for name in head.state_dict()]
+        return {"global": (), "personal": own}
 
     def setup(self, setting: Setting) -> State:
         setting.workspace.task.check_classes("method=fedrod")

@@ -53,8 +53,11 @@ import torch
 from torch import Tensor
 
 from fedhet.core.check import setting
+from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Merged, Method, State, Step, Update
 from fedhet.core.messages import Recorded
+from fedhet.core.server.merging import Mean
+from fedhet.core.server.setting import Setting
 from fedhet.core.trees import Tree
 
 TIE = 1e-12  # similarities that differ by less are treated as equal
@@ -353,7 +356,6 @@ class FedSA(Method):
 
     name = "fedsa"
     needs_all = True
-    needs = frozenset({"differences"})
 
     cv_t: float = setting(0.2, low=0, high=1)
     sim_t: float = setting(0.2, low=0, high=1)
@@ -370,6 +372,14 @@ class FedSA(Method):
         uniform = {"used weights": "its means are uniform"}
         ignored = uniform if self.client_weighting == "uniform" else {}
         return {"means": "means of clusters of clients", **ignored}
+
+    def setup(self, setting: Setting) -> State:
+        if type(setting.merge).select is not Mean.select:
+            raise ConfigError(
+                f"method=fedsa refuses merge={setting.merge.name}: it leaves out or shortens the"
+                " updates that differ, and by their differences FedSA finds clusters"
+            )
+        return {}
 
     def weight(self, step: Step, update: Update) -> float:
         return float(update.n) if self.client_weighting == "samples" else 1.0

@@ -32,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client import optimizers
@@ -65,7 +67,8 @@ class FedSGDClient(Client):
     @serves
     def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
-        index, chunk = site.order().to(site.workspace.device), self.options.chunk
+        order = torch.randperm(len(site.data), generator=site.stream("batches"))
+        index, chunk = order.to(site.workspace.device), self.options.chunk
         if self.options.batches == "1":
             chunk = msg.local.batch_size
             index = index[:chunk]

@@ -51,8 +51,8 @@ class Local(Method):
     def scope(cls, model: nn.Module) -> Scope:
         return Scope(shared=lambda name: False)
 
-    def evaluates(self, workspace: Workspace) -> tuple[str, ...]:
-        return ("personal",)
+    def evaluates(self, workspace: Workspace) -> dict[str, None]:
+        return {"personal": None}
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         return Merged({}, state)

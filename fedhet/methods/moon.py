@@ -118,7 +118,7 @@ class MoonPlugin(Plugin):
             return Result(), state
         workspace, terms = site.workspace, fitted.records.get(TERM, torch.empty(0))
         # No sample is drawn twice before all have been.
-        told = min(site.n, len(terms)) >= max(1, workspace.min_count)
+        told = min(len(site.own), len(terms)) >= max(1, workspace.min_count)
         metrics = {TERM: float(terms.mean())} if told else {}
         previous = trees.pick(fitted.params, [*workspace.shared, *workspace.kept])
         return Result(metrics=metrics), {"previous": previous}

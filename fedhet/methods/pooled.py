@@ -56,12 +56,17 @@ class Pooled(Method):
 
     name = "pooled"
     client = PooledClient
-    breaks = {"own data": POOLS, "used weights": "there is one update", "noise": POOLS}
+    breaks = {"used weights": "there is one update", "noise": POOLS}
 
     only: int | None = setting(None, low=0)
 
     def setup(self, setting: Setting) -> State:
         task = setting.workspace.task
+        for plugin in setting.plugins:
+            raise ConfigError(
+                f"method=pooled refuses plugin {plugin.name!r}: it acts on a client's own data and"
+                " model, and this method has none"
+            )
         if not setting.workspace.simulated or task.example is not None:
             raise ConfigError(
                 f"method=pooled {POOLS}, which never leave a site: it is for simulations, with"

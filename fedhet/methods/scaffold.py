@@ -7,12 +7,12 @@ algorithm 1. Client i takes K steps from y = x.
             c_i+ = the gradient of the local loss at x                         (line 12, option I)
             c_i+ = c_i - c + (x - y) / (K lr)                                  (line 12, option II)
     server: x <- x + lr_g sum_i w_i (y_i - x) / sum_i w_i                      (line 17)
-            c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients       (line 17)
+            c <- sum_j lambda_j c_j / sum_j lambda_j, over all N clients with data  (line 17)
 
     down:          x, `scaffold.c`
     up:            y, `scaffold.c_plus`; option I: `scaffold.c_i`; option II: `scaffold.steps` (K)
     client keeps:  c_i, which is 0 before its first participation
-    server keeps:  x, the sum of lambda_j c_j, and lambda
+    server keeps:  x, the sum of lambda_j c_j, and lambda; with on_lost_state=restart every c_j
 
 In the paper, w_i = 1 and lambda_j = 1, and c is the mean of all c_j: the server's rule is then
 c <- c + (1/N) sum_i (c_i+ - c_i), over the participants i.
@@ -35,7 +35,9 @@ averaged under the same weights as the updates. `control_weights=uniform` keeps 
 
 Deviations and choices: in the paper the client sends c_i+ - c_i. Here it sends c_i+, which has the
 same size. Under option II the server recovers the difference as -c - (y - x) / (K lr); under option
-I it cannot, and the client sends c_i as well.
+I it cannot, and the client sends c_i as well. Clients without data never take part and do not count
+in N. With `on_lost_state=restart`, a client that has lost c_i begins again with 0; so that what it
+has lost leaves c, the server then has each client's c_j, a model's memory for each.
 
 Defaults: lr_g = 1, as in the paper's experiments, and option II.
 """
@@ -50,6 +52,7 @@ import torch
 from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Site
+from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
     Client,
     Expected,
@@ -85,6 +88,16 @@ def option_ii(c: AnyTree, dy: AnyTree, steps_lr: float) -> Tree:
     return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
+def replaced(u: Update, state: State) -> AnyTree:
+    """c_i, in the place of which the client has put c_i+."""
+    if "known" in state:  # a client that has lost c_i has used 0 for it
+        return state["known"].get(u.pid) or trees.map(torch.zeros_like, u["c_plus"])
+    if "c_i" in u:
+        return u["c_i"]  # type: ignore[no-any-return]
+    moved = option_ii(u.sent["c"], u.change, u["steps"] * u.sent.local.lr)
+    return trees.add(u["c_plus"], moved, -1.0)
+
+
 class ScaffoldClient(Client):
     """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
 
@@ -92,12 +105,11 @@ class ScaffoldClient(Client):
     def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         c = msg["c"]
         c_i = state.get("c_i") or trees.map(torch.zeros_like, c)
-        x, drift = msg.weights, {name: c[name] - c_i[name] for name in c}
-        by_steps = self.options.control == "steps"
+        x, by_steps = msg.weights, self.options.control == "steps"
         if not by_steps:
             index = torch.arange(len(site.data), device=site.workspace.device)
             c_plus = trees.pick(site.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
-        y = site.fit(x, [Term("gradient", correction, drift)])
+        y = site.fit(x, [Term("gradient", correction, {name: c[name] - c_i[name] for name in c})])
         if by_steps:
             dy = trees.Difference(trees.pick(y.params, c), x)
             moved = option_ii(c, dy, y.steps * msg.local.lr)
@@ -111,7 +123,8 @@ class Scaffold(Method):
     """Averages the changes of the model, and the control variates of all clients beside them.
 
     The server does not hold the c_j. Its state is "total", sum_j lambda_j c_j over all clients, and
-    "lambda": client -> lambda_j, which is 1 for the clients that are not in it.
+    "lambda": client -> lambda_j, which is 1 for the clients that are not in it. With
+    `on_lost_state=restart` it has them: "known" is client -> c_j, and 0 for the others.
     """
 
     name = "scaffold"
@@ -129,17 +142,23 @@ class Scaffold(Method):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"plain steps", "known steps"} if self.control == "steps" else ())
+        return frozenset({"plain steps"} if self.control == "steps" else ())
 
     def setup(self, setting: Setting) -> State:
+        if self.control == "steps" and not setting.local.lr:
+            raise ConfigError(
+                "client.lr=0: method=scaffold recovers gradients from steps, and these have no"
+                " length; use a rate > 0 or method.control=gradient"
+            )
         workspace = setting.workspace
         return {
             "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),
             "lambda": {},
+            **({"known": {}} if setting.on_lost_state == "restart" else {}),
         }
 
     def broadcast(self, step: Step, state: State) -> Extras:
-        clients = len(step.workspace.task.sizes)
+        clients = sum(map(bool, step.workspace.task.sizes))
         lambdas = clients + sum(factor - 1.0 for factor in state["lambda"].values())
         # c = sum_j lambda_j c_j / sum_j lambda_j
         c = trees.map(lambda total: total / lambdas, state["total"])
@@ -159,24 +178,22 @@ class Scaffold(Method):
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         dx, added, removed = trees.Sum(), trees.Sum(), trees.Sum()
         w: dict[int, float] = {}
+        known = dict(state.get("known", {}))
         for u in updates:
             dx.add(u.change, u.weight)
             w[u.pid] = u.weight if self.control_weights == "aggregation" else 1.0
             added.add(u["c_plus"], w[u.pid])
-            removed.add(self._replaced(u), state["lambda"].get(u.pid, 1.0))
+            removed.add(replaced(u, state), state["lambda"].get(u.pid, 1.0))
+            if "known" in state:
+                known[u.pid] = u["c_plus"]
         scale = len(w) / sum(w.values())  # R / sum_i w_i
-        plus, minus = added.tree, removed.tree  # sum_i w_i c_i+, and sum_i lambda_i c_i
         # line 17: c <- c + 1/N sum_i (c_i+ - c_i), where lambda = 1
+        # It adds sum_i w_i c_i+ - sum_i lambda_i c_i, whose parts are given up once they are read.
         total = {
-            name: total + scale * plus[name] - minus[name] for name, total in state["total"].items()
+            name: total + scale * added.tree.pop(name) - removed.tree.pop(name)
+            for name, total in state["total"].items()
         }
         lambdas = state["lambda"] | {pid: scale * weight for pid, weight in w.items()}
         new = trees.add(old, dx.mean(reuse=True), self.lr_g)  # line 17: x <- x + lr_g dx
-        return Merged(new, {"total": total, "lambda": lambdas})
-
-    def _replaced(self, u: Update) -> AnyTree:
-        """c_i, in the place of which the client has put c_i+."""
-        if self.control == "gradient":
-            return u["c_i"]  # type: ignore[no-any-return]
-        moved = option_ii(u.sent["c"], u.change, u["steps"] * u.sent.local.lr)
-        return trees.add(u["c_plus"], moved, -1.0)
+        after = {"total": total, "lambda": lambdas, "known": known}
+        return Merged(new, {name: after[name] for name in state})

@@ -157,7 +157,7 @@ class Account(Callback):
         if loop.evaluating:
             return
         self._planned = planned_releases(loop.method)
-        releases = releases_of(loop.method, loop.method.current.entry)
+        releases = releases_of(loop.method, loop.current.entry)
         for msg in plan:
             spent = self.releases.get(msg.pid, 0)
             self.releases[msg.pid] = spent + releases

@@ -98,11 +98,9 @@ class PersonalModels(Callback):
         """The most bytes in which a client's model can differ from what all have received."""
         strategy = self._strategy
         state = _module(strategy.method.client, view, strategy.workspace.model)[0].state_dict()
-        names = strategy.method.personal(strategy.workspace)
-        if view != "personal":
-            names = None
-        elif view not in strategy.evaluates:
-            names = ()  # the shared weights with the client's own statistics
+        # Where the method has no personal models: shared weights with the client's own statistics.
+        differs = {"personal": (), **strategy.method.evaluates(strategy.workspace)}
+        names = differs.get(view)
         if names is None:
             return trees.nbytes(state)
         kept = trees.pick(strategy.workspace.initial, strategy.workspace.kept)

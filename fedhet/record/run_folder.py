@@ -155,8 +155,8 @@ class Recorder(Callback):
         Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
         tensors go into a file in arrays/.
         """
-        row |= recorded_numbers(loop.method)
-        for piece, recorded in loop.method.current.recorded.items():
+        row |= recorded_numbers(loop.current)
+        for piece, recorded in loop.current.recorded.items():
             if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
                 phase = piece if row["phase"] == "train" else row["phase"]
                 path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"

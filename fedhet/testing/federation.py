@@ -8,7 +8,7 @@ Between a test and the classes there is nothing: no configuration, no engine, no
 
     def test_fednorm_changes_the_weights_of_the_mean():
         plain = Federation(toy_task(), FedAvg, rounds=2)
-        fednorm = Federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()], rounds=2)
+        fednorm = Federation(toy_task(), FedAvg, plugins=[FedNormPlugin()], rounds=2)
         plan = plain.step()  # one step; the messages that the clients got
         assert [msg.pid for msg in plan] == [3, 2, 1, 0]
         assert set(plain.model) == set(plan[0].weights)
@@ -19,7 +19,6 @@ Between a test and the classes there is nothing: no configuration, no engine, no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from fedhet.core.groups import OFF, Evaluation, Noise
 from fedhet.core.kernel import Method, Plugin
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.server.loop import Loop
-from fedhet.core.server.phases import locate
+from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.server.setting import Setting
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
@@ -39,11 +38,18 @@ from fedhet.core.workspace import Workspace
 from fedhet.privacy.account import Account, release
 from fedhet.stores import MemoryStore
 
+Plugins = Sequence[Plugin] | Callable[[], Sequence[Plugin]]
 Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
 
-def _required(cls: Any) -> list[Plugin]:
-    return [cls.requires(**cls.fixed)] if cls.requires else []
+def _plugins(cls: type[Method], given: Plugins | None) -> list[Plugin]:
+    """The plug-ins as they are given, or else what the method requires."""
+    if given is None:
+        return [cls.requires()] if cls.requires else []
+    made = given() if callable(given) else given
+    if not isinstance(made, Sequence) or not all(isinstance(one, Plugin) for one in made):
+        raise TypeError(f"plugins={made!r}: expected is a list as [FedNormPlugin(temperature=1)]")
+    return list(made)
 
 
 class Federation:
@@ -53,7 +59,8 @@ class Federation:
         task: the model, the criterion and the clients' data; `fedhet.data.toy.toy_task()` is the
             smallest.
         cls: the method.
-        plugins: makes the plug-ins; by default the one that a preset such as FedNorm requires.
+        plugins: the plug-ins, or a function that makes them; by default the one that a preset such
+            as FedNorm requires.
         seed: the run's seed.
         min_count: the smallest number of samples of which a client sends a statistic.
         buffers: what becomes of buffers: "average", "local" or "frozen".
@@ -82,7 +89,7 @@ class Federation:
         task: Task,
         cls: type[Method],
         *,
-        plugins: Callable[[], Sequence[Plugin]] | None = None,
+        plugins: Plugins | None = None,
         seed: int = 0,
         buffers: str = "average",
         noise: Noise = OFF,
@@ -96,7 +103,6 @@ class Federation:
         local: dict[str, Any] | None = None,
         **setting: Any,
     ) -> None:
-        plugins = plugins or partial(_required, cls)
         method = cls(**options or {})
         device = torch.device("cpu")
         self.workspace = Workspace(
@@ -112,21 +118,30 @@ class Federation:
             **workspace or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
-        built_with = Setting(self.workspace, settings, plugins=plugins(), **setting)
+        built_with = Setting(self.workspace, settings, plugins=_plugins(cls, plugins), **setting)
         self.strategy = FedStrategy(built_with, method)
         self.account = Account(noise)
         self._loop = Loop(self.strategy, [self.account] if noise else [])
         self.store: Any = MemoryStore()
         self.client: Callable[[], FedClient] = lambda: FedClient(
-            self.workspace, method, plugins(), self.store
+            self.workspace, method, _plugins(cls, plugins), self.store
         )
         self.round = 0
 
+    @property
+    def current(self) -> OpenStep:
+        """The step that was begun last: its failures, and what was recorded of it."""
+        return self._loop.current
+
     def plan(self) -> list[Broadcast]:
-        """The messages of the next step."""
-        plan = self.strategy.plan(self.round + 1)
-        self._loop.send(plan)
-        return plan
+        """Begin the next step, and return its messages."""
+        self._loop.begin(self.strategy.plan(self.round + 1))
+        return self.current.messages
+
+    def settle(self, replies: Iterable[Reply]) -> None:
+        """Aggregate the replies to the step that was begun."""
+        self.round += 1
+        self.strategy.settle(self.current, replies, self._loop.accept)
 
     def step(self, alter: Alter | None = None) -> list[Broadcast]:
         """Take one step, and return its messages.
@@ -135,9 +150,8 @@ class Federation:
             alter: (the messages, the clients' replies) -> the replies that the server receives.
         """
         plan = self.plan()
-        self.round += 1
         replies = [self.client().handle(msg) for msg in plan]
-        self.strategy.settle(alter(plan, replies) if alter else replies, self._loop.accept)
+        self.settle(alter(plan, replies) if alter else replies)
         return plan
 
     def run(self, alter: Alter | None = None) -> Federation:

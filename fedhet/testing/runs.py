@@ -95,7 +95,8 @@ class Apart:
         with pinned_threads(self._settings.run.engine.threads):
             while locate(self.strategy.timetable, number + 1):
                 number += 1
-                self.strategy.settle(self._replies(self.strategy.plan(number)))
+                step = self.strategy.plan(number)
+                self.strategy.settle(step, self._replies(step.messages))
         return self
 
     def check_states(self) -> None:

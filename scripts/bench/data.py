@@ -135,12 +135,12 @@ def latents() -> Figures:
     client = FedClient(workspace, method, [plugin], MemoryStore())
     fitted = Fitted(workspace.initial, 0, {}, workspace.initial)
     ratios = []
-    for msg in strategy.plan(1):
+    for msg in strategy.plan(1).messages:
         client.receive(msg)
-        site = Site(client, seen_message(plugin.name, msg, client.complete()))
+        seen, site = seen_message(plugin.name, msg, client.complete()), Site(client)
         x, _ = samples[msg.pid]
         pieces = {
-            "latents": lambda site=site: plugin.finish(site.msg, {}, site, fitted),
+            "latents": lambda seen=seen, site=site: plugin.finish(seen, {}, site, fitted),
             "pass": lambda x=x: workspace.model(x),
         }
         times = timed(pieces, 5, time.process_time)

@@ -35,7 +35,7 @@ class Attack(Plugin):
     def finish(
         self, msg: Message, state: State, site: Site, fitted: Fitted
     ) -> tuple[Result, State]:
-        if self.kind == "absent" and site.pid in self.attackers:
+        if self.kind == "absent" and msg.pid in self.attackers:
             raise RuntimeError("absent")
         return Result(), state
 

@@ -61,7 +61,7 @@ class Method:
     def plugins(self) -> list[kernel.Plugin]:
         """The plug-ins."""
         required = self.cls.requires
-        return [required(**{**self.plugin, **self.cls.fixed})] if required else []
+        return [required(**self.plugin)] if required else []
 
 
 def methods() -> Iterator[tuple[str, Method]]:

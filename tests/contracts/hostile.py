@@ -26,7 +26,7 @@ def served(run: Any) -> Client:
 
 
 def result(run: Any, position: int = 0) -> tuple[Broadcast, FitRes]:
-    msg = run.strategy.plan(run.round + 1)[position]
+    msg = run.strategy.plan(run.round + 1).messages[position]
     return msg, served(run).fit(wire.fit_ins(msg, wire.MessagePacker()))
 
 
@@ -50,14 +50,14 @@ def skipping(federation: Federation, **setting: Any) -> Any:
 
 
 def exchange(run: Any) -> tuple[list[Broadcast], list[FitRes]]:
-    plan = run.strategy.plan(1)
+    plan = run.plan()
     packer = wire.MessagePacker()
     return plan, [served(run).fit(wire.fit_ins(msg, packer)) for msg in plan]
 
 
 def settle(run: Any, plan: list[Broadcast], replies: list[FitRes]) -> None:
     pairs = zip(plan, replies, strict=True)
-    run.strategy.settle(wire.read_result(msg, res, LIMIT) for msg, res in pairs)
+    run.settle(wire.read_result(msg, res, LIMIT) for msg, res in pairs)
 
 
 def without(run: Any, pids: list[int]) -> str:

@@ -10,6 +10,7 @@ import torch
 from contracts.steps import Federation, after_a_step
 
 from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Noise
 from fedhet.core.messages import Broadcast
 from fedhet.core.server.merging import Krum, Mean, NormFilter
 from fedhet.data.toy import toy_task
@@ -39,7 +40,7 @@ def test_local_steps(federation: Federation, method: type, steps: int, merge: Me
     """Without the check one such reply moves the model by 10^9 at once, or a bit more each time."""
     run = federation(toy_task(7), method, merge=merge, batch_size=2, on_failure="skip")
     run.step(claiming(**{f"{method.name}__steps": steps}))
-    [failure] = run.strategy.current.failures
+    [failure] = run.current.failures
     assert failure.pid == LIAR and failure.reason == "refused"
     assert f"'{method.name}.steps' is {steps}" in failure.cause
     assert "would follow from" in failure.cause
@@ -55,7 +56,7 @@ def test_honest_numbers_of_steps_are_expected(
     task = toy_task(7, norm=norm)
     run = federation(task, FedNova, batch_size=batch_size, **local)
     run.step()
-    assert run.strategy.current.accepted == 7
+    assert run.current.accepted == 7
 
 
 def test_where_samples_are_added_the_merges_that_bound_are_refused(federation: Federation) -> None:
@@ -71,6 +72,14 @@ def test_where_samples_are_added_the_merges_that_bound_are_refused(federation: F
     )
 
 
+def test_where_samples_are_added_noise_is_refused(federation: Federation) -> None:
+    """The number of steps needs no noise because it follows from the samples: here it does not."""
+    noise = Noise(multiplier=1.0, clip=1.0, delta=0.01)
+    federation(toy_task(7), FedNova, noise=noise)
+    with pytest.raises(ConfigError, match="would reveal how many samples 'fedgmm' has added"):
+        federation(toy_task(7), FedNova, noise=noise, plugins=[FedGMMPlugin()])
+
+
 def test_drawn_samples(federation: Federation) -> None:
     """They weigh a client with agg_count=augmented, and follow from the counts that it has sent."""
 
@@ -80,7 +89,7 @@ def test_drawn_samples(federation: Federation) -> None:
     run = federation(toy_task(7), FedAvg, plugins=plugins, on_failure="skip")
     run.step()
     run.step(claiming(fedgmm__generated=10**15))
-    [failure] = run.strategy.current.failures
+    [failure] = run.current.failures
     assert failure.pid == LIAR
     assert "would follow from" in failure.cause
 
@@ -99,7 +108,7 @@ def test_a_missing_reply_does_not_let_an_attacker_in(federation: Federation) -> 
     merge = Krum(attackers=3, keep=8)
     run = federation(toy_task(10), FedAvg, merge=merge, on_failure="skip")
     run.step(attack)
-    assert sorted(run.strategy.current.recorded["krum"]["left_out"].tolist()) == [0, 1]
+    assert sorted(run.current.recorded["krum"]["left_out"].tolist()) == [0, 1]
 
 
 def test_counters_are_bounded(federation: Federation) -> None:
@@ -109,7 +118,7 @@ def test_counters_are_bounded(federation: Federation) -> None:
         return replies
 
     run = after_a_step(federation, merge=Mean(), alter=overflow, norm=True, on_failure="skip")
-    [failure] = run.strategy.current.failures
+    [failure] = run.current.failures
     assert "'body.1.num_batches_tracked'" in failure.cause
 
 
@@ -125,5 +134,5 @@ def test_the_term_of_fewer_samples_than_min_count_is_not_told(federation: Federa
             min_count=5,
         )
         run.step()
-        told[steps] = "moon.term" in run.strategy.current.metrics
+        told[steps] = "moon.term" in run.current.metrics
     assert told == {4: False, 5: True}

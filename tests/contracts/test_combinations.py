@@ -17,9 +17,9 @@ from fedhet.core.client.site import Site
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Step, Term, Update
-from fedhet.core.messages import Recorded
+from fedhet.core.messages import Recorded, Upload
 from fedhet.core.server.compatibility import broken
-from fedhet.core.server.phases import locate
+from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
 from fedhet.job import Job
@@ -97,12 +97,16 @@ class Penalises(OwnTerm):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighs(Newcomer):
+    needs = frozenset({"used weights"})
+
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeighsAll(Newcomer):
+    needs = frozenset({"used weights"})
+
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
     ) -> tuple[list[float], Recorded]:
@@ -212,11 +216,15 @@ def weights_after(job: Job, favoured: int | None) -> str:
     strategy = job.strategy
     store = MemoryStore()
     usual = strategy.weight
-    strategy.weight = lambda update: usual(update) * (5 if update.pid == favoured else 1)  # type: ignore[method-assign]
+
+    def favouring(step: OpenStep, update: Upload) -> float:
+        return usual(step, update) * (5 if update.pid == favoured else 1)
+
+    strategy.weight = favouring  # type: ignore[method-assign]
     number = 1
     while locate(strategy.timetable, number):
-        plan = strategy.plan(number)
-        strategy.settle([job.client(store).handle(msg) for msg in plan])
+        step = strategy.plan(number)
+        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
         number += 1
     return trees.sha256(strategy.weights)
 

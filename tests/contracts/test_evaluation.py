@@ -195,7 +195,7 @@ class CannotEvaluate(Client):
     failing: tuple[int, ...] = ()
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        if site.pid in self.failing:
+        if msg.pid in self.failing:
             raise OSError("the disk is full")
         return super().views(msg, state, site)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.dataset as parquet
@@ -84,7 +83,7 @@ def test_every_evaluation_is_sent_the_settings_of_the_configuration(
         settings = ["rounds=4", "client.lr=0.5", "client.lr_decay=0.5"]
         strategy = Job(composed(f"method={method}", *settings), toy_task()).strategy
         last = sum(entry.rounds for entry in strategy.timetable)
-        strategy.current = SimpleNamespace(step=last, round=last)
+        strategy.run = replace(strategy.run, round=last)
         strategy.local = replace(strategy.setting.local, lr=0.0625)
         sent = [msg.local for msg in evaluation_messages(strategy)]
         if sent != [strategy.setting.local] * len(strategy.sizes) or sent[0].lr != 0.5:

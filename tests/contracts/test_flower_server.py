@@ -216,7 +216,7 @@ class CannotEvaluate(Client):
     """Clients 1 and 3 fail when they evaluate."""
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        if site.pid in (1, 3):
+        if msg.pid in (1, 3):
             raise OSError("the disk is full")
         return super().views(msg, state, site)
 
@@ -303,7 +303,7 @@ def test_the_content_of_a_failed_reply_is_not_read(
     strategy.aggregate_fit(1, results, failures)
     assert tracemalloc.get_traced_memory()[1] < len(large) / 4
     tracemalloc.stop()
-    found = {f.pid: f for f in strategy.current.failures}
+    found = {f.pid: f for f in strategy.adapter._loop.current.failures}
     assert sorted(found) == [1, 3]
     assert all(f.reason == reason and f.cause.startswith(cause) for f in found.values())
 

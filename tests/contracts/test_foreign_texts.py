@@ -24,7 +24,7 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.server import FlowerCourier
+from fedhet.flower.server import read_message
 from fedhet.record import terminal
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
@@ -94,9 +94,9 @@ def test_names_that_a_client_chooses_are_no_kinds_of_bytes(federation: Federatio
 
     run = skipping(federation)
     run.step(alter=alter)
-    kinds = run.strategy.current.bytes["up"]
+    kinds = run.current.bytes["up"]
     assert all(map(is_clean, kinds)) and kinds["refused"] > kinds["model"] / 3
-    (failure,) = run.strategy.current.failures
+    (failure,) = run.current.failures
     assert failure.pid == 1 and is_clean(failure.cause)
 
 
@@ -170,14 +170,13 @@ def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixtur
 
 def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
     run = skipping(federation)
-    msg = run.strategy.plan(1)[0]
-    courier = FlowerCourier(cast("Any", None), Nodes(run.strategy.setting.replies))
+    msg = run.strategy.plan(1).messages[0]
     replies = [
         SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(reason=LONG)),
         SimpleNamespace(has_error=lambda: False, content={EVIL: EVIL}),
     ]
     for reply in replies:
-        failure = courier._read(msg, 7, cast("Any", reply))
+        failure = read_message(msg, 7, cast("Any", reply), 0)
         assert isinstance(failure, Failure) and is_clean(failure.cause)
     nodes = Nodes(run.strategy.setting.replies)
     failures = list(nodes.in_order({0: msg}, [], [RuntimeError(LONG)] * 20, 0))
@@ -219,7 +218,7 @@ def test_the_environment_is_in_no_message_of_a_node(
     monkeypatch.setenv("FEDHET_CANARY", CANARY)
     monkeypatch.setenv("FEDHET_TRACEBACK", "1")
     run = skipping(federation)
-    messages = [run.strategy.plan(1)[pid] for pid in range(3)]
+    messages = [run.strategy.plan(1).messages[pid] for pid in range(3)]
     messages[1].plugins = {}  # this client refuses
     for msg in messages:
         sent = wire.write_broadcast(msg)

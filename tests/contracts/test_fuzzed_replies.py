@@ -42,8 +42,8 @@ def test_fuzzed_replies(federation: Federation, way: str, cases: int) -> None:
         if isinstance(reply, Upload):
             if way == "bits":  # such as a bit that stands for nothing: the content is the same
                 assert same(reply, original)
-            run.strategy.plan(1)
-            run.strategy.settle([reply, wire.read_result(plan[1], replies[1], LIMIT)])
+            other = wire.read_result(plan[1], replies[1], LIMIT)
+            run.strategy.settle(run.strategy.plan(1), [reply, other])
             assert trees.first_nonfinite(run.model) is None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -47,6 +47,7 @@ def noting(letter: str, notes: list[str]) -> Plugin:
     @dataclass(frozen=True, kw_only=True)
     class Noting(Plugin):
         name = letter
+        needs = frozenset({"used weights"})
         breaks = {"plain steps": "it scales gradients"}
 
         def _note(self, hook: str) -> None:
@@ -305,9 +306,34 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
         cls = make(made(base))
         with pytest.raises(TypeError, match=r"Mine is no dataclass that is frozen: write @data"):
             cls()
-    piece = dataclass(frozen=True, kw_only=True)(made(base))()
+    piece = dataclass(frozen=True, kw_only=True)(made(base, name="mine"))()
     with pytest.raises(AttributeError, match="cannot assign to field 'rate'"):
         piece.rate = 1.0
+
+
+@pytest.mark.parametrize("base", [Method, Plugin])
+def test_a_piece_has_a_name(base: Any) -> None:
+    """Two without one would share their extras and states. A class to build on needs none."""
+    mine = dataclass(frozen=True, kw_only=True)(made(base))
+    with pytest.raises(TypeError, match="Mine has no `name`"):
+        mine()
+    assert dataclass(frozen=True, kw_only=True)(made(mine, name="mine"))().name == "mine"
+
+
+@pytest.mark.parametrize("hook", ["weight", "weights"])
+def test_a_plugin_that_changes_weights_says_so(hook: str) -> None:
+    """Where it follows from an option, the property decides."""
+    function = vars(Plugin)[hook]
+    for words in ({}, {"needs": frozenset({"model"})}):
+        with pytest.raises(TypeError, match=rf"Mine overrides {hook}: state 'used weights' in `ne"):
+            made(Plugin, **{hook: function}, **words)
+    made(Plugin, **{hook: function}, needs=frozenset({"model", "used weights"}))
+    made(Plugin, **{hook: function}, needs=property(lambda self: frozenset()))
+
+
+def test_an_unknown_limit_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'min'"):
+        setting(0.5, min=0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

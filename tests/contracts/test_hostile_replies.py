@@ -98,7 +98,7 @@ def test_a_forged_header(
     plan, replies = exchange(run)
     forge(replies[1], change)
     settle(run, plan, replies)
-    failures = run.strategy.current.failures
+    failures = run.current.failures
     assert [(failure.pid, failure.reason) for failure in failures] == [(plan[1].pid, reason)]
     others = [plan[0].pid, plan[2].pid]
     assert run.sha256 == without(expected, others)
@@ -123,7 +123,7 @@ def test_a_number_of_examples_that_is_none(federation: Federation, n: Any) -> No
     replies[0].num_examples = n
     forge(replies[0], set_field("n", n))
     settle(run, plan, replies)
-    assert [failure.pid for failure in run.strategy.current.failures] == [plan[0].pid]
+    assert [failure.pid for failure in run.current.failures] == [plan[0].pid]
 
 
 def test_an_extra_that_nobody_expects(federation: Federation) -> None:
@@ -135,8 +135,8 @@ def test_an_extra_that_nobody_expects(federation: Federation) -> None:
         return replies
 
     run.step(alter=add)
-    assert [f.reason for f in run.strategy.current.failures] == ["refused", "refused"]
-    assert "unexpected extras ['mine']" in run.strategy.current.failures[0].cause
+    assert [f.reason for f in run.current.failures] == ["refused", "refused"]
+    assert "unexpected extras ['mine']" in run.current.failures[0].cause
 
 
 @pytest.mark.parametrize("value", [1e30, -1e16, float("nan"), float("inf")])
@@ -153,7 +153,7 @@ def test_numbers_beyond_every_model(federation: Federation, value: float) -> Non
             return replies
 
         run.step(alter=spoil)
-        failures = run.strategy.current.failures
+        failures = run.current.failures
         assert [failure.reason for failure in failures] == ["refused"]
 
 
@@ -169,11 +169,11 @@ def test_a_shape_that_could_be_broadcast(federation: Federation) -> None:
 
         return apply
 
-    pids = [msg.pid for msg in skipping(federation).strategy.plan(1)]
+    pids = [msg.pid for msg in skipping(federation).strategy.plan(1).messages]
     for pid in pids:
         run, expected = skipping(federation), skipping(federation)
         run.step(alter=shrink(pid))
-        (failure,) = run.strategy.current.failures
+        (failure,) = run.current.failures
         assert (failure.pid, failure.reason) == (pid, "refused")
         assert "tensor of shape" in failure.cause
         assert run.sha256 == without(expected, [other for other in pids if other != pid])
@@ -234,7 +234,7 @@ def test_an_array_that_is_no_tensor_of_the_model(federation: Federation, kind: s
         np.save(file, array, allow_pickle=True)
     replies[0].parameters.tensors[0] = file.getvalue()
     settle(run, plan, replies)
-    assert [failure.pid for failure in run.strategy.current.failures] == [plan[0].pid]
+    assert [failure.pid for failure in run.current.failures] == [plan[0].pid]
 
 
 # ---- text

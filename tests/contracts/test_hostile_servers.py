@@ -82,7 +82,7 @@ BAD_HEADERS: list[Callable[[Header], Any]] = [
 
 
 def test_a_bad_header_is_refused(federation: Federation) -> None:
-    msg = federation(toy_task(), Scaffold).strategy.plan(1)[0]
+    msg = federation(toy_task(), Scaffold).strategy.plan(1).messages[0]
     offenders = []
     for i, change in enumerate(BAD_HEADERS):
         with suppress(Rejected):
@@ -93,7 +93,7 @@ def test_a_bad_header_is_refused(federation: Federation) -> None:
 
 def test_every_setting_of_local_training_is_read(federation: Federation) -> None:
     """The check of the settings keeps up with the settings."""
-    msg = federation(toy_task(), Scaffold).strategy.plan(1)[0]
+    msg = federation(toy_task(), Scaffold).strategy.plan(1).messages[0]
     for local in (
         LocalSettings(lr=0.1),
         LocalSettings(0.1, 2, 8, 0.5, 1e-4, 1.0, "adam", 7),
@@ -107,7 +107,7 @@ def test_every_setting_of_local_training_is_read(federation: Federation) -> None
 def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
     """The toy task has four clients; this node hosts 0 and 2."""
     run = federation(toy_task(), Scaffold)
-    msg = run.strategy.plan(1)[0]
+    msg = run.strategy.plan(1).messages[0]
     place = {"partition-id": 0, "num-partitions": 2}
     client = FedClient(run.workspace, Scaffold(), [], run.store, place)
     msg.pid = pid
@@ -134,7 +134,7 @@ def test_a_message_for_another_node(federation: Federation, pid: int) -> None:
 )
 def test_a_message_calls_only_phases(federation: Federation, phase: str) -> None:
     run = federation(toy_task(), Scaffold)
-    msg = run.strategy.plan(1)[0]
+    msg = run.strategy.plan(1).messages[0]
     msg.phase = phase
     reply = run.client().handle(msg)
     assert isinstance(reply, Failure) and "is not served here" in reply.cause
@@ -165,7 +165,7 @@ def test_what_serves_a_phase(federation: Federation) -> None:
         client = Mine
 
     run = federation(toy_task(), Has, plugins=lambda: [Explores()])
-    msg = run.strategy.plan(1)[0]
+    msg = run.strategy.plan(1).messages[0]
     served = []
     names = ["train", "measure", "explore", "views", "terms", "_helper", "options", "name", "data"]
     for phase in [*names, *(f"explores.{name}" for name in names), "fedavg.train", "method.train"]:

@@ -78,8 +78,8 @@ def test_a_change_is_compared_with_the_median_of_the_step_before(
     run.step()
     assert set(medians(run)["train"]) == {"change"}
     run.step(scaled(factor))
-    assert run.strategy.current.accepted == accepted
-    assert [failure.pid for failure in run.strategy.current.failures] == [2] * (4 - accepted)
+    assert run.current.accepted == accepted
+    assert [failure.pid for failure in run.current.failures] == [2] * (4 - accepted)
 
 
 def test_the_first_step_and_a_limit_of_null_accept_any_change(
@@ -91,7 +91,7 @@ def test_the_first_step_and_a_limit_of_null_accept_any_change(
         )
         for _ in range(steps):
             run.step(scaled(1e6))
-        assert run.strategy.current.accepted == 4
+        assert run.current.accepted == 4
 
 
 def test_a_step_in_which_nothing_moves_is_no_bound(federation: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ def test_a_step_in_which_nothing_moves_is_no_bound(federation: Callable[..., Any
     run.step()
     assert medians(run) == {"train": {"change": 0.0}}
     run.step(lambda plan, replies: replies)
-    assert run.strategy.current.accepted == 4
+    assert run.current.accepted == 4
 
 
 def test_a_huge_reply_is_refused_and_the_result_is_that_of_the_others(
@@ -225,7 +225,7 @@ def test_thirty_times_the_median_of_the_step_itself(
 
     @serves
     def sized(self: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        length = size if site.pid == 2 else 1.0 + site.pid / 100
+        length = size if msg.pid == 2 else 1.0 + msg.pid / 100
         change = trees.map(lambda t: torch.zeros_like(t), msg.weights)
         name = next(iter(change))
         change[name].view(-1)[0] = length / 1.03
@@ -312,13 +312,12 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     plain.step()
     before = plain.sha256
     versions = dict(plain.strategy.versions)
-    plain.round += 1
     backup = Backup(plain.strategy, 2)
-    plan = plain.strategy.plan(2)
+    plan = plain.plan()
     replies = scaled(500.0)(plan, [plain.client().handle(msg) for msg in plan])
-    plain.strategy.settle(replies)
+    plain.settle(replies)
     assert plain.sha256 != before
     told: list[Any] = []
-    assert backup.undo(told.append)
+    assert backup.undo(plain.current, told.append)
     assert [failure.pid for failure in told] == [2]
     assert plain.sha256 == before and plain.strategy.versions == versions

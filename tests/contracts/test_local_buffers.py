@@ -175,7 +175,8 @@ def test_a_personal_model_is_the_methods_own(method: str) -> None:
     store = MemoryStore()
     strategy = job.strategy
     for number in (1, 2):
-        strategy.settle([job.client(store).handle(msg) for msg in strategy.plan(number)])
+        step = strategy.plan(number)
+        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
     assert strategy.views == ("personal", "finetuned")
     for msg in evaluation_messages(strategy):
         metrics = job.client(store).handle(msg).metrics  # type: ignore[union-attr]
@@ -193,7 +194,6 @@ def test_server_and_client_agree_on_the_views(methods: dict[str, Config]) -> Non
     offenders = []
     for method in methods:
         job = Job(composed(f"method={method}", *COMMON, "buffers=local"), toy_task(norm=True))
-        job.strategy.plan(1)
         expected = set(job.strategy.views)
         for msg in evaluation_messages(job.strategy):
             update = job.client(MemoryStore()).handle(msg)

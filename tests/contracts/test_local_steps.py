@@ -67,7 +67,7 @@ def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
     Client 1 has 16 samples: batches of 5, and with batch norm no trailing batch of one.
     """
     run = federation(toy_task(norm=norm), FedAvg, batch_size=5, local={"steps": steps}, epochs=1)
-    (msg, *_) = [msg for msg in run.strategy.plan(1) if msg.pid == 1]
+    (msg, *_) = [msg for msg in run.strategy.plan(1).messages if msg.pid == 1]
     client = run.client()
     update = client.handle(msg)
     assert client.trainer.steps == steps
@@ -92,7 +92,7 @@ def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
 def test_scaffold_is_told_the_steps_taken(federation: Federation) -> None:
     """Every client takes as many, whatever its size; its control is the mean gradient of those."""
     run = federation(toy_task(), Scaffold, local={"steps": 7}, rounds=2)
-    plan = run.strategy.plan(1)
+    plan = run.strategy.plan(1).messages
     for msg in plan:
         update = run.client().handle(msg)
         assert update.extras["scaffold.steps"] == 7
@@ -109,7 +109,7 @@ def test_fednova_with_equal_steps_is_fedavg(federation: Federation, momentum: fl
         nova, fedavg = (federation(toy_task(), cls, **settings).run() for cls in (FedNova, FedAvg))
         assert (nova.sha256 == fedavg.sha256) == equal
         if equal and not momentum:
-            assert nova.strategy.current.recorded["fednova"]["tau_eff"] == 5
+            assert nova.current.recorded["fednova"]["tau_eff"] == 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,6 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
         scores = []
         for local in ({}, {"steps": 1}):
             run = federation(toy_task(), cls, local=local, rounds=2, **how)
-            run.strategy.plan(1)
             scores.append(
                 [run.client().handle(m).metrics for m in evaluation_messages(run.strategy)]
             )

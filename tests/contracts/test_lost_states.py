@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import LOST, Failure
@@ -46,7 +47,7 @@ def launch(federation: Launch, tmp_path: Path) -> Launch:
 
 
 def failed(run: Any) -> list[tuple[int, str]]:
-    return [(failure.pid, failure.reason) for failure in run.strategy.current.failures]
+    return [(failure.pid, failure.reason) for failure in run.current.failures]
 
 
 @HOW
@@ -85,6 +86,20 @@ def test_a_client_starts_afresh(
     assert versions == {0: 2, 1: 0, 2: 2}
     assert failed(run) == []
     assert run.strategy.versions == {0: 3, 1: 3, 2: 3}
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_scaffold_forgets_what_is_lost(launch: Launch, tmp_path: Path, control: str) -> None:
+    """The server's sum is that of the c_i which the clients have."""
+    run = launch(Scaffold, on_lost_state="restart", options={"control": control})
+    run.step()
+    wipe(tmp_path / "1")
+    run.step()
+    run.step()
+    kept = [run.store.load(pid, 3) for pid in range(3)]
+    for name, total in run.strategy.run.states["method"]["total"].items():
+        expected = sum(state[f"scaffold.c_i/{name}"].double() for state in kept)
+        torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_other_failures_still_stop_the_run(launch: Launch) -> None:

@@ -60,9 +60,9 @@ def test_krum_takes_the_nearest(federation: Federation) -> None:
     kept = (0, 2, 3, 5, 6)
     mean = sum(sizes[pid] * VALUES[pid] for pid in kept) / sum(sizes[pid] for pid in kept)
     assert moved(run) == pytest.approx(mean, abs=1e-6)
-    recorded = run.strategy.current.recorded["krum"]
+    recorded = run.current.recorded["krum"]
     assert sorted(recorded["left_out"].tolist()) == [1, 4] and recorded["kept"] == 5
-    assert not run.strategy.current.failures and run.strategy.current.accepted == 5
+    assert not run.current.failures and run.current.accepted == 5
     one = after_a_step(federation, merge=Krum(attackers=2, keep=1), alter=sending(VALUES))
     nearest = min((VALUES[0], VALUES[5]), key=lambda value: abs(value - moved(one)))
     assert moved(one) == pytest.approx(nearest, abs=1e-6)
@@ -76,7 +76,7 @@ def test_krum_sees_buffers(federation: Federation) -> None:
         return replies
 
     run = after_a_step(federation, merge=Krum(attackers=1), alter=poison, norm=True)
-    assert run.strategy.current.recorded["krum"]["left_out"].tolist() == [4]
+    assert run.current.recorded["krum"]["left_out"].tolist() == [4]
 
 
 def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Federation) -> None:
@@ -88,7 +88,7 @@ def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Fede
         of_clients = torch.stack([state[f"scaffold.c_i/{name}"] for state in kept])
         torch.testing.assert_close(total, of_clients.double().sum(0), rtol=1e-5, atol=1e-6)
     run.step()
-    assert run.strategy.current.accepted == 5
+    assert run.current.accepted == 5
 
 
 # ---- reductions
@@ -136,7 +136,7 @@ def test_the_order_of_replies_does_not_matter(
         Upload(pid, 1, weights={"a": torch.tensor([float(pid % 3), 1.0])}) for pid in range(7)
     ]
     run = after_a_step(federation, merge=merge(), on_failure="skip")
-    step, old = run.strategy.current, {"a": torch.tensor([0.5, 0.25])}
+    step, old = run.current, {"a": torch.tensor([0.5, 0.25])}
     step.sent = step.old = old
 
     def merged(order: list[int]) -> tuple[set[int], Tree]:

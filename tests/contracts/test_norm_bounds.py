@@ -24,7 +24,7 @@ def test_clipped_to_the_median(federation: Federation, norm: bool) -> None:
     mean = sum(sizes[pid] * bounded[pid] for pid in bounded) / sum(sizes)
     for name in ["head.bias", *(["body.1.running_mean"] if norm else [])]:
         assert moved(run, name) == pytest.approx(mean, abs=1e-5)
-    assert run.strategy.current.recorded["norm_clip"]["clipped_pids"].tolist() == [1, 4, 6]
+    assert run.current.recorded["norm_clip"]["clipped_pids"].tolist() == [1, 4, 6]
 
 
 def test_clipped_to_a_fixed_norm(federation: Federation) -> None:
@@ -52,7 +52,7 @@ def test_the_norm_filter_leaves_out_what_is_far_too_large(
 
     settings = {"norm": True, "on_failure": "skip"}
     run = after_a_step(federation, Scaffold, merge=NormFilter(factor=10.0), alter=grow, **settings)
-    (failure,) = run.strategy.current.failures
+    (failure,) = run.current.failures
     assert failure.reason == "outlier" and "times the median" in failure.cause
     assert run.sha256 == after_a_step(federation, Scaffold, alter=absent, **settings).sha256
     assert failure.pid not in run.strategy.versions
@@ -69,7 +69,7 @@ def test_the_norm_filter_keeps_what_is_just_within_its_factor(
     merge = NormFilter(factor=factor)
     given = {"clients": 5, "on_failure": "skip"}
     run = after_a_step(federation, merge=merge, alter=sending(values), **given)
-    assert [failure.pid for failure in run.strategy.current.failures] == [4]
+    assert [failure.pid for failure in run.current.failures] == [4]
     sizes = run.strategy.sizes
     mean = sum(sizes[pid] * values[pid] for pid in range(4)) / sum(sizes[:4])
     assert moved(run) == pytest.approx(mean, abs=1e-5)
@@ -88,13 +88,13 @@ def test_clients_that_change_nothing_have_no_say_about_norms(
     present = [pid for pid in values if not (refuses and pid == 6)]
     mean = sum(sizes[pid] * bounded[pid] for pid in present) / sum(sizes[pid] for pid in present)
     assert moved(run) == pytest.approx(mean, abs=1e-5)
-    assert [failure.pid for failure in run.strategy.current.failures] == [6] * refuses
+    assert [failure.pid for failure in run.current.failures] == [6] * refuses
 
 
 def test_nobody_changes_anything(federation: Federation) -> None:
     for merge in (NormClip(), NormFilter()):
         run = after_a_step(federation, merge=merge, alter=sending(dict.fromkeys(range(7), 0.0)))
-        assert moved(run) == 0 and not run.strategy.current.failures
+        assert moved(run) == 0 and not run.current.failures
 
 
 def test_the_norm_filter_compares_three_and_keeps_two(federation: Federation) -> None:
@@ -116,7 +116,7 @@ def test_one_or_two_among_clients_that_change_nothing_move_nothing(
     for name in ("head.bias", "body.1.running_mean", "body.1.running_var"):
         assert moved(run, name) == 0
     if merge.name == "norm_filter":
-        assert sorted(failed.pid for failed in run.strategy.current.failures) == changing
+        assert sorted(failed.pid for failed in run.current.failures) == changing
         with pytest.raises(RunFailed, match=r"needs 3 .*on_failure=skip"):
             after_a_step(federation, merge=merge, alter=sending(values), clients=len(values))
     else:
@@ -134,5 +134,5 @@ def test_one_sender_of_an_extra_is_compared_with_nobody(federation: Federation) 
 
     given = {"merge": NormFilter(), "alter": alone, "on_failure": "skip"}
     run = after_a_step(federation, Scaffold, **given)
-    (failure,) = run.strategy.current.failures
+    (failure,) = run.current.failures
     assert failure.pid == 2 and "scaffold.c_plus" in failure.cause

@@ -35,12 +35,12 @@ def test_the_order_in_which_clients_are_served(
     for seed in range(4):
         run = federation(with_dropout(), cls, plugins=plugins, rounds=3, fraction=0.7)
         draw = random.Random(seed)
-        for number in range(1, 4):
+        for _ in range(3):
             torch.manual_seed(seed)  # the caller's global generator must have no influence
-            plan = run.strategy.plan(number)
+            plan = run.plan()
             order = draw.sample(range(len(plan)), len(plan))
             served = {i: run.client().handle(plan[i]) for i in order}
-            run.strategy.settle(served[i] for i in range(len(plan)))
+            run.settle(served[i] for i in range(len(plan)))
         hashes.add(run.sha256)
     assert len(hashes) == 1
 
@@ -59,7 +59,7 @@ def test_replies_are_put_in_order_and_missing_ones_are_named(
     federation: Callable[..., Any],
 ) -> None:
     run = federation(toy_task(6), FedAvg)
-    plan = run.strategy.plan(1)
+    plan = run.strategy.plan(1).messages
     sent = {msg.pid: msg for msg in plan}
     results = flower_results(run, plan)
     random.Random(3).shuffle(results)
@@ -95,7 +95,7 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     federation: Callable[..., Any], header: Any
 ) -> None:
     run = federation(toy_task(3), FedAvg)
-    plan = run.strategy.plan(1)
+    plan = run.strategy.plan(1).messages
     results = flower_results(run, plan)
     results[0][1].metrics["fedhet"] = header
     nodes = Nodes(run.strategy.setting.replies)

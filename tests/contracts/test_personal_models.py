@@ -199,7 +199,6 @@ def test_personal_models_never_leave_a_real_site(launch: Launch) -> None:
     noted = loop.notes["personal_models"]
     assert noted["kept"] == {}
     assert "stay at their clients' sites" in noted["not_kept"]["personal.last"]
-    job.strategy.plan(1)
     msg = evaluation_messages(job.strategy)[0]
     msg.extras[KEEP] = "personal"
     reply = job.client(MemoryStore()).handle(msg)
@@ -229,7 +228,9 @@ def test_a_view_that_cannot_be_loaded_is_reported(
 ) -> None:
     """The run ends well all the same. With `personal_module` it is kept."""
     monkeypatch.setattr(FedAvg, "client", TemperedClient)
-    monkeypatch.setattr(FedAvg, "evaluates", lambda self, workspace: ("global", "personal"))
+    monkeypatch.setattr(
+        FedAvg, "evaluates", lambda self, workspace: {"global": (), "personal": None}
+    )
     lines = ["method=fedavg", "rounds=2", "client.epochs=1"]
     run = launch(*lines, task=validated())
     reason = r"client 0: .*'temperature'.*personal_module"

@@ -41,12 +41,12 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     assert [msg.pid for msg in plan] == [4, 3, 2, 1, 0]
     assert set(strategy.run.states["method"]["far"]) == set(range(CLIENTS))
     assert all(torch.equal(run.model[name], start[name]) for name in start)
-    assert not strategy.due
+    assert not strategy.evaluates_after(run.current)
     assert all(
         (far["head.bias"] > 0).all() for far in strategy.run.states["method"]["far"].values()
     )
-    assert strategy.current.bytes["up"] == {"three.far": CLIENTS * size}
-    assert strategy.current.bytes["down"] == {"model": CLIENTS * size, "three.step": CLIENTS * 8}
+    assert run.current.bytes["up"] == {"three.far": CLIENTS * size}
+    assert run.current.bytes["down"] == {"model": CLIENTS * size, "three.step": CLIENTS * 8}
 
     # w <- w + (m - w)/2 goes through m (1 - 2^-t), m the mean of all samples, so it moves by m 2^-t
     # in step t.
@@ -72,7 +72,7 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     plan = run.step()
     msg = plan[0]
     assert (msg.phase, msg.step, msg.round, len(plan)) == ("train", 1, 2 + steps, 2)
-    assert strategy.due
+    assert strategy.evaluates_after(run.current)
     mask = msg.tree("three.mask")
     for name in mask:  # masked entries stay where they were, the others move
         moved = run.model[name] != start[name]
@@ -161,7 +161,7 @@ def test_a_phase_that_no_object_serves_is_reported(federation: Callable[..., Any
             return [Phase("explore", 1, nothing)]
 
     run = federation(toy_task(3), Asking)
-    reply = run.client().handle(run.strategy.plan(1)[0])
+    reply = run.client().handle(run.strategy.plan(1).messages[0])
     assert isinstance(reply, Failure)
     assert "phase 'explore' is not served here" in reply.cause
 

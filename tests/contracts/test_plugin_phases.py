@@ -114,7 +114,7 @@ def test_phases_of_plugins_come_first_and_run_no_other_hooks(
     plan = run.step()
     assert len(plan) == CLIENTS
     assert (plan[0].phase, plan[0].weights, plan[0].extras) == ("gauge.fit", {}, {})
-    assert run.strategy.current.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
+    assert run.current.bytes == {"down": {}, "up": {"gauge.most": 8 * CLIENTS}}
     run.run()
     assert Witness.seen == {"data", "train", "finish train", "out train", "after train"}
 

@@ -134,10 +134,11 @@ def last_step(method: str, plugin: str) -> tuple[Job, list[Noted]]:
     store = MemoryStore()
     number = 1
     while locate(job.strategy.timetable, number):
-        plan = job.strategy.plan(number)
+        step = job.strategy.plan(number)
+        plan = step.messages
         noted = [Noted() for _ in plan]
         replies = [one.reply(job.client(store), msg) for one, msg in zip(noted, plan, strict=True)]
-        job.strategy.settle(replies)
+        job.strategy.settle(step, replies)
         number += 1
     return job, noted
 

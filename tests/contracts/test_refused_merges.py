@@ -99,6 +99,7 @@ class Known(FedAvg):
 @dataclass(frozen=True, kw_only=True)
 class Weighs(Plugin):
     name = "weighs"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight
@@ -129,6 +130,21 @@ def test_a_merge_that_does_not_say_what_it_takes_is_refused(base: Any) -> None:
         class Silent(base):  # type: ignore[misc]
             def merge(self, step: Any, state: Any, old: Any, updates: Any) -> Any:
                 return super().merge(step, state, old, updates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(FedAvg):
+    name = "again"
+    breaks = {}
+
+    def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
+        largest = max(update.n for update in updates)
+        return super().merge(step, {"largest": largest}, old, updates)
+
+
+def test_updates_that_are_read_a_second_time_are_refused(federation: Federation) -> None:
+    with pytest.raises(TypeError, match=r"can be read once; list\(updates\) keeps them"):
+        federation(toy_task(), Again).step()
 
 
 @pytest.mark.parametrize("plugin", [Weighs, Needs])

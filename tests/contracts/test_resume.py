@@ -223,7 +223,7 @@ def test_checkpoints_are_written_when_they_are_due(
     monkeypatch.setattr(
         "fedhet.checkpoint.Checkpoints._write",
         lambda self: (
-            written.append(self._strategy.current.round),
+            written.append(self._strategy.run.round),
             vars(self).update(_written=True),
         ),
     )

@@ -41,7 +41,7 @@ class CountingClient(Client):
     @serves
     def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         n = state.get("n", torch.tensor(0)) + 1
-        if n == 2 and site.pid == 1 and site.workspace.seed == 7:
+        if n == 2 and msg.pid == 1 and site.workspace.seed == 7:
             site.workspace.seed = 8  # so that it fails once
             raise OSError("battery")
         return Result(site.fit(msg.weights).params, {"n": int(n)}), {"n": n}

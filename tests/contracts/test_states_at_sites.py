@@ -33,7 +33,7 @@ def test_sites_keep_what_the_kept_checkpoints_need(
     write = Checkpoints._write
 
     def sometimes(self: Checkpoints) -> None:
-        if self._strategy.current.round in (2, 5):  # so that clients train twice in between
+        if self._strategy.run.round in (2, 5):  # so that clients train twice in between
             write(self)
 
     monkeypatch.setattr(Checkpoints, "_write", sometimes)

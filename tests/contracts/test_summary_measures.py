@@ -197,14 +197,15 @@ def test_the_clients_are_not_evaluated(launch: Launch) -> None:
 def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the rounds that were executed."""
     from fedhet.core.errors import RunFailed
+    from fedhet.core.server.phases import OpenStep
     from fedhet.core.server.strategy import FedStrategy
 
     settle = FedStrategy.settle
 
-    def fail(self: FedStrategy, *replies: Any, **options: Any) -> None:
-        if self.current.round == 3:
+    def fail(self: FedStrategy, step: OpenStep, *replies: Any, **options: Any) -> None:
+        if step.round == 3:
             raise RunFailed("enough")
-        settle(self, *replies, **options)
+        settle(self, step, *replies, **options)
 
     monkeypatch.setattr(FedStrategy, "settle", fail)
     with pytest.raises(RunFailed) as caught:

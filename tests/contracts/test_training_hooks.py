@@ -13,6 +13,7 @@ from torch import Tensor
 from fedhet.core import trees
 from fedhet.core.client.site import Site
 from fedhet.core.client.training import Batch
+from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Upload
 from fedhet.core.task import ClientData, Samples, Task
@@ -85,6 +86,40 @@ def looks(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
 def without_class_zero(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
     """Only the samples of class 1 count: the losses of class 0 are subtracted again."""
     return (batch.y - 1) * batch.workspace.task.criterion(batch.logits, batch.y)
+
+
+def of_batch(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    return batch.y.float()
+
+
+def scalar(params: AnyTree, batch: Batch, own: Tree) -> Tensor:
+    return batch.logits.mean()
+
+
+def scalar_and_record(params: AnyTree, batch: Batch, own: Tree) -> tuple[Tensor, Tree]:
+    return batch.logits.mean(), {"mean": batch.logits.mean()}
+
+
+def no_tensor(params: AnyTree, batch: Batch, own: Tree) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "f", "said"),
+    [
+        ("penalty", of_batch, r"a torch.float32 tensor of shape \(4,\); expected .*a scalar is"),
+        ("loss", scalar, r"a torch.float32 tensor of shape \(\); expected .*\(4,\): \(B,\) is"),
+        ("loss", scalar_and_record, r"a torch.float32 tensor of shape \(\); expected"),
+        ("loss", no_tensor, "a float; expected"),
+        ("penalty", no_tensor, "a float; expected"),
+    ],
+)
+def test_a_loss_or_penalty_of_another_shape_is_refused(
+    federation: Federation, kind: str, f: Callable[..., Any], said: str
+) -> None:
+    run = federation(toy_task(), FedAvg, plugins=[adding(kind, f)])
+    with pytest.raises(RunFailed, match=f"TypeError: the {kind} {f.__name__} is {said}"):
+        run.step()
 
 
 TWICE = {
@@ -171,8 +206,8 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     doubled = federation(task, Scaffold, plugins=lambda: [Doubling(), fednorm()])
     plain = federation(task, Scaffold, plugins=lambda: [fednorm()])
     client = doubled.client()
-    update = client.handle(doubled.strategy.plan(1)[0])
-    expected = plain.client().handle(plain.strategy.plan(1)[0])
+    update = client.handle(doubled.strategy.plan(1).messages[0])
+    expected = plain.client().handle(plain.strategy.plan(1).messages[0])
     assert isinstance(update, Upload) and isinstance(expected, Upload), (update, expected)
     assert update.num_examples == expected.num_examples == 24
     assert update.extras["scaffold.steps"] == 12

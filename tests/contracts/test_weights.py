@@ -44,6 +44,7 @@ class Scaled(Plugin):
     """Multiplies every weight by 8, one update after the other."""
 
     name = "scaled"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return update.weight * 8
@@ -54,7 +55,24 @@ class Kept(Plugin):
     """Keeps the updates, and changes none."""
 
     name = "kept"
-    keeps_all = True
+    needs_all = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching(Plugin):
+    """Doubles every weight, and remembers the weights of the merge."""
+
+    name = "watching"
+    needs = frozenset({"used weights"})
+    needs_all = True
+
+    def weight(self, step: Step, state: State, update: Update) -> float:
+        return update.weight * 2
+
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        return Merged(new, {"seen": {update.pid: update.weight for update in updates}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +80,7 @@ class Zeroing(Plugin):
     """Gives weight to client 0 only."""
 
     name = "zeroing"
+    needs = frozenset({"used weights"})
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         return float(update.pid == 0)
@@ -72,6 +91,7 @@ class ZeroingAll(Plugin):
     """Does it with all updates at once."""
 
     name = "zeroing_all"
+    needs = frozenset({"used weights"})
 
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
@@ -141,6 +161,19 @@ def test_a_plugin_that_needs_all_has_the_weights_normalised(federation: Federati
     assert run.strategy.run.states["method"]["seen"] == {3: 0.0, 2: 0.0, 1: 0.0, 0: 1.0}
 
 
+@pytest.mark.parametrize(("method", "total"), [(Weighing, 1), (WeighingAll, 16 * 72)])
+def test_after_sees_the_weights_of_the_merge(
+    federation: Federation, method: type[Weighing], total: int
+) -> None:
+    """Also those of plug-ins that act later, and when it changes weights itself."""
+    run = federation(toy_task(), method, plugins=lambda: [Scaled(), Watching()])
+    run.step()
+    states = run.strategy.run.states
+    assert states["plugin.watching"]["seen"] == states["method"]["seen"]
+    expected = {pid: pytest.approx(16 * n / total) for pid, n in SIZES.items()}
+    assert states["method"]["seen"] == expected
+
+
 @pytest.mark.parametrize("all_at_once", [True, False])
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
 def test_weights_without_a_positive_finite_sum(
@@ -151,6 +184,7 @@ def test_weights_without_a_positive_finite_sum(
     @dataclass(frozen=True, kw_only=True)
     class Spoiling(Plugin):
         name = "spoiling"
+        needs = frozenset({"used weights"})
 
         def weight(self, step: Step, state: State, update: Update) -> float:
             return weight
@@ -158,6 +192,7 @@ def test_weights_without_a_positive_finite_sum(
     @dataclass(frozen=True, kw_only=True)
     class SpoilingAll(Plugin):
         name = "spoiling"
+        needs = frozenset({"used weights"})
 
         def weights(
             self, step: Step, state: State, updates: Sequence[Update]

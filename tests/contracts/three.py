@@ -53,7 +53,7 @@ class ThreeClient(Client):
         mean = msg.weights["mean"]
         moved = {
             "mean": mean + (site.data.x.double().mean(0) - mean) / 2,
-            "seen": msg.weights["seen"] + site.pid,
+            "seen": msg.weights["seen"] + msg.pid,
         }
         return Result(moved), state
 

@@ -139,7 +139,6 @@ class OnGrid:
             self.join(pid)
         self.nodes = Nodes(self.run.strategy.setting.replies)
         self.courier = FlowerCourier(self.manager, self.nodes)
-        self.round = 0
 
     def join(self, pid: int, generation: int = 0) -> Proxy:
         proxy = Proxy(pid, 4, self.grid, generation)
@@ -150,9 +149,8 @@ class OnGrid:
         del self.manager.clients[str(1000 * (generation + 1) + pid)]
 
     def step(self) -> dict[int, Any]:
-        self.round += 1
-        self.plan = self.run.strategy.plan(self.round)
+        self.plan = self.run.plan()
         replies = list(self.courier.exchange(self.plan, Clock()))
         assert [reply.pid for reply in replies] == [msg.pid for msg in self.plan]
-        self.run.strategy.settle(replies)
+        self.run.settle(replies)
         return {reply.pid: reply for reply in replies}

@@ -150,10 +150,10 @@ def test_too_few_replies_change_nothing(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(4), FedAvg, on_failure="skip", rounds=6, replies=limits)
     before = run.sha256
     run.step(alter=replies_of(2))
-    assert run.sha256 == before and run.strategy.current.accepted == 0
+    assert run.sha256 == before and run.current.accepted == 0
     run.step(alter=replies_of(3))
     changed = run.sha256
-    assert changed != before and run.strategy.current.accepted == 3
+    assert changed != before and run.current.accepted == 3
     run.step(alter=replies_of(0))  # one bad step in a row is allowed again
     assert run.sha256 == changed
     with pytest.raises(RunFailed, match=r"2 of at least 3 replies.*replies\.least"):

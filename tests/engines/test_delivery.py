@@ -221,5 +221,6 @@ def test_a_simulation_has_no_sites(tmp_path: Path) -> None:
 def _begun(sites: Sites) -> Any:
     """The strategy after its first round, without a run folder."""
     strategy = sites.job.strategy
-    strategy.settle([sites.serve(msg) for msg in strategy.plan(1)])
+    step = strategy.plan(1)
+    strategy.settle(step, [sites.serve(msg) for msg in step.messages])
     return strategy

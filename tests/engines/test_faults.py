@@ -37,17 +37,20 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
     disturbed = scaffold_job()
     strategy = disturbed.strategy
     with PoolCourier(2, disturbed, tmp_path) as courier:
-        strategy.settle(courier.exchange(strategy.plan(1), Clock()))
+        step = strategy.plan(1)
+        strategy.settle(step, courier.exchange(step.messages, Clock()))
         for worker in list(courier._workers.values()):
             os.kill(worker.process.pid, signal.SIGKILL)
             worker.process.join()
-        replies = list(courier.exchange(strategy.plan(2), Clock()))
+        step = strategy.plan(2)
+        replies = list(courier.exchange(step.messages, Clock()))
         assert [type(reply) for reply in replies] == [Upload] * 4
-        strategy.settle(replies)
+        strategy.settle(step, replies)
     calm = scaffold_job()
     with PoolCourier(2, calm, tmp_path / "calm") as courier:
         for number in (1, 2):
-            calm.strategy.settle(courier.exchange(calm.strategy.plan(number), Clock()))
+            step = calm.strategy.plan(number)
+            calm.strategy.settle(step, courier.exchange(step.messages, Clock()))
     for name, expected in calm.strategy.weights["model"].items():
         assert torch.equal(strategy.weights["model"][name], expected)
 
@@ -165,7 +168,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     """
     handle = FedClient.handle
     job = Job(compose(["method=fedavg"]), toy_task(8))
-    plan = job.strategy.plan(1)
+    plan = job.strategy.plan(1).messages
     first = plan[0].pid
 
     def slow(self: FedClient, msg: Broadcast) -> Reply:

@@ -62,7 +62,7 @@ def test_an_error_of_flower_names_its_client(federation: Callable[..., Any]) -> 
     replies = on_grid.step()
     assert isinstance(replies[2], Failure) and replies[2].reason == "no reply"
     assert "Node\\nUnavailable" in replies[2].cause and "1002" in replies[2].cause
-    assert on_grid.run.strategy.current.accepted == 3
+    assert on_grid.run.current.accepted == 3
 
 
 def test_what_flower_cannot_decode_costs_one_reply(federation: Callable[..., Any]) -> None:
@@ -71,7 +71,7 @@ def test_what_flower_cannot_decode_costs_one_reply(federation: Callable[..., Any
     replies = on_grid.step()
     assert isinstance(replies[1], Failure) and replies[1].reason == "unreadable"
     assert "KeyError: 'array-chunk'" in replies[1].cause
-    assert on_grid.run.strategy.current.accepted == 3
+    assert on_grid.run.current.accepted == 3
 
 
 def test_a_reply_after_the_deadline_is_not_awaited(federation: Callable[..., Any]) -> None:
@@ -174,7 +174,7 @@ def test_a_reply_that_comes_twice_counts_once(federation: Callable[..., Any]) ->
     for on_grid in (once, twice):
         on_grid.step()
         on_grid.step()
-        assert on_grid.run.strategy.current.accepted == 4
+        assert on_grid.run.current.accepted == 4
     assert once.run.sha256 == twice.run.sha256
 
 
@@ -242,7 +242,7 @@ def test_a_strange_node_ends_no_run_that_has_begun(
     on_grid.step()
     on_grid.join(3, generation=4).properties = properties
     on_grid.step()
-    assert on_grid.run.strategy.current.accepted == 3
+    assert on_grid.run.current.accepted == 3
     assert "the run goes on without it" in caplog.text and "\x1b" not in caplog.text
     early = OnGrid(federation, present=3)
     early.join(3).properties = properties

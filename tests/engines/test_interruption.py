@@ -216,7 +216,7 @@ def test_an_actor_that_dies_is_replaced_where_a_machine_cannot_be_lost(
     monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
     courier = RayCourier(job)
     courier._grows = grows
-    replies = courier.exchange(job.strategy.plan(1), Clock())
+    replies = courier.exchange(job.strategy.plan(1).messages, Clock())
     if grows:
         for reply in replies:
             assert "its worker process died" in cast("Failure", reply).cause
@@ -240,7 +240,7 @@ def test_a_signal_that_meets_a_worker_before_the_run(
     monkeypatch.setattr(pool.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
     job = Job(compose(["method=fedavg"]), toy_task(2))
     with PoolCourier(1, job, tmp_path) as courier, pytest.raises(KeyboardInterrupt):
-        list(courier.exchange(job.strategy.plan(1), Clock()))
+        list(courier.exchange(job.strategy.plan(1).messages, Clock()))
 
 
 @pytest.mark.timeout(60)

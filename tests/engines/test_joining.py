@@ -28,13 +28,14 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
     agreed = deployment.agree()
     settings = composed(*deployment.overrides)
     job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
-    for step in (1, 2):
+    for number in (1, 2):
         replies = []
-        for msg in job.strategy.plan(step):
+        step = job.strategy.plan(number)
+        for msg in step.messages:
             node = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
             sent = as_sent(msg, deployment.nodes.agreed)
             replies.append(wire.read_reply(msg, node.client.fit(*sent)))  # type: ignore[union-attr]
-        job.strategy.settle(replies)
+        job.strategy.settle(step, replies)
     expected = simulated(folder, "eval.clients=false")
     assert sha256(job.strategy.weights) == expected.summary["weights_sha256"]
     assert job.partition["hash"] == expected.summary["partition"]["hash"]
@@ -46,7 +47,7 @@ def test_a_message_for_another_site_is_refused(folder: Path) -> None:
     agreed = deployment.agree()
     settings = composed(*deployment.overrides)
     job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
-    msg = job.strategy.plan(1)[0]
+    msg = job.strategy.plan(1).messages[0]
     wrong = next(node for node in deployment.manager.clients.values())
     if int(wrong.cid) == msg.pid + 1:
         wrong = deployment.manager.clients[str((msg.pid + 1) % 3 + 1)]
@@ -71,7 +72,7 @@ def test_a_site_refuses_a_normalisation_that_is_none(folder: Path) -> None:
     deployment = Deployment(folder)
     settings = composed(*deployment.overrides)
     data = LocalData.agreed_on(settings.cfg, deployment.agree())
-    msg = Job(settings, engine="flwr", local=data).strategy.plan(1)[0]
+    msg = Job(settings, engine="flwr", local=data).strategy.plan(1).messages[0]
     node: Any = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
     mean = {"mean": [0.0] * 64}
     for agreed in (None, {}, mean, {**mean, "std": [0.0] * 64}, "auto"):

@@ -78,13 +78,14 @@ class Joining:
         """The digest of the weights after three rounds of messages to the nodes."""
         data = LocalData.agreed_on(self.settings.cfg, self.nodes.agree(self.manager))
         job = Job(self.settings, engine="flwr", local=data)
-        for step in (1, 2, 3):
+        for number in (1, 2, 3):
             replies = []
-            for msg in job.strategy.plan(step):
+            step = job.strategy.plan(number)
+            for msg in step.messages:
                 node: Any = self.nodes.proxies([msg.pid], self.manager)[msg.pid]
                 sent = as_sent(msg, self.nodes.agreed)
                 replies.append(wire.read_reply(msg, node.client.fit(*sent)))
-            job.strategy.settle(replies)
+            job.strategy.settle(step, replies)
         return sha256(job.strategy.weights)
 
     def refusal(self) -> str:

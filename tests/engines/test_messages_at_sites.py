@@ -16,7 +16,7 @@ def test_a_message_is_decoded_and_hashed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sites = Sites(tmp_path, monkeypatch)
-    msg = sites.job.strategy.plan(1)[0]
+    msg = sites.job.strategy.plan(1).messages[0]
     unpacked = []
     original = wire.unpack
 
@@ -39,7 +39,7 @@ def test_a_message_that_the_machine_cannot_serve_is_a_failure(
     from fedhet.stores import MemoryStore
 
     sites = Sites(tmp_path, monkeypatch)
-    msg = sites.job.strategy.plan(1)[0]
+    msg = sites.job.strategy.plan(1).messages[0]
     run_config = {"overrides": f"dataset=cifar10 data_dir={tmp_path}"}
     node = {"partition-id": 0, "num-partitions": 1}
     context = Context(1, 1, node, RecordDict(), run_config)
@@ -53,7 +53,7 @@ def test_a_message_that_a_site_cannot_serve_is_a_failure(
 ) -> None:
     """Its file is gone, for example."""
     sites = Sites(tmp_path, monkeypatch)
-    msg = next(msg for msg in sites.job.strategy.plan(1) if msg.pid == 1)
+    msg = next(msg for msg in sites.job.strategy.plan(1).messages if msg.pid == 1)
     node: Any = sites.deployment.nodes.proxies([1], sites.deployment.manager)[1]
     (tmp_path / "b.npz").unlink()
     apps._cached_site.cache_clear()  # whichever site was asked last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_each_site_decides_which_scores_leave_it(
 def test_a_node_without_data_of_its_own_has_the_limits_of_its_operator(evaluates: bool) -> None:
     lines = ["dataset=digits", "partition.clients=2", "privacy.min_count=0"]
     job = Job(config.compose(lines), engine="flwr")
-    job.strategy.plan(1)
+    job.strategy.run = replace(job.strategy.run, round=1)
     msg = evaluation_messages(job.strategy)[0]
     folder = Path()
     node = Node(folder, 1, lines, partition_id=0, num_partitions=2, evaluate=evaluates, min_test=1)

@@ -141,7 +141,7 @@ def test_no_folder_of_the_states(
     sites = Sites(tmp_path, monkeypatch)  # SCAFFOLD has states
     for node in sites.deployment.manager.clients.values():
         cast("Node", node).store = store_at_site  # type: ignore[assignment]
-    msg = sites.job.strategy.plan(1)[0]
+    msg = sites.job.strategy.plan(1).messages[0]
     reply = sites.serve(msg)
     if at.startswith("secret"):
         assert not isinstance(reply, Failure)
@@ -159,7 +159,8 @@ def test_no_folder_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "file"))
     sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedpcl")
-    sites.job.strategy.settle([sites.serve(msg) for msg in sites.job.strategy.plan(1)])
+    step = sites.job.strategy.plan(1)
+    sites.job.strategy.settle(step, [sites.serve(msg) for msg in step.messages])
     msg = evaluation_messages(sites.job.strategy)[0]
     sites.models[0] = cast("Path", "")
     reply = sites.serve(replace(msg, extras={**msg.extras, DELIVER: ""}))
@@ -192,7 +193,7 @@ def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(Client, "train", damaged)
     job = Job(config.compose(["method=fedavg", "partition.clients=2"]))
-    reply = job.client(MemoryStore()).handle(job.strategy.plan(1)[0])
+    reply = job.client(MemoryStore()).handle(job.strategy.plan(1).messages[0])
     assert isinstance(reply, Failure) and str(tmp_path) in reply.cause
 
 

@@ -74,5 +74,5 @@ def phases(run: Any) -> dict[str, int]:
 
 def site(run: Any, pid: int) -> Site:
     """A client's place in the first step of a run."""
-    msg = next(msg for msg in run.strategy.plan(1) if msg.pid == pid)
+    msg = next(msg for msg in run.strategy.plan(1).messages if msg.pid == pid)
     return place(run, msg, run.strategy.plugins[0])[2]

@@ -36,6 +36,7 @@ class Fixed(Plugin):
     """Gives client k the weight v[k] in place of the method's."""
 
     name = "fixed"
+    needs = frozenset({"used weights"})
 
     v: Sequence[float]
 
@@ -82,7 +83,7 @@ def spy(seen: dict[tuple[int, int], list[list[int]]]) -> Plugin:
 
         def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
             def look(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-                seen[msg.step, site.pid].append(batch.index.tolist())
+                seen[msg.step, msg.pid].append(batch.index.tolist())
                 return torch.zeros(len(batch.y))
 
             return [Term("loss", look)]

@@ -100,7 +100,7 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
         for _ in range(2):
             replies = [ditto.client().handle(msg) for msg in evaluation_messages(ditto.strategy)]
         assert ditto.sha256 == fedavg.sha256
-        assert ditto.strategy.current.recorded.keys() == fedavg.strategy.current.recorded.keys()
+        assert ditto.current.recorded.keys() == fedavg.current.recorded.keys()
         for reply, msg in zip(replies, evaluation_messages(fedavg.strategy), strict=True):
             if buffers == "local":  # no global model; "personal" is v_k here and w there
                 break
@@ -182,7 +182,7 @@ def test_personal_models_never_travel(federation: Federation) -> None:
     for cls in (Ditto, FedAvg):
         run = federation(toy_task(norm=True), cls, rounds=2)
         run.step()
-        msg = run.strategy.plan(2)[0]
+        msg = run.strategy.plan(2).messages[0]
         reply = run.client().handle(msg)
         assert not reply.extras
         packed[cls] = [array.tobytes() for array in wire.reply_arrays(msg, reply)[0]]
@@ -217,8 +217,8 @@ def test_the_personal_training_is_independent_of_the_global_one(federation: Fede
     one, three = (federation(noisy(), Ditto, epochs=epochs).run() for epochs in (1, 3))
     reused = federation(noisy(), Ditto)
     client = reused.client()
-    plan = reused.strategy.plan(1)
-    reused.strategy.settle(client.handle(msg) for msg in plan)
+    plan = reused.plan()
+    reused.settle(client.handle(msg) for msg in plan)
     assert reused.sha256 == one.sha256 != three.sha256
     for pid in range(4):
         same(personal(one, pid), personal(three, pid))

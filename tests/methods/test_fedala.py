@@ -70,7 +70,7 @@ def test_unchanged_means_every_entry(federation: Federation) -> None:
     """A received layer is changed if one entry of its bias differs, even with an equal sum."""
     run = federation(toy_task(1), FedALA, rounds=2)
     run.step()
-    msg = run.strategy.plan(2)[0]
+    msg = run.strategy.plan(2).messages[0]
     for change in (torch.tensor([0.0, 0.0]), torch.tensor([0.0, 0.1]), torch.tensor([0.1, -0.1])):
         client = run.client()
         weights = {**msg.weights, "head.bias": msg.weights["head.bias"] + change}
@@ -114,7 +114,7 @@ def test_p_counts_layers(federation: Federation) -> None:
             run = federation(toy_task(norm=True), FedALA, options={"p": p}).run()
             expected = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
             assert list(client_state(run, 0, LOCAL)) == expected
-            assert run.strategy.method.personal(run.workspace) == expected
+            assert run.strategy.method.evaluates(run.workspace)["personal"] == expected
 
 
 def test_evaluation_leaves_no_trace(federation: Federation) -> None:
@@ -212,7 +212,7 @@ def test_nothing_of_it_travels(federation: Federation) -> None:
     for cls in (FedALA, FedAvg):
         run = federation(toy_task(norm=True), cls, rounds=2)
         run.step()
-        msg = run.strategy.plan(2)[0]
+        msg = run.strategy.plan(2).messages[0]
         reply = run.client().handle(msg)
         assert not reply.extras
         packed[cls] = [array.shape for array in wire.reply_arrays(msg, reply)[0]]

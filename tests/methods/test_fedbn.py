@@ -90,7 +90,7 @@ def test_what_travels(federation: Federation, server_bn: str) -> None:
     """Nothing of batch norm, neither down nor up; up as an extra only with server_bn=average."""
     run = federation(toy_task(norm=True), FedBN, options={"server_bn": server_bn}, rounds=2)
     run.step()
-    for msg in run.strategy.plan(2):
+    for msg in run.strategy.plan(2).messages:
         reply = run.client().handle(msg)
         assert list(msg.weights) == list(reply.weights) == SHARED
         assert len(wire.write_broadcast(msg)[0]) == len(wire.reply_arrays(msg, reply)[0]) == 4
@@ -138,7 +138,7 @@ def test_a_bad_mean_is_the_clients_failure(federation: Federation) -> None:
         return replies
 
     spoilt = run.step(spoil)[1].pid
-    (failure,) = run.strategy.current.failures
+    (failure,) = run.current.failures
     assert failure.pid == spoilt and "NaN" in failure.cause
 
 

@@ -24,7 +24,7 @@ def held_out_loss(run: Any, made: Tree) -> float:
     total = 0.0
     for pid, n in enumerate(sizes):
         x = run.workspace.task.clients[pid].train.x
-        train, held_out = FedDiskPlugin()._split(site(run, pid), x)
+        train, held_out = FedDiskPlugin()._split(site(run, pid), pid, x)
         assert len(held_out) == round(0.1 * n)
         assert len(train) + len(held_out) == n
         total += n * float(densities.nll(made, mask, held_out).double().mean())
@@ -50,14 +50,14 @@ def test_the_best_made_is_restored(federation: Make) -> None:
     while True:
         received.append(dict(run.strategy.weights["density"]))
         run.step()
-        if run.strategy.current.entry.name != "feddisk.density":
+        if run.current.entry.name != "feddisk.density":
             break
-        losses.append(run.strategy.current.recorded["feddisk"]["val_loss"])
+        losses.append(run.current.recorded["feddisk"]["val_loss"])
     done = len(losses)
     best = int(np.argmin(losses))
     assert 0 < best == done - 1 - 2
     assert done < 30
-    assert phases(run)["feddisk.density"] == done == run.strategy.current.recorded["feddisk"]["E1"]
+    assert phases(run)["feddisk.density"] == done == run.current.recorded["feddisk"]["E1"]
     restored = run.strategy.weights["density"]
     assert all(torch.equal(t, received[best][name]) for name, t in restored.items())
     assert losses[best] == pytest.approx(held_out_loss(run, received[best]), rel=1e-12)
@@ -69,7 +69,7 @@ def test_a_loss_that_falls_to_the_end_keeps_the_newest_made(federation: Make) ->
         run.step()
     newest = dict(run.strategy.weights["density"])
     run.step()
-    assert run.strategy.current.entry.name == "feddisk.weigh"
+    assert run.current.entry.name == "feddisk.weigh"
     assert all(torch.equal(t, newest[name]) for name, t in run.strategy.weights["density"].items())
 
 

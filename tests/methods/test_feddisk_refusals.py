@@ -50,7 +50,7 @@ def test_a_client_without_weights_does_not_train(federation: Make) -> None:
         return [missed if reply.pid == 2 else reply for reply in replies]
 
     run = federation(toy_task(), FedDisk, plugins=plugins(), on_failure="skip").run(alter=drop)
-    failures = run.strategy.current.failures
+    failures = run.current.failures
     assert [(f.pid, f.phase) for f in failures] == [(2, "train")]
     assert "no sample weights" in failures[0].cause
 

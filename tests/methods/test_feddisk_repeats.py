@@ -88,6 +88,6 @@ def test_the_model_sees_the_same_cohorts_and_batches_with_and_without_it(federat
     with_it = federation(toy_task(), FedAvg, plugins=plugins(), **settings)
     without = federation(toy_task(), FedAvg, **settings)
     cohorts = [[msg.pid for msg in without.step()] for _ in range(2)]
-    while not with_it.round or with_it.strategy.current.entry.name != "feddisk.weigh":
+    while not with_it.round or with_it.current.entry.name != "feddisk.weigh":
         with_it.step()
     assert [[msg.pid for msg in with_it.step()] for _ in range(2)] == cohorts

@@ -50,7 +50,7 @@ def test_small_clients_keep_weights_of_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=plugins(min_samples=21, clf_max_epochs=50))
     for _ in range(4):
         run.step()
-    assert run.strategy.current.recorded["feddisk"]["unweighted"] == 3
+    assert run.current.recorded["feddisk"]["unweighted"] == 3
     ones = [bool((kept(run, pid) == 1).all()) for pid in range(4)]
     assert ones == [True, True, True, False]
 
@@ -80,8 +80,8 @@ def test_effective_sample_sizes_are_recorded_and_low_ones_are_reported(
     run = federation(task, FedDisk, plugins=plugins(**TRAINED, ratio="raw"))
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run.step()
-    assert run.strategy.current.entry.name == "feddisk.weigh"
-    recorded = run.strategy.current.recorded["feddisk"]
+    assert run.current.entry.name == "feddisk.weigh"
+    recorded = run.current.recorded["feddisk"]
     expected = [
         densities.effective_size(kept(run, int(pid)).double()) / 62 for pid in recorded["pids"]
     ]
@@ -125,7 +125,7 @@ def test_binarised_inputs_are_draws_of_the_pixels(federation: Make) -> None:
     """0 and 1 stay as they are; the share of ones among the draws of others is their value."""
     share = torch.tensor([0.0, 1.0, 0.3, 0.8])
     run = federation(task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True))
-    x = FedDiskPlugin(binarise=True)._inputs(site(run, 0))
+    x = FedDiskPlugin(binarise=True)._inputs(site(run, 0), 0)
     assert set(x.unique().tolist()) == {0, 1}
     np.testing.assert_allclose(x.mean(0), share, rtol=0, atol=5 * (0.25 / 4000) ** 0.5)
     assert x[:, 0].max() == 0
@@ -146,7 +146,7 @@ class More(Plugin):
 def test_samples_that_another_plugin_adds_have_weight_one(federation: Make) -> None:
     run = federation(toy_task(), FedDisk, plugins=lambda: [*plugins()(), More()]).run()
     plugin = run.strategy.plugins[0]
-    msg, state, here = place(run, run.strategy.plan(run.round)[0], plugin)
+    msg, state, here = place(run, run.strategy.plan(run.round).messages[0], plugin)
     w = kept(run, here.pid)
     assert len(here.data) == here.n + 3
     (term,) = plugin.terms(msg, state, here)

@@ -70,7 +70,7 @@ def test_steps_with_its_terms_are_not_compiled(
     run.step()
     run.workspace.speed = replace(run.workspace.speed, compile=True)
     method = run.strategy.method
-    msg, state, site = place(run, run.strategy.plan(2)[0], method)
+    msg, state, site = place(run, run.strategy.plan(2).messages[0], method)
     terms = method.client(method).terms(msg, state, site)
     trainer = site._client.trainer
     of = run.workspace.load(msg.weights), site.data, msg.local

@@ -80,7 +80,7 @@ def test_the_first_step_of_the_generator(
         moved = (after[name] - before[name])[clear]
         torch.testing.assert_close(moved, -0.01 * p.grad[clear].sign(), rtol=1e-2, atol=1e-5)
     assert checked > 30
-    recorded = run.strategy.current.recorded["fedgen"]["generator_loss"]
+    recorded = run.current.recorded["fedgen"]["generator_loss"]
     assert recorded == pytest.approx(float(cross_entropy.detach()), rel=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_the_generator_learns_what_the_heads_take_for_each_label(
         outputs = [nn.functional.linear(z[y == label], *weights) for weights in heads]
         answers = torch.stack(outputs).sum(0).argmax(1)
         assert (answers == label).float().mean() > 0.9
-    assert run.strategy.current.recorded["fedgen"]["generator_loss"] < 0.2
+    assert run.current.recorded["fedgen"]["generator_loss"] < 0.2
 
 
 def test_drawn_labels_exist(

@@ -80,7 +80,7 @@ def test_every_class_is_filled_up(fedgmm: Launch, target: str | int, goals: list
         expected = np.maximum(goal - COUNTS_BY_CLIENT[pid], 0) * [1, 1, 1, 0]
         assert kept(run, pid)["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
     generated = sum(len(kept(run, pid)["y"]) for pid in run.strategy.versions)
-    assert run.strategy.current.recorded["fedgmm"]["generated"] == generated
+    assert run.current.recorded["fedgmm"]["generated"] == generated
 
 
 def test_generated_pixels_follow_the_shared_mixture(fedgmm: Launch) -> None:

@@ -33,7 +33,7 @@ def test_missing_and_thin_mixtures_are_reported_once(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         run = fedgmm()
         run.step()
-        recorded = run.strategy.current.recorded["fedgmm"]
+        recorded = run.current.recorded["fedgmm"]
         run.run()
     lines = [record.getMessage() for record in caplog.records]
     privacy = "privacy: 5 of 5 mixtures have fewer than 10 samples"
@@ -52,7 +52,7 @@ def test_em_that_has_not_converged_is_reported_and_used(
     run = fedgmm(options={"components": 2})
     run.step()
     assert "client 2, class 1: EM has not converged" in caplog.text
-    assert run.strategy.current.metrics["fedgmm.not_converged"] > 0
+    assert run.current.metrics["fedgmm.not_converged"] > 0
     run.run()
 
 
@@ -151,7 +151,7 @@ def test_a_client_that_missed_share_does_not_train(fedgmm: Launch) -> None:
         return [missed if reply.pid == 1 else reply for reply in replies]
 
     run = fedgmm(on_failure="skip", rounds=2).run(alter=away)
-    failures = run.strategy.current.failures
+    failures = run.current.failures
     assert [(f.pid, f.phase, f.step) for f in failures] == [(1, "train", 2)]
     assert "phase 'fedgmm.share'" in failures[0].cause
 
@@ -195,8 +195,8 @@ def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
         fedgmm(options={"max_payload_mb": 200e-6}).step()
     run = fedgmm(options={"max_payload_mb": 220e-6})
     run.step()
-    megabytes = run.strategy.current.recorded["fedgmm"]["megabytes"]
-    assert run.strategy.current.bytes["up"][MIXTURES] == 220 == 1e6 * megabytes
+    megabytes = run.current.recorded["fedgmm"]["megabytes"]
+    assert run.current.bytes["up"][MIXTURES] == 220 == 1e6 * megabytes
 
 
 def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_run(
@@ -204,7 +204,7 @@ def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_ru
 ) -> None:
     run = fedgmm(options={"max_payload_mb": 80e-6}, on_failure="skip")
     run.step()
-    assert [f.pid for f in run.strategy.current.failures] == [2, 1]
+    assert [f.pid for f in run.current.failures] == [2, 1]
     assert run.step()[0].extras[MIXTURES]["label"].tolist() == [0]  # client 0's
     with pytest.raises(RunFailed, match="mixtures of all clients"):
         fedgmm(options={"max_payload_mb": 200e-6}, on_failure="skip").step()

@@ -124,12 +124,10 @@ def test_the_papers_decay_is_one_override_for_its_three_methods(method: str) -> 
     strategy = job.strategy
     store = MemoryStore()
     rates = []
-    step = 1
-    while locate(strategy.timetable, step):
-        plan = strategy.plan(step)
-        rates += [msg.local.lr for msg in plan if msg.trains]
-        strategy.settle([job.client(store).handle(msg) for msg in plan])
-        step += 1
+    while locate(strategy.timetable, strategy.run.round + 1):
+        step = strategy.plan(strategy.run.round + 1)
+        rates += [msg.local.lr for msg in step.messages if msg.trains]
+        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
     assert rates == [0.1 * 0.98**t for t in range(4) for _ in range(3)]
 
 

@@ -43,7 +43,7 @@ def test_how_many_explore(federation: Make, caplog: pytest.LogCaptureFixture) ->
             )
             caplog.clear()
             with caplog.at_level(logging.WARNING, "fedhet"):
-                assert len(run.strategy.plan(1)) == expected
+                assert len(run.strategy.plan(1).messages) == expected
             lines = [record.getMessage() for record in caplog.records]
             assert len(lines) == (c_exp == 20)
             assert all("plugin.fedlex.c_exp=20" in line and "4 clients" in line for line in lines)
@@ -78,17 +78,17 @@ def test_messages_and_report(federation: Make) -> None:
     names = [name for name, _ in run.workspace.model.named_parameters()]
     mask = sum(run.model[name].nbytes for name in names)
     explorers = {msg.pid for msg in run.step()}
-    assert run.strategy.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
-    assert run.strategy.current.metrics["steps"] > 0
-    assert run.strategy.current.recorded == {}
+    assert run.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
+    assert run.current.metrics["steps"] > 0
+    assert run.current.recorded == {}
     assert run.strategy.versions == {}
     used = explorers
     for step in range(1, 5):
         plan = run.step()
         guidance = plan[0].extras[G]
         cohort = {msg.pid for msg in plan}
-        recorded = run.strategy.current.recorded["fedlex"]
-        assert run.strategy.current.bytes == {
+        recorded = run.current.recorded["fedlex"]
+        assert run.current.bytes == {
             "down": {"model": 2 * model, G: 2 * mask},
             "up": {"model": 2 * model},
         }
@@ -114,7 +114,7 @@ def test_patience_ends_the_exploration(federation: Make) -> None:
 
         run = federation(toy_task(1), FedAvg, plugins=plugins, lr=0.0)
         run.step()
-        return float(run.strategy.current.metrics["steps"])
+        return float(run.current.metrics["steps"])
 
     assert steps(None) == 100 * 3
     assert steps(3) < 60

@@ -64,10 +64,10 @@ def test_a_bad_deviation(federation: Make) -> None:
                 federation(toy_task(), FedAvg, plugins=plugins).step(damaged(2, change))
             run = federation(toy_task(), FedAvg, plugins=plugins, on_failure="skip", rounds=2)
             run.step(damaged(2, change))
-            (failed,) = run.strategy.current.failures
+            (failed,) = run.current.failures
             assert (failed.pid, failed.phase) == (2, "fedlex.explore")
             run.step()
-            assert run.strategy.current.recorded["fedlex"]["pids"].tolist() == [3, 1, 0]
+            assert run.current.recorded["fedlex"]["pids"].tolist() == [3, 1, 0]
 
 
 def test_a_diverged_exploration_names_its_client(federation: Make) -> None:

@@ -54,7 +54,7 @@ def test_by_hand(case: Callable[..., Case], z_when: str, temperature: float) -> 
         weights = [factor * n for factor, n in zip(factors, sizes, strict=True)]
         assert max(weights) / sum(weights) != pytest.approx(max(sizes) / sum(sizes), rel=1e-3)
         same(new, mean(local, weights))
-        recorded = running.run.strategy.current.recorded["fednorm"]
+        recorded = running.run.current.recorded["fednorm"]
         np.testing.assert_allclose(recorded["similarity"], s, rtol=1e-10)
         np.testing.assert_allclose(recorded["factors"], factors, rtol=1e-10)
         np.testing.assert_allclose(
@@ -127,7 +127,7 @@ def test_latents_are_those_of_evaluation(federation: Federation, z_when: str) ->
         augment=lambda x, generator: torch.zeros_like(x),
     )
     running = federation(task, FedNorm, plugins=lambda: [FedNormPlugin(z_when=z_when)])
-    msg = running.strategy.plan(1)[0]
+    msg = running.strategy.plan(1).messages[0]
     update = running.client().handle(msg)
     evaluated = model().eval()
     evaluated.load_state_dict(update.weights if z_when == "after_training" else msg.weights)

@@ -79,7 +79,7 @@ def test_by_hand(
         progress = norms if tau_eff == "normalised" else [TAUS[i] for i in cohort]
         tau = float(np.average(progress, weights=p))
         same(new, each(lambda b, c, t=tau: b - t * c, x, mean(d, p)))
-        assert running.run.strategy.current.recorded["fednova"]["tau_eff"] == pytest.approx(tau)
+        assert running.run.current.recorded["fednova"]["tau_eff"] == pytest.approx(tau)
 
 
 @pytest.mark.parametrize("local", [{}, {"momentum": 0.9}], ids=["plain", "momentum"])
@@ -202,7 +202,7 @@ def test_the_limit_under_fixed_weights(federation: Federation) -> None:
     weights = np.array(V) * (1 - (1 - 0.07 * a) ** steps) / steps
     expected = float(np.average(FIVE["b"], weights=weights))
     assert float(run.model["w"]) == pytest.approx(expected, abs=1e-9)
-    assert run.strategy.current.recorded["fednova"]["tau_eff"] == pytest.approx(
+    assert run.current.recorded["fednova"]["tau_eff"] == pytest.approx(
         float(np.average(steps, weights=V))
     )
 

@@ -124,7 +124,7 @@ def test_the_teacher_is_in_eval_mode_with_the_statistics_of_evaluation(
         lr=0.5,
     )
     run.step()
-    for msg in run.strategy.plan(2):
+    for msg in run.strategy.plan(2).messages:
         own = client_state(run, msg.pid, "client.kept")
         received = {**run.workspace.initial, **own, **msg.weights}
         student = NormNet().train(buffers != "frozen")

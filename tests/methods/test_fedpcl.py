@@ -40,7 +40,7 @@ def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
 
     for step in (1, 2, 3):
         plan = run.step(alter=look)
-        sizes = run.strategy.current.bytes
+        sizes = run.current.bytes
         assert sizes["up"] == {PROTOTYPES: len(plan) * one_set}
         down = 0 if step == 1 else len(plan) * (one_set + previous_cohort[step] * means)
         assert sizes["down"].get(PROTOTYPES, 0) == down
@@ -58,10 +58,9 @@ def test_models_belong_to_their_clients_in_any_order(federation: Callable[..., A
     )
     forwards.run()
     while backwards.round < 4:
-        backwards.round += 1
-        plan = backwards.strategy.plan(backwards.round)
+        plan = backwards.plan()
         replies = {msg.pid: backwards.client().handle(msg) for msg in reversed(plan)}
-        backwards.strategy.settle([replies[msg.pid] for msg in plan])
+        backwards.settle([replies[msg.pid] for msg in plan])
     assert forwards.sha256 == backwards.sha256
     states, other_states = (
         [run.store.load(pid, run.strategy.versions[pid]) for pid in range(4)]

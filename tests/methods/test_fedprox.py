@@ -55,7 +55,7 @@ def test_it_pulls_each_parameter_towards_the_received_one(federation: Callable[.
     task.model = frozen
     plugin = FedProxPlugin(mu=MU)
     run = federation(task, FedProx, plugins=lambda: [plugin])
-    msg = run.strategy.plan(1)[0]
+    msg = run.strategy.plan(1).messages[0]
     (term,) = plugin.terms(*place(run, msg, plugin))
     assert term.kind == "gradient"
     trained = run.workspace.trained

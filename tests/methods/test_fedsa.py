@@ -239,7 +239,7 @@ def test_the_unclustered_share(federation: Launch) -> None:
     """
     run = federation(toy_task(5), FedSA, options={"cv_t": 0.0, "S": 1, "sim_t": 1.0})
     run.step()
-    assert run.strategy.current.recorded["fedsa"]["unclustered"] == pytest.approx(0.6)
+    assert run.current.recorded["fedsa"]["unclustered"] == pytest.approx(0.6)
 
 
 def test_what_is_recorded(launch: Launch) -> None:
@@ -275,7 +275,7 @@ def test_a_client_with_nan_stops_the_run_or_is_left_out(federation: Launch) -> N
     without = federation(toy_task(5), FedSA, on_failure="skip")
     without.step(alter=drop)
     assert skipped.sha256 == without.sha256
-    assert len(skipped.strategy.current.failures) == 1
+    assert len(skipped.current.failures) == 1
 
 
 def test_bad_options_are_named(launch: Launch) -> None:

@@ -144,7 +144,7 @@ def test_a_method_requires_the_plugin_that_its_configuration_lists() -> None:
         with named_case(name):
             defaults = CONFIGURATIONS[name].get("defaults", [])
             required = METHODS[name].requires
-            assert required is None or f"/plugin/{required.name}" in defaults
+            assert required is None or f"/plugin/{required().name}" in defaults
             assert sum(str(entry).startswith("/plugin/") for entry in defaults) == bool(required)
 
 
@@ -152,7 +152,7 @@ def test_a_method_without_its_plugin_is_refused(federation: Callable[..., Any]) 
     """It would be FedAvg; the error names the plug-in and the file that lists it."""
     for cls in WRAPPERS:
         with named_case(cls.name):
-            message = rf"method={cls.name} .*'{cls.requires.name}'.*conf/method/{cls.name}\.yaml"
+            message = rf"method={cls.name} .*'{cls.requires().name}'.*conf/method/{cls.name}\.yaml"
             with pytest.raises(ConfigError, match=message):
                 federation(toy_task(), cls, plugins=list)
 

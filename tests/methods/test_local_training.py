@@ -54,7 +54,7 @@ def test_nothing_travels(federation: Federation) -> None:
     run = federation(toy_task(norm=True), Local, rounds=2)
     first = run.sha256
     run.step()
-    for msg in run.strategy.plan(2):
+    for msg in run.strategy.plan(2).messages:
         reply = run.client().handle(msg)
         assert not msg.weights and not msg.extras and not reply.weights and not reply.extras
         assert not wire.reply_arrays(msg, reply)[0]

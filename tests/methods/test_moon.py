@@ -95,7 +95,7 @@ def test_the_first_participation_is_fedavg(federation: Federation) -> None:
         federation(toy_task(norm=True), FedAvg, plugins=plugins, rounds=2)
         for plugins in (moon(), list)
     )
-    for msg in pulled.strategy.plan(1):
+    for msg in pulled.strategy.plan(1).messages:
         metrics = pulled.client().handle(msg).metrics
         assert metrics["moon.term"] == pytest.approx(math.log(2))
     for equal in (True, False):
@@ -157,7 +157,7 @@ def test_both_references_are_in_eval_mode_with_their_own_statistics(
         lr=0.5,
     )
     run.step()
-    for msg in run.strategy.plan(2):
+    for msg in run.strategy.plan(2).messages:
         own = client_state(run, msg.pid, "client.kept")
         previous = client_state(run, msg.pid, PREVIOUS)
         assert set(previous) == set(

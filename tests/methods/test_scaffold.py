@@ -31,10 +31,12 @@ from methods.by_hand import (
 from torch import Tensor
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Plugin
+from fedhet.core.kernel import Method, Plugin
+from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import toy_task
 from fedhet.methods import scaffold
 from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.feddyn import FedDyn
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
 
@@ -149,9 +151,9 @@ def test_c_is_the_mean_of_all_controls(
     for _ in range(7):
         run.step()
         for plugin in run.strategy.plugins:
-            recorded = run.strategy.current.recorded[plugin.name]
+            recorded = run.current.recorded[plugin.name]
             share[recorded["pids"]] = recorded["weights"] * len(recorded["pids"])
-    sent = run.strategy.plan(8)[0].extras["scaffold.c"]
+    sent = run.strategy.plan(8).messages[0].extras["scaffold.c"]
     trained = [name for name, _ in run.workspace.model.named_parameters()]
     assert list(sent) == trained  # controls are for parameters, never for buffers
     assert len(run.strategy.versions) == CLIENTS  # all have taken part, each in some rounds only
@@ -185,6 +187,25 @@ def test_one_client_is_sgd(federation: Federation) -> None:
     ours, fedavg = (federation(toy_task(1), cls, rounds=4).run() for cls in (Scaffold, FedAvg))
     for name, expected in fedavg.model.items():
         torch.testing.assert_close(ours.model[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [Scaffold, FedDyn])
+def test_clients_without_data_do_not_count(federation: Federation, method: type[Method]) -> None:
+    """Neither in SCAFFOLD's N nor in FedDyn's m."""
+    toy = toy_task(3)
+    none = ClientData(Samples(toy.clients[0].train.x[:0], toy.clients[0].train.y[:0]))
+    more = Task(toy.model, toy.criterion, [*toy.clients, none], None, 2)
+    plain, with_none = (federation(task, method, rounds=3).run() for task in (toy, more))
+    assert with_none.sha256 == plain.sha256
+
+
+def test_a_rate_of_0_is_refused_by_option_ii_only(federation: Federation) -> None:
+    with pytest.raises(ConfigError, match=r"client.lr=0: method=scaffold .*control=gradient"):
+        federation(toy_task(), Scaffold, lr=0.0)
+    run = federation(toy_task(), Scaffold, lr=0.0, options={"control": "gradient"})
+    before = run.sha256
+    run.step()
+    assert run.sha256 == before
 
 
 def test_option_ii_needs_plain_sgd(federation: Federation) -> None:

@@ -132,7 +132,7 @@ def test_the_control_is_the_gradient_of_the_loss_as_plugins_shape_it(
     )
     variates = []
     for run in (plain, weighed, halved):
-        replies = [run.client().handle(msg) for msg in run.strategy.plan(1)]
+        replies = [run.client().handle(msg) for msg in run.strategy.plan(1).messages]
         reply = next(reply for reply in replies if reply.pid == 1)
         variates.append(reply.extras["scaffold.c_plus"])
     x, y = DATA[1]
@@ -185,7 +185,7 @@ def test_a_skipped_client_keeps_its_old_control(federation: Federation) -> None:
     assert len(plan) == 4
     first = run.store.load(1, 1)
     run.step(spoiled)
-    third = next(msg for msg in run.strategy.plan(3) if msg.pid == 1)
+    third = next(msg for msg in run.strategy.plan(3).messages if msg.pid == 1)
     assert third.version == 1
     own = run.client().handle(third).extras["scaffold.c_i"]
     assert all(torch.equal(t, first[f"scaffold.c_i/{name}"]) for name, t in own.items())

@@ -179,15 +179,15 @@ def test_the_momenta_that_a_server_receives_are_checked(federation: Federation) 
         federation(toy_task(), SGDM).step(broken)
     run = federation(toy_task(), SGDM, on_failure="skip", rounds=2)
     run.step(broken)  # both averages go on with the other clients
-    assert [failure.pid for failure in run.strategy.current.failures] == [2]
-    sent = run.strategy.plan(2)[0].extras["sgdm.d"]
+    assert [failure.pid for failure in run.current.failures] == [2]
+    sent = run.strategy.plan(2).messages[0].extras["sgdm.d"]
     assert all(torch.isfinite(t).all() for t in sent.values())
 
 
 def test_a_client_does_not_write_into_what_the_server_sends(federation: Federation) -> None:
     run = federation(toy_task(), SGDM, rounds=2)
     run.step()
-    msg = run.strategy.plan(2)[0]
+    msg = run.strategy.plan(2).messages[0]
     before = {name: t.clone() for name, t in msg.extras["sgdm.d"].items()}
     assert any(t.any() for t in before.values())
     run.client().handle(msg)

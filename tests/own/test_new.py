@@ -75,9 +75,9 @@ FAULTS = [
     (
         "some_method.py",
         {  # a memory that other processes do not have
-            'state.get("v")': "vars(site.workspace).get(str(site.pid))",
+            'state.get("v")': "vars(site.workspace).get(str(msg.pid))",
             'return Result(w), {"v": trees.pick(w, site.workspace.trained)}': (
-                "setattr(site.workspace, str(site.pid), trees.pick(w, site.workspace.trained))\n"
+                "setattr(site.workspace, str(msg.pid), trees.pick(w, site.workspace.trained))\n"
                 "        return Result(w), state"
             ),
         },
@@ -107,7 +107,7 @@ def test_it_is_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main.main(["new", "method", "fed_new"]) == 0
+    assert main.main(["new", "method", "Fed_New"]) == 0
     out = capsys.readouterr().out
     written = [line.removeprefix("written: ") for line in out.splitlines() if "written" in line]
     assert sorted(written) == [
@@ -124,6 +124,17 @@ def test_it_is_a_command(
     monkeypatch.setenv("FEDHET_TRUST", "fedhet_fed_new")
     monkeypatch.setenv("FEDHET_CONF", "fedhet-fed-new/fedhet_fed_new/conf")
     assert compose(["method=fed_new"]).cfg.method.pull == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [("FedExp", "FedExp"), ("fedexp", "Fedexp"), ("fed_exp", "FedExp"), ("FedBN2", "FedBN2")],
+)
+def test_the_class_has_the_capitals_that_are_written(tmp_path: Path, name: str, cls: str) -> None:
+    written = create("method", name, tmp_path / "some-pieces")
+    assert written[0].name == f"{name.lower()}.py"
+    assert f"class {cls}(Method):" in written[0].read_text()
+    assert f"some_pieces.{name.lower()}.{cls}" in written[1].read_text()
 
 
 def test_a_new_project_is_installable(tmp_path: Path) -> None:
@@ -147,7 +158,8 @@ def test_a_new_project_is_installable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "project", "message"),
     [
-        ("method", "FedNew", "new", "'FedNew' cannot be the name of a method"),
+        ("method", "1st", "new", "'1st' cannot be the name of a method"),
+        ("method", "Scaffold", "new", "method=scaffold exists already"),
         ("model", "a-b", "new", "'a-b' cannot be the name of a model"),
         ("method", "scaffold", "new", "method=scaffold exists already"),
         ("method", "mine", "fedhet", "'fedhet' cannot be one"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from own.conftest import forget
 
-from fedhet.testing import check_choice, sha256, sha256_apart, toy_task
+from fedhet.methods.fedavg import FedAvg
+from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.testing import Federation, check_choice, sha256, sha256_apart, toy_task
 
 CODE = """
 from dataclasses import dataclass
@@ -40,6 +43,14 @@ class FaultyPlugin(Plugin):
     a: float = setting(1.0)
     b: float = setting(2.0)
 """
+
+
+@pytest.mark.parametrize(
+    "plugins", [[FedNormPlugin], FedNormPlugin, FedNormPlugin(), ["fednorm"], "fednorm"], ids=str
+)
+def test_a_federation_has_a_list_of_plugins(plugins: Any) -> None:
+    with pytest.raises(TypeError, match=r"plugins=.*expected is a list as \[FedNormPlugin\("):
+        Federation(toy_task(), FedAvg, plugins=plugins)
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
     for name, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():
         monkeypatch.setattr(TaskIdentity, name, value)
     job = Job(composed("method=fedavg", *LINES), toy_task())
-    (msg, *_) = job.strategy.plan(1)
+    (msg, *_) = job.strategy.plan(1).messages
     message = _message(msg, wire.MessagePacker({}), 1)
     message.metadata.__dict__["_message_id"] = "a"
     store = MemoryStore()

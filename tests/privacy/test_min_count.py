@@ -147,7 +147,7 @@ def test_latents(federation: Make) -> None:
     }
     at_13 = replies_of(fednorm(federation, few(), 13))  # client 1 has 13 samples
     assert [len(reply.extras["fednorm.z"]) for reply in at_13.values()] == [3, 3, 0, 3]
-    recorded = run.strategy.current.recorded["fednorm"]
+    recorded = run.current.recorded["fednorm"]
     assert recorded["withheld"] == 1 and sorted(recorded["pids"].tolist()) == [0, 1, 3]
     assert "withheld" not in report_of_all(federation)
 
@@ -158,6 +158,9 @@ def test_latents(federation: Make) -> None:
     shares = contribution(z, nu, 0.5).weights * float(nu.sum())
     weights = dict(zip(compared, shares.tolist(), strict=True)) | {2: sizes[2]}
     total = sum(weights.values())
+    used = [weights[pid] / total for pid in recorded["pids"].tolist()]
+    assert recorded["weights"].tolist() == pytest.approx(used)
+    assert recorded["weight_max"] == pytest.approx(max(used))
     for name, value in run.model.items():
         mean = sum(updates[pid].weights[name].double() * weights[pid] / total for pid in weights)
         torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-6)
@@ -166,7 +169,7 @@ def test_latents(federation: Make) -> None:
 def report_of_all(federation: Make) -> dict[str, Any]:
     run = fednorm(federation, few(), 0)
     run.run()
-    return dict(run.strategy.current.recorded["fednorm"])
+    return dict(run.current.recorded["fednorm"])
 
 
 def test_where_all_latents_are_withheld_it_is_the_host(federation: Make) -> None:

@@ -64,12 +64,13 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
     store = MemoryStore()
     number = 1
     while locate(strategy.timetable, number):
-        plan = strategy.plan(number)
-        loop.send(plan)
+        step = strategy.plan(number)
+        loop.begin(step)
+        plan = step.messages
         replies = [job.client(store).handle(msg) for msg in plan]
         for msg, reply in zip(plan, replies, strict=True):
             assert isinstance(reply, Upload), reply
-            entry = strategy.current.entry
+            entry = step.entry
             assert reply.metrics[SPENT] - msg.extras[SPENT] == msg.extras[RELEASES], entry.name
             assert set(reply.metrics) == {SPENT, "seconds.train", "seconds.extras"}
             if msg.pid == attacker:
@@ -78,7 +79,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
                 reply.weights = trees.cast(reply.weights, msg.weights)
                 for name in job.workspace.variances:
                     reply.weights[name].abs_()
-        strategy.settle(replies, loop.accept)
+        strategy.settle(step, replies, loop.accept)
         number += 1
     for slot, weights in strategy.weights.items():
         assert trees.first_nonfinite(weights) is None, slot
@@ -174,8 +175,9 @@ def test_prototypes_do_not_tell_which_classes_a_client_has() -> None:
     job = Job(noised(shortened("fedpcl", None)), toy_task())
     labels = job.task.clients[0].train.y
     labels.zero_()  # a client without the class 1
-    plan = job.strategy.plan(1)
-    Loop(job.strategy, [Account(job.workspace.noise)]).send(plan)
+    step = job.strategy.plan(1)
+    Loop(job.strategy, [Account(job.workspace.noise)]).begin(step)
+    plan = step.messages
     (msg,) = [msg for msg in plan if msg.pid == 0]
     update = job.client(MemoryStore()).handle(msg)
     assert isinstance(update, Upload)

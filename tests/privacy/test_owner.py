@@ -71,8 +71,9 @@ def test_a_server_that_numbers_its_clients_anew_gets_no_more() -> None:
         budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
         settings = composing.composed("method=fedavg", "privacy.noise=1", budget, *lines)
         job = Job(settings, engine="flwr")
-        plan = job.strategy.plan(1)
-        Loop(job.strategy, [Account(job.workspace.noise)]).send(plan)
+        step = job.strategy.plan(1)
+        Loop(job.strategy, [Account(job.workspace.noise)]).begin(step)
+        plan = step.messages
         for msg in plan[seed : seed + 2]:
             client = job.client(store_at_site, {"partition-id": 0, "num-partitions": 1})
             served.append(not refused(client.handle(msg)))

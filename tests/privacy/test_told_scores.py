@@ -52,7 +52,6 @@ def workspace(*data: Samples, target: str = "class", **asked: Any) -> Federation
 
 def asked(run: Federation, weights: dict[str, torch.Tensor] | None = None) -> Broadcast:
     """What the server sends for an evaluation, of a model of its own choice."""
-    run.strategy.plan(1)
     (msg,) = evaluation_messages(run.strategy)
     return msg if weights is None else replace(msg, weights=weights)
 

@@ -207,7 +207,6 @@ def test_a_wrong_tally_is_the_clients_failure(
     data = ClientData(own, None, own)
     task = Task(lambda: nn.Linear(2, 2), Number(2).losses, [data, data], None, target="number")
     run = federation(task, FedAvg, on_failure="skip")
-    run.strategy.plan(1)
     failures: list[Failure] = []
     good = replace(update(), pid=1)
     assert received([sent, good], run.strategy, failures.append) == [good]

@@ -207,7 +207,7 @@ def test_a_password_is_neither_recorded_nor_repeated(tmp_path: Path) -> None:
 
 def test_clients_build_no_tracker(tmp_path: Path) -> None:
     job = Job(config.compose([*LINES, OWN, f"hydra.run.dir={tmp_path}/run"]), engine="flwr")
-    (msg, *_) = job.strategy.plan(1)
+    (msg, *_) = job.strategy.plan(1).messages
     arrays, header = wire.write_broadcast(msg)
     node = {"partition-id": msg.pid, "num-partitions": 3}
     context = Context(0, 0, node, RecordDict(), {"overrides": " ".join([*LINES, OWN])})

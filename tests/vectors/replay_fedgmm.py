@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedhet.methods.fedgmm import gaussians as maths
@@ -19,8 +20,15 @@ def _aggregate(params: Params, x: Tensor | None = None, **parts: Tensor) -> dict
     if mixture is None:
         return {"none": True}
     mean, variance = maths.moments(mixture)
-    density = {} if x is None else {"logpdf": maths.log_density(mixture, x)}
+    density = {} if x is None else {"logpdf": _log_density(mixture, x)}
     return {**mixture._asdict(), "mean": mean, "variance": variance, **density}
+
+
+def _log_density(mixture: Mixture, x: Tensor) -> Tensor:
+    """log p(x) of x (n, d), shape (n,)."""
+    pi, mu, var = (t.double() for t in mixture)
+    scaled = (x.double()[:, None] - mu) ** 2 / var + (2 * torch.pi * var).log()
+    return (pi.log() - 0.5 * scaled.sum(2)).logsumexp(1)
 
 
 def _mixture(parts: dict[str, Tensor], j: int) -> Mixture | None:

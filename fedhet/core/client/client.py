@@ -225,7 +225,7 @@ class FedClient(NumPyClient):
     def _seen(self, piece: Piece) -> tuple[kernel.Message, StateView, Site]:
         """The message and the state as a piece sees them, and its site."""
         seen = seen_message(piece.name, self.msg, self.complete())
-        return seen, StateView(self.state, piece.name), Site(self, seen)
+        return seen, StateView(self.state, piece.name), Site(self)
 
     def complete(self) -> AnyTree:
         """The weights of the message; those of the model with what this client keeps."""
@@ -265,8 +265,8 @@ class FedClient(NumPyClient):
                 repair(piece, step, update)
         update.keeps = self.state.commit(msg.round)
         if update.keeps and not workspace.noise:  # the size may depend on the data
-            # The size of some of it would reveal the counts of classes.
-            hidden = [f"{plugin.name}.{key}" for plugin in self.plugins for key in plugin.unsized]
+            # The size of generated samples would reveal the counts of classes.
+            hidden = [plugin.name for plugin in self.plugins if plugin.overrides("data")]
             size = self.state.nbytes(hidden if workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
 
@@ -357,7 +357,7 @@ class FedClient(NumPyClient):
 
     def _finetuned(self) -> nn.Module:
         """The received model after plain training on the client's own data."""
-        site = Site(self, seen_message(self.method.name, self.msg, self.complete()))
+        site = Site(self)
         self._check_batch("client.batch_size", self.msg.local.batch_size, site.own)
         epochs = self.workspace.evaluation.finetune_epochs
         return site.model(

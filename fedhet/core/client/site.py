@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.client.state import UNSHARED
 from fedhet.core.client.training import Fitted as Fitted
-from fedhet.core.kernel import Message, Term
 from fedhet.core.metrics import outputs
 from fedhet.core.task import Samples
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.trees import AnyTree
 
 if TYPE_CHECKING:
     from fedhet.core.client.client import FedClient
-    from fedhet.core.client.optimizers import Optimizer
     from fedhet.core.workspace import Workspace
 
 
@@ -26,19 +23,15 @@ class Site:
 
     Args:
         client: the client that serves the message.
-        msg: the message as its owner sees it.
 
     Attributes:
-        pid: the client.
-        n: the number of its training samples, without any that a plug-in has added.
-        msg: the message.
+        fit, gradient, adapt: those of the `Trainer`.
     """
 
-    def __init__(self, client: FedClient, msg: Message) -> None:
+    def __init__(self, client: FedClient) -> None:
         self._client = client
-        self.msg = msg
-        self.pid = client.pid
-        self.n = client.num_examples
+        trainer = client.trainer
+        self.fit, self.gradient, self.adapt = trainer.fit, trainer.gradient, trainer.adapt
 
     @property
     def workspace(self) -> Workspace:
@@ -53,12 +46,7 @@ class Site:
     @property
     def own(self) -> Samples:
         """The client's own training samples, ready for the model."""
-        return self.workspace.train_data(self.pid)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the client keeps tensors of the model for itself."""
-        return bool(self._client.state.get(UNSHARED))
+        return self.workspace.train_data(self._client.pid)
 
     def model(self, params: AnyTree) -> nn.Module:
         """The model with these values; another call, and any training, gives it others."""
@@ -76,101 +64,9 @@ class Site:
         model = self.model(params).eval()
         yield from outputs(model, x, self.workspace.performer, part)
 
-    def fit(
-        self,
-        start: AnyTree,
-        terms: Sequence[Term] = (),
-        *,
-        data: Samples | None = None,
-        loss: Term | None = None,
-        epochs: int | None = None,
-        patience: int | None = None,
-        lr: float | None = None,
-        names: Sequence[str] | None = None,
-        beside: Mapping[str, nn.Parameter] | None = None,
-        momentum: Tree | None = None,
-        stream: str = "",
-        alone: bool = False,
-    ) -> Fitted:
-        """Train the model from `start`, by mini-batches.
-
-        Args:
-            start: the values with which it begins.
-            terms: the method's own.
-            data: the samples, ready for the model; None for `data`.
-            loss: takes the place of the task's criterion: (B,) losses.
-            epochs: how many; None for what the message says, which may be a number of steps.
-            patience: stop after so many epochs without a lower mean loss; None for never.
-            lr: another rate than the message's.
-            names: the parameters to train; None for those of the method's `scope`.
-            beside: further parameters, which the terms find in `params`; their gradients are
-                clipped by themselves, and terms of other kinds than losses do not see them.
-            momentum: the momentum of SGD to begin with, by parameter.
-            stream: the name of the random stream of dropout; "" for that of the message.
-            alone: without the plug-ins' terms, for training whose result is not sent.
-        """
-        return self._client.trainer.fit(
-            start,
-            terms,
-            data=data,
-            loss=loss,
-            epochs=epochs,
-            patience=patience,
-            lr=lr,
-            names=names,
-            beside=beside,
-            momentum=momentum,
-            stream=stream,
-            alone=alone,
-        )
-
-    def gradient(
-        self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
-    ) -> tuple[Tree, AnyTree]:
-        """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
-
-        Args:
-            params: where it is taken.
-            index: the samples.
-            chunk: how many go through the model at a time.
-            changed: whether plug-ins change it as they change the gradient of a step.
-        """
-        return self._client.trainer.gradient(params, index, chunk, changed=changed)
-
-    def adapt(
-        self,
-        start: AnyTree,
-        names: Sequence[str],
-        optimizer: Callable[[list[Tensor]], Optimizer],
-        *,
-        index: Tensor,
-        epochs: int,
-        until: Callable[[list[float]], bool],
-        stream: str,
-    ) -> None:
-        """Take steps of another optimiser than the run's, on the loss of the model.
-
-        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
-        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
-        each epoch, and the model is lost.
-
-        Args:
-            start: the values with which the model begins.
-            names: the parameters whose gradient it is.
-            optimizer: makes it of them; it changes them in place.
-            index: the client's own samples in their order.
-            epochs: at most so many passes over them.
-            until: the mean losses of the epochs so far -> whether it ends.
-            stream: the name of the random stream of dropout.
-        """
-        self._client.trainer.adapt(
-            start, names, optimizer, index=index, epochs=epochs, until=until, stream=stream
-        )
-
-    def order(self) -> Tensor:
-        """The order of the samples in the first epoch of the message."""
-        return next(self._client.trainer.orders(len(self.data)))
-
     def stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this message and purpose, on the CPU."""
+        """The random stream of this message and purpose, on the CPU.
+
+        That of "batches" orders the samples of `fit`: torch.randperm(n) for each epoch.
+        """
         return self._client.trainer.generator(purpose)

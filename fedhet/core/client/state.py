@@ -114,8 +114,8 @@ class ClientState:
         self._changed = True
 
     def nbytes(self, without: Collection[str] = ()) -> int:
-        """The size of the state in bytes, without the trees stored as these."""
-        left_out = tuple(f"{key}/" for key in without)
+        """The size of the state in bytes, without what these methods and plug-ins keep."""
+        left_out = tuple(f"{owner}." for owner in without)
         return nbytes({n: t for n, t in self._load().items() if not n.startswith(left_out)})
 
     def commit(self, version: int) -> bool:

@@ -134,7 +134,23 @@ class Trainer:
         stream: str = "",
         alone: bool = False,
     ) -> Fitted:
-        """As `fedhet.core.client.site.Site.fit`."""
+        """Train the model from `start`, by mini-batches.
+
+        Args:
+            start: the values with which it begins.
+            terms: the method's own.
+            data: the samples, ready for the model; None for `data`.
+            loss: takes the place of the task's criterion: (B,) losses.
+            epochs: how many; None for what the message says, which may be a number of steps.
+            patience: stop after so many epochs without a lower mean loss; None for never.
+            lr: another rate than the message's.
+            names: the parameters to train; None for those of the method's `scope`.
+            beside: further parameters, which the terms find in `params`; their gradients are
+                clipped by themselves, and terms of other kinds than losses do not see them.
+            momentum: the momentum of SGD to begin with, by parameter.
+            stream: the name of the random stream of dropout; "" for that of the message.
+            alone: without the plug-ins' terms, for training whose result is not sent.
+        """
         msg, data = self.msg, self.data if data is None else data
         model, beside = self.holding(start), dict(beside or {})
         self._held = None
@@ -235,14 +251,14 @@ class Trainer:
                 if loss is None:
                     losses = workspace.task.criterion(logits, y)
                 else:
-                    losses = _values(loss.f(params, batch, every[0]), records)
+                    losses = _values(loss, params, batch, every[0], records)
             for term, i in adding:
-                losses = losses + _values(term.f(params, batch, every[i]), records)
+                losses = losses + _values(term, params, batch, every[i], records)
             for w in weight:
                 losses = losses * w
             if not penalties:
                 return losses, None, records
-            values = (_values(term.f(params, batch, every[i]), records) for term, i in penalties)
+            values = (_values(term, params, batch, every[i], records) for term, i in penalties)
             return losses, sum(values, torch.zeros((), device=x.device)), records
 
         def change(grads: Tree, params: Tree, every: list[Prepared]) -> None:
@@ -336,10 +352,16 @@ class Trainer:
     def gradient(
         self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
     ) -> tuple[Tree, AnyTree]:
-        """As `fedhet.core.client.site.Site.gradient`.
+        """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
 
-        It is taken in train mode, and summed over chunks of `chunk` samples. That is exact except
-        for batch norm, which normalises each chunk separately.
+        Args:
+            params: where it is taken.
+            index: the samples.
+            chunk: how many go through the model at a time.
+            changed: whether plug-ins change it as they change the gradient of a step.
+
+        It is taken in train mode, and summed over the chunks. That is exact except for batch norm,
+        which normalises each chunk separately.
         """
         model = self.holding(params)
         self._held = None
@@ -371,7 +393,21 @@ class Trainer:
         until: Callable[[list[float]], bool],
         stream: str,
     ) -> None:
-        """As `fedhet.core.client.site.Site.adapt`."""
+        """Take steps of another optimiser than the run's, on the loss of the model.
+
+        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
+        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
+        each epoch, and the model is lost.
+
+        Args:
+            start: the values with which the model begins.
+            names: the parameters whose gradient it is.
+            optimizer: makes it of them; it changes them in place.
+            index: the client's own samples in their order.
+            epochs: at most so many passes over them.
+            until: the mean losses of the epochs so far -> whether it ends.
+            stream: the name of the random stream of dropout.
+        """
         workspace, msg = self.workspace, self.msg
         with workspace.seeded(stream, msg.phase, msg.step, msg.pid):
             model = self.holding(start)
@@ -423,13 +459,18 @@ def _named(f: Callable[..., Any] | None) -> tuple[str, str]:
     return getattr(f, "__module__", ""), getattr(f, "__qualname__", "")
 
 
-def _values(terms: Tensor | tuple[Tensor, Tree], records: Tree) -> Tensor:
-    """The values of a term, after what is to be recorded has been put aside."""
-    if isinstance(terms, Tensor):
-        return terms
-    values, recorded = terms
+def _values(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) -> Tensor:
+    """The value of a loss or a penalty; what is to be recorded is put aside."""
+    given = term.f(params, batch, own)
+    value, recorded = given if isinstance(given, tuple) else (given, {})
+    expected = () if term.kind == "penalty" else (len(batch.y),)
+    if getattr(value, "shape", None) != expected:
+        raise TypeError(
+            f"the {term.kind} {_named(term.f)[1]} is {trees.kind(value)}; expected is a tensor of"
+            f" shape {expected}: {KINDS[term.kind]}"
+        )
     records.update(recorded)
-    return values
+    return value  # type: ignore[no-any-return]
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:

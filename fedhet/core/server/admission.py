@@ -22,10 +22,10 @@ import torch
 from fedhet.core import messages, trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import State
-from fedhet.core.messages import Broadcast, Failure, Reply, Upload
+from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.core.owners import check_extras, prefixed
 from fedhet.core.server.merging import Mean, median_of, norms_of
-from fedhet.core.server.phases import Record, locate
+from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.server.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
 
@@ -37,7 +37,7 @@ log = logging.getLogger("fedhet")
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
 
 
-def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Upload]:
+def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> Iterator[Upload]:
     """The updates that pass every check, completed by the server's part.
 
     Every other reply is a failure of its client. With `on_failure` "skip" it is left out as a
@@ -46,7 +46,6 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Upload]
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
     """
-    step = strategy.current
     phase, pieces = step.entry.phase, strategy.owners(step.entry)
     for reply in replies:
         if isinstance(reply, Upload):
@@ -63,7 +62,7 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Upload]
                         f"unexpected extras {trees.shown(sorted(unexpected))}; what a method"
                         " expects, its `expects` names"
                     )
-                reply.weight = strategy.weight(reply)
+                reply.weight = strategy.weight(step, reply)
             except ValueError as error:
                 reply = step.failure(reply.pid, str(error), "refused")
                 sizes = {REFUSED: sum(sizes.values())}  # the client has chosen the names
@@ -74,7 +73,7 @@ def checked(strategy: FedStrategy, replies: Iterable[Reply]) -> Iterator[Upload]
             yield reply
 
 
-def _complete(step: Record, update: Upload, declared: int, variances: Sequence[str]) -> None:
+def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence[str]) -> None:
     """Check what every update has against what was sent, and form its `change` and `buffers`."""
     n, metrics = update.num_examples, update.metrics
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
@@ -125,7 +124,7 @@ def lost(setting: Setting, failures: Iterable[Failure], versions: ByClient) -> l
 
 # ---- how many replies a step needs
 def quorum(
-    setting: Setting, step: Record, states: dict[str, State], admitted: Iterator[Upload]
+    setting: Setting, step: OpenStep, states: dict[str, State], admitted: Iterator[Upload]
 ) -> Iterator[Upload] | None:
     """The updates of the step, or None if they are too few to change something.
 
@@ -206,7 +205,7 @@ class Outliers:
 
     def refuse(
         self,
-        step: Record,
+        step: OpenStep,
         states: dict[str, State],
         updates: Iterable[Upload],
         *,
@@ -274,7 +273,7 @@ class Outliers:
         return ""
 
     @staticmethod
-    def found(step: Record) -> list[Failure]:
+    def found(step: OpenStep) -> list[Failure]:
         """The failure of the outlier in a step after which the loss is not finite.
 
         There is none where all replies are alike.
@@ -310,28 +309,23 @@ class Backup:
         limited = strategy.outliers.limit is not None
         self.possible = limited and strategy.phases[index].phase.evaluate
 
-    def plan_again(self) -> list[Broadcast]:
-        """Put back what was before the step, and return its messages once more.
+    def plan_again(self, spent: OpenStep) -> OpenStep:
+        """Put back what was before the step, and begin it once more.
 
         Its failures, its bytes and its seconds remain.
         """
-        strategy, spent = self._strategy, self._strategy.current
-        strategy.run = self._before
-        plan = strategy.plan(spent.round)
-        current = strategy.current
-        current.failures, current.bytes, current.seconds = (
-            spent.failures,
-            spent.bytes,
-            spent.seconds,
-        )
-        return plan
+        self._strategy.run = self._before
+        opened = self._strategy.plan(spent.round)
+        return replace(opened, failures=spent.failures, bytes=spent.bytes, seconds=spent.seconds)
 
-    def undo(self, note: Callable[[Failure], None]) -> bool:
+    def undo(self, opened: OpenStep, note: Callable[[Failure], None]) -> OpenStep | None:
         """Put back what was before a step after which the loss is not finite, if it had an outlier.
 
-        What the step has measured of the replies' norms remains.
+        What the step has measured of the replies' norms remains. Returned is the step as it is
+        without its replies, or None where it had no outlier.
 
         Args:
+            opened: the step.
             note: is given the failure of that reply's client.
 
         Raises:
@@ -339,19 +333,21 @@ class Backup:
         """
         strategy = self._strategy
         measured = strategy.run.states.get(OUTLIERS, {})
-        again = measured.get("undone", -1) == strategy.current.round - 1
-        failures = Outliers.found(strategy.current) if self.possible and not again else []
+        again = measured.get("undone", -1) == opened.round - 1
+        failures = Outliers.found(opened) if self.possible and not again else []
         for failed in failures:
             note(failed)
             if strategy.setting.ends_run(failed):
                 raise RunFailed(str(failed))
-            log.warning("round %d is undone: %s", strategy.current.round, failed)
+            log.warning("round %d is undone: %s", opened.round, failed)
         if not failures:
-            return False
-        self.plan_again()  # as its messages have been sent
-        outliers = {**measured, "undone": strategy.current.round}
-        strategy.run = replace(self._before, states={**self._before.states, OUTLIERS: outliers})
-        return True
+            return None
+        spent = self.plan_again(opened)
+        outliers = {**measured, "undone": opened.round}
+        strategy.run = replace(
+            self._before, states={**self._before.states, OUTLIERS: outliers}, round=opened.round
+        )
+        return spent
 
 
 def _norm(tree: AnyTree) -> float:

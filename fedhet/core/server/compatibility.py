@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 # Why a method refuses a plug-in, by the word on which they differ.
 PLUGIN = {
-    "own data": "it acts on a client's own data and model, and this method has none",
     "local steps": "it acts on local steps only, and this method's clients take none",
     "model": "it refers to the received model, and this method's clients receive none",
     "weights": "it compares the models that clients send, and this method's clients send none",
@@ -39,7 +39,6 @@ MERGE = {
     "weights": "its clients send no weights",
     "means": "{why} enter its merge, and it would not bound them",
     "weights alone": "{why} enter its merge, and it would not bound them",
-    "differences": "{why}",
 }
 # The settings of local training that a word stands for, and why.
 CLIENT: dict[str, tuple[Mapping[str, Any], str]] = {
@@ -59,12 +58,6 @@ def broken(method: Method, workspace: Workspace) -> dict[str, str]:
     """What the method makes untrue of a run with this model -> why."""
     without = {} if workspace.mergeable else {"model": "", "weights": ""}
     return {**without, **method.breaks}
-
-
-def of_plugin(plugin: Plugin) -> tuple[frozenset[str], set[str]]:
-    """What a plug-in needs and breaks, with what follows from its functions."""
-    needs = plugin.needs | ({"used weights"} if plugin.reweighs else set())
-    return needs, {*plugin.breaks, *({"known steps"} if plugin.overrides("data") else ())}
 
 
 def check(method: Method, setting: Setting) -> None:
@@ -88,11 +81,10 @@ def _refusals(method: Method, setting: Setting) -> Iterator[str]:
     yield from _noise_refusals(method, setting)
     breaks = broken(method, setting.workspace)
     for plugin in plugins:
-        needs, makes_untrue = of_plugin(plugin)
         for word in PLUGIN:
-            if word in needs and word in breaks:
+            if word in plugin.needs and word in breaks:
                 way = _way_out(method, word) or _way_out(plugin, word)
-            elif word in method.needs & makes_untrue or (word == "own data" and word in breaks):
+            elif word in method.needs and word in plugin.breaks:
                 way = _way_out(method, word)
             else:
                 continue
@@ -101,22 +93,13 @@ def _refusals(method: Method, setting: Setting) -> Iterator[str]:
         if word in merge.needs_words and word in breaks:
             why = MERGE[word].format(why=breaks[word])
             yield f"method={method.name} refuses merge={merge.name}: {why}{_way_out(method, word)}"
-        elif word in method.needs and word in merge.breaks:
-            yield f"method={method.name} refuses merge={merge.name}: {merge.breaks[word]}"
     if "used weights" in merge.breaks and "used weights" not in breaks:
-        changing = [plugin for plugin in plugins if "used weights" in of_plugin(plugin)[0]]
+        changing = [plugin for plugin in plugins if "used weights" in plugin.needs]
         for plugin in changing[:1]:
             yield (
                 f"method={method.name} refuses merge={merge.name}: plugin {plugin.name!r} changes"
                 " the aggregation weights, which it ignores"
             )
-    name = unknown_steps(setting) if "known steps" in method.needs else ""
-    if name and merge.name != Mean.name:
-        yield (
-            f"method={method.name} refuses merge={merge.name}: plugin {name!r} changes the number"
-            " of local steps, so that nobody can check the one that a client claims, by which it"
-            " would outvote the others; client.steps=<number> sets it"
-        )
     yield from _setting_refusals(method, setting)
 
 
@@ -134,7 +117,8 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
     """Why the plug-in without which the method would be FedAvg is not as the method has it."""
     if method.requires is None:
         return
-    name = method.requires.name
+    required = partial(method.requires)
+    name = required.func.name  # type: ignore[attr-defined]
     own = next((plugin for plugin in plugins if plugin.name == name), None)
     if own is None:
         yield (
@@ -142,7 +126,7 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
             f" Setting.plugins, as conf/method/{method.name}.yaml does"
         )
         return
-    for key, value in method.fixed.items():
+    for key, value in required.keywords.items():
         if (given := own.settings[key]) != value:
             yield (
                 f"method={method.name} is FedAvg with plugin.{name}.{key}={value} and refuses"
@@ -162,21 +146,18 @@ def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
                     f" client.{key}={'null' if value is None else value}"
                     + _way_out(method, word).replace("; use ", " or ")
                 )
+    if "plain steps" in method.needs and not setting.local.lr:
+        yield (
+            f"client.lr=0: method={method.name} recovers gradients from the local steps, which then"
+            " have no length; use a rate > 0"
+            + _way_out(method, "plain steps").replace("; use ", " or ")
+        )
 
 
 def _noise_refusals(method: Method, setting: Setting) -> Iterator[str]:
     """Why a method or a plug-in sends what noise cannot cover."""
     noise = setting.workspace.noise
     named = [(f"method={method.name}", method.breaks.get("noise", ""))]
-    if "known steps" in method.needs:
-        adds = [p.name for p in setting.plugins if "known steps" in of_plugin(p)[1]]
-        named += [
-            (
-                f"method={method.name}",
-                f"the number of steps would reveal how many samples {name!r} has added",
-            )
-            for name in adds[:1]
-        ]
     named += [
         (f"plugin {plugin.name}", plugin.breaks.get("noise", "")) for plugin in setting.plugins
     ]
@@ -211,15 +192,34 @@ def _setting_refusals(method: Method, setting: Setting) -> Iterator[str]:
         )
 
 
-def unknown_steps(setting: Setting) -> str:
-    """The plug-in because of which the server cannot know a client's number of local steps.
+def changing_data(setting: Setting) -> str:
+    """The plug-in that may change how many samples a client trains on; "" for none.
 
-    It is "" where that follows from the client's samples, or from client.steps.
+    The server then cannot know a client's number of local steps, unless it is client.steps.
     """
-    if setting.local.steps is not None:
-        return ""
-    adds = (p.name for p in setting.plugins if "known steps" in of_plugin(p)[1])
-    return next(adds, "")
+    return next((plugin.name for plugin in setting.plugins if plugin.overrides("data")), "")
+
+
+def check_claims(strategy: FedStrategy) -> None:
+    """Refuse a merge, and noise, where replies have a number of steps that nobody can check.
+
+    Raises:
+        ConfigError: a plug-in changes the data, and the method expects such a number.
+    """
+    setting, name = strategy.setting, changing_data(strategy.setting)
+    merge, noise = setting.merge, setting.workspace.noise
+    if not name or not (noise or (merge.name != Mean.name and setting.local.steps is None)):
+        return
+    expected = strategy.expected(strategy.timetable[-1])["method"]
+    if any(one.exactly for one in expected.values()):
+        raise ConfigError(
+            f"privacy.noise={noise.multiplier:g} with method={strategy.name}: the number of steps"
+            f" would reveal how many samples {name!r} has added"
+            if noise
+            else f"method={strategy.name} refuses merge={merge.name}: plugin {name!r} changes the"
+            " number of local steps, so that nobody can check the one that a client claims, by"
+            " which it would outvote the others; client.steps=<number> sets it"
+        )
 
 
 def check_cohorts(strategy: FedStrategy) -> None:

@@ -22,6 +22,7 @@ from fedhet.core.task import Samples
 if TYPE_CHECKING:
     from fedhet.core.server.admission import Backup
     from fedhet.core.server.loop import Loop
+    from fedhet.core.server.phases import OpenStep
     from fedhet.core.server.setting import Setting
     from fedhet.core.server.strategy import FedStrategy
 
@@ -49,22 +50,25 @@ def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores
     return assess(model, some, workspace.task, workspace.performer)
 
 
-def sound_scores(strategy: FedStrategy, backup: Backup) -> tuple[Scores, Tally]:
+def sound_scores(
+    strategy: FedStrategy, opened: OpenStep, backup: Backup
+) -> tuple[Scores, Tally, OpenStep]:
     """The scores on the global test set, after the step was undone if an outlier has spoilt it.
 
     Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
-    scores.
+    scores. The last value is the step, without its replies if it was undone.
 
     Raises:
         RunFailed: the step had an outlier, and `on_failure` is "stop".
     """
-    most = None if strategy.due else FORWARD_BATCH
-    found = _on_test_set(strategy, most) if strategy.due or backup.possible else ({}, {})
+    due = strategy.evaluates_after(opened)
+    most = None if due else FORWARD_BATCH
+    found = _on_test_set(strategy, most) if due or backup.possible else ({}, {})
     finite = math.isfinite(found[0].get("loss", 0.0))
-    undone = not finite and backup.undo(strategy.current.failures.append)
-    if not strategy.due:
-        return {}, {}
-    return _on_test_set(strategy) if undone else found
+    undone = None if finite else backup.undo(opened, opened.failures.append)
+    if not due:
+        return {}, {}, undone or opened
+    return (*(_on_test_set(strategy) if undone else found), undone or opened)
 
 
 def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
@@ -81,8 +85,8 @@ def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
 def evaluation_moment(strategy: FedStrategy) -> Moment:
     """What an evaluation of the model as it is now is about, from which it can be repeated."""
     return {
-        "step": strategy.current.step,
-        "round": strategy.current.round,
+        "step": strategy.step,
+        "round": strategy.run.round,
         "weights": strategy.sent("model"),
         "extras": dict(strategy.evaluation_extras),
         "versions": dict(strategy.versions),
@@ -147,8 +151,7 @@ def received(
                 sizes = dict(zip(("train", *PARTS), known[reply.pid], strict=True))
                 check_scores(reply, scored, target, expected, sizes)
             except ValueError as error:
-                step = strategy.current.step
-                reply = Failure(reply.pid, EVALUATE, step, str(error), "refused")
+                reply = Failure(reply.pid, EVALUATE, strategy.step, str(error), "refused")
         if isinstance(reply, Upload):
             accept(reply)
             updates.append(reply)
@@ -310,7 +313,7 @@ class Selection(Callback):
         if value < self._best:
             self._best = value
             loop.best = loop.round
-        current = loop.method.current
+        current = loop.current
         if not self._stop or not self._stop(value) or current.step == current.entry.rounds:
             return False
         log.warning(  # the level that a run shows

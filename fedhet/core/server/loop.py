@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -28,7 +29,7 @@ from fedhet.core.server.evaluation import (
     received,
     sound_scores,
 )
-from fedhet.core.server.phases import locate
+from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.timing import now
 
@@ -84,6 +85,7 @@ class Loop:
 
     Attributes:
         round: the number of the last step, from 1; 0 before the first.
+        current: the step in progress, or the last one.
         plan: the messages that were sent last.
         row: the line of rounds.jsonl of a step that is not over; None between two steps.
         best: the round of the best model so far by the clients' validation; 0 while there is none.
@@ -96,6 +98,7 @@ class Loop:
     """
 
     courier: Courier
+    current: OpenStep
 
     def __init__(
         self, method: FedStrategy, callbacks: Sequence[Callback] = (), *, evaluates: bool = True
@@ -161,17 +164,17 @@ class Loop:
             with clock("step"):
                 backup = Backup(method, self.round)
                 with clock("broadcast"):
-                    self.send(method.plan(self.round))
+                    self.begin(method.plan(self.round))
                 try:
                     yield from self._settled(clock, backup)
                     with clock("evaluate"):
-                        scores, tally = sound_scores(method, backup)
+                        scores, tally, self.current = sound_scores(method, self.current, backup)
                 finally:
-                    for failure in method.current.failures:
+                    for failure in self.current.failures:
                         self._note(failure)
                 digest = trees.sha256(method.weights)
-            self.row = row = step_row(method, clock, digest)
-            if method.due:
+            self.row = row = step_row(method, self.current, clock, digest)
+            if method.evaluates_after(self.current):
                 target = method.workspace.task.scoring
                 keys = {**target.keys, "loss": "loss"}
                 row |= {f"{key}_global": scores.get(score) for score, key in keys.items()}
@@ -196,11 +199,14 @@ class Loop:
         while True:
             try:
                 # Replies may be lazy: the clients then train while `settle` reads them.
-                return self.method.settle((yield self.plan, clock), self.accept, repeats=True)
+                replies = yield self.plan, clock
+                return self.method.settle(self.current, replies, self.accept, repeats=True)
             except TakenAgain:
-                failed = {failure.pid for failure in self.method.current.failures}
+                failed = {failure.pid for failure in self.current.failures}
                 with clock("broadcast"):
-                    self.send([msg for msg in backup.plan_again() if msg.pid not in failed])
+                    again = backup.plan_again(self.current)
+                    left = [msg for msg in again.messages if msg.pid not in failed]
+                    self.begin(replace(again, messages=left))
 
     def _evaluation(self, row: Row, backup: Backup) -> Steps:
         """Add the scores on the clients' data to the row.
@@ -218,7 +224,8 @@ class Loop:
             updates = received((yield self.plan, Clock()), method, failures.append, self.accept)
             outliers: list[Failure] = []
             diverged = row["loss_global"] is None and mostly_diverged(updates, method)
-            if diverged and backup.undo(outliers.append):
+            if diverged and (undone := backup.undo(self.current, outliers.append)):
+                self.current = undone
                 failures = outliers  # a client that failed to evaluate may do so once more
                 row |= {"accepted": 0, "metrics": {}}
                 row["weights_sha256"] = trees.sha256(method.weights)
@@ -235,17 +242,20 @@ class Loop:
             row["details"] = {**row.get("details", {}), "clients": details}
         stop = [callback.evaluated(self, row, updates) for callback in self.callbacks]
         if any(stop):
-            method.end_phase()
+            method.end_phase(self.current)
+
+    def begin(self, step: OpenStep) -> None:
+        """Tell the callbacks of a step and its messages, which are about to be sent."""
+        self.current = step
+        self.send(step.messages)
+        for msg in step.messages:
+            step.count("down", messages.payload(msg.slot, msg.weights, msg.extras))
 
     def send(self, plan: list[Broadcast]) -> None:
         """Tell the callbacks of messages that are about to be sent."""
         self.plan = plan
         for callback in self.callbacks:
             callback.planned(self, plan)
-        if not self.evaluating:
-            for msg in plan:
-                sizes = messages.payload(msg.slot, msg.weights, msg.extras)
-                self.method.current.count("down", sizes)
 
     def accept(self, update: Upload) -> None:
         """Tell the callbacks of an update that has passed the checks."""
@@ -300,12 +310,11 @@ class Loop:
             raise problem
 
 
-def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]:
+def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str) -> dict[str, Any]:
     """One line of rounds.jsonl.
 
     The clients' own seconds are scaled to the time that the server spent waiting for them.
     """
-    current = strategy.current
     seconds = clock.seconds
     train = current.seconds.get("seconds.train", 0.0)
     extras = current.seconds.get("seconds.extras", 0.0)
@@ -339,11 +348,11 @@ def step_row(strategy: FedStrategy, clock: Clock, digest: str) -> dict[str, Any]
     }
 
 
-def recorded_numbers(strategy: FedStrategy) -> dict[str, Any]:
+def recorded_numbers(step: OpenStep) -> dict[str, Any]:
     """What method and plug-ins have recorded, without tensors, as rounds.jsonl has it."""
     return {
         f"{piece}.{name}": value
-        for piece, recorded in strategy.current.recorded.items()
+        for piece, recorded in step.recorded.items()
         for name, value in recorded.items()
         if not isinstance(value, Tensor)
     }

@@ -24,7 +24,7 @@ from fedhet.core import trees
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Upload
-from fedhet.core.server.phases import Record
+from fedhet.core.server.phases import OpenStep
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
@@ -69,11 +69,11 @@ class Mean(Checked):
         """
         return 1
 
-    def admit(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
+    def admit(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates that are accepted; it records each of the others as a failure."""
         return updates
 
-    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
+    def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates that take effect. The others are no failures."""
         return updates
 
@@ -95,6 +95,21 @@ def floating_buffers(update: Upload) -> Tree:
 
 
 # ---- all updates of a step around its merge
+class Once(Iterator[AnyUpdate]):
+    """The updates for a merge, which can be read once; nothing else would notice a second time."""
+
+    def __init__(self, updates: Iterator[AnyUpdate]) -> None:
+        self._updates, self._ended = updates, False
+
+    def __next__(self) -> AnyUpdate:
+        for update in self._updates:
+            return update
+        if self._ended:
+            raise TypeError("the updates of a step can be read once; list(updates) keeps them")
+        self._ended = True
+        raise StopIteration
+
+
 def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 
@@ -278,9 +293,6 @@ class Krum(Mean):
 
     name = "krum"
     needs_words = frozenset({"weights"})
-    breaks = {
-        "differences": "it selects the clients that are alike, and FedSA needs those that differ"
-    }
 
     attackers: int = setting(2, low=0)
     keep: int | None = setting(None, low=1)
@@ -288,7 +300,7 @@ class Krum(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return 2 * self.attackers + 3
 
-    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
+    def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -339,7 +351,7 @@ class NormFilter(Mean):
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
         return LEAST
 
-    def admit(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
+    def admit(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         """The updates within the bounds.
 
         Raises:
@@ -388,9 +400,6 @@ class NormClip(Mean):
 
     name = "norm_clip"
     needs_words = frozenset({"weights", "weights alone"})
-    breaks = {
-        "differences": "it shortens differences of the weights, by which FedSA finds clusters"
-    }
 
     factor: float = setting(1.0, open_low=0)
     norm: float | None = setting(None, open_low=0)
@@ -400,7 +409,7 @@ class NormClip(Mean):
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return LEAST if self.norm is None or buffers else 1
 
-    def select(self, step: Record, updates: Iterator[Upload]) -> Iterator[Upload]:
+    def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
             return iter(received)  # a phase whose replies carry no weights
@@ -415,7 +424,7 @@ class NormClip(Mean):
     def _clip(
         self,
         kind: str,
-        step: Record,
+        step: OpenStep,
         updates: list[Upload],
         changes: list[AnyTree],
         bound: float | None,
@@ -448,7 +457,7 @@ def median_of(norms: Iterable[float]) -> float:
     return median(compared) if len(compared) >= LEAST else 0.0
 
 
-def _shorten(update: Upload, change: AnyTree, step: Record, factor: float) -> None:
+def _shorten(update: Upload, change: AnyTree, step: OpenStep, factor: float) -> None:
     """Scale these changes of an update, in all of its forms."""
     new = trees.add(trees.pick(step.sent, change), change, factor)
     update.weights = {**update.weights, **trees.cast(new, step.sent)}

@@ -11,7 +11,7 @@ import torch
 from fedhet.core import streams
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Expected, Phase, Step
-from fedhet.core.messages import Failure, LocalSettings, Recorded
+from fedhet.core.messages import Broadcast, Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
 
 
@@ -36,10 +36,11 @@ class TimetableEntry:
 
 
 @dataclass
-class Record:
-    """The step in progress, and what has been counted in it so far.
+class OpenStep:
+    """A step that was begun, and what has been counted in it so far.
 
     Attributes:
+        messages: what its clients are sent.
         index: the position of `entry` in the timetable.
         entry: the line of the timetable, as it was when the step began.
         round: its number over the whole run, from 1.
@@ -62,6 +63,7 @@ class Record:
         norms: client -> the norms of what its reply changes, by kind.
     """
 
+    messages: list[Broadcast]
     index: int
     entry: TimetableEntry
     round: int

@@ -62,6 +62,7 @@ class RunState:
         state_bytes: client -> the size of that state.
         pinned: view -> `versions` at its best evaluation.
         lengths: of each phase the number of its steps; once it has ended, how many it had.
+        round: the number of the last step that was taken, from 1; 0 before the first.
     """
 
     weights: dict[str, Tree]
@@ -70,6 +71,7 @@ class RunState:
     state_bytes: ByClient = field(default_factory=ByClient)
     pinned: dict[str, ByClient] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
+    round: int = 0
 
     def as_values(self) -> dict[str, Any]:
         """The run as dicts, lists, numbers and tensors."""
@@ -80,6 +82,7 @@ class RunState:
             "state_bytes": dict(self.state_bytes),
             "pinned": {view: dict(versions) for view, versions in self.pinned.items()},
             "lengths": list(self.lengths),
+            "round": self.round,
         }
 
     @classmethod
@@ -92,4 +95,5 @@ class RunState:
             ByClient(values["state_bytes"]),
             {view: ByClient(versions) for view, versions in values["pinned"].items()},
             tuple(values["lengths"]),
+            values["round"],
         )

@@ -25,8 +25,8 @@ from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, U
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, lost, quorum
-from fedhet.core.server.merging import averaging_buffers, normalised
-from fedhet.core.server.phases import Record, TimetableEntry, locate, sample_cohort
+from fedhet.core.server.merging import Once, averaging_buffers, normalised
+from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
 from fedhet.core.server.run import ByClient, RunState
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
@@ -54,14 +54,12 @@ class FedStrategy(Strategy):
         plugins: the plug-ins, in their order.
         run: what lasts, as it was after the last step.
         run_id: identifies the run; one that goes on has the same.
-        current: the step in progress.
         kept_back: client -> the versions of its state that checkpoints need.
         digests: name of a plug-in, or "method" -> digest of its class and its settings.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
     """
 
     adapter: Strategy
-    current: Record
 
     def __init__(self, setting: Setting, method: Method) -> None:
         self.method = method
@@ -69,7 +67,7 @@ class FedStrategy(Strategy):
         self.workspace = setting.workspace
         self.sizes = self.workspace.task.sizes
         self.plugins: list[Plugin] = list(setting.plugins)
-        self.evaluates = method.evaluates(self.workspace)
+        self.evaluates = tuple(method.evaluates(self.workspace))
         compatibility.check(method, self.setting)
         self.outliers = Outliers(self.setting)
         self.kept_back: dict[int, list[int]] = {}
@@ -89,6 +87,7 @@ class FedStrategy(Strategy):
         self.run = RunState(
             weights, states | {"server_opt": {}}, lengths=tuple(e.rounds for e in self.phases)
         )
+        compatibility.check_claims(self)
 
     # ---- what the run has
     @property
@@ -123,6 +122,11 @@ class FedStrategy(Strategy):
         return sum(self.run.lengths)
 
     @property
+    def step(self) -> int:
+        """The number of the last step that was taken inside its phase, from 1."""
+        return (locate(self.timetable, self.run.round) or (0, 0))[1]
+
+    @property
     def views(self) -> tuple[str, ...]:
         """The views that clients evaluate in this run; the first one chooses the best round.
 
@@ -132,13 +136,11 @@ class FedStrategy(Strategy):
         views = tuple(evaluated_views(self.evaluates, self.workspace))
         return (*views, "finetuned") if self.workspace.evaluation.finetune_epochs else views
 
-    @property
-    def due(self) -> bool:
-        """Whether an evaluation follows the step in progress."""
-        current = self.current
-        last = current.step == self.run.lengths[current.index]
-        due = last or current.step % self.setting.evaluation.every == 0
-        return current.entry.phase.evaluate and due
+    def evaluates_after(self, opened: OpenStep) -> bool:
+        """Whether an evaluation follows the step."""
+        last = opened.step == self.run.lengths[opened.index]
+        due = last or opened.step % self.setting.evaluation.every == 0
+        return opened.entry.phase.evaluate and due
 
     @property
     def evaluation_extras(self) -> dict[str, Any]:
@@ -150,6 +152,10 @@ class FedStrategy(Strategy):
         if slot == "model":
             return self.workspace.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
+
+    def mergeable_of(self, slot: str) -> Tree:
+        """The part of the slot that merges may change; {} without a slot."""
+        return trees.pick(self.weights[slot], self.mergeable(slot)) if slot else {}
 
     def sent(self, slot: str) -> Tree:
         """The slot as it travels."""
@@ -175,8 +181,10 @@ class FedStrategy(Strategy):
         return {self.key(piece): piece.expects(step) for piece in self.owners(entry)}
 
     # ---- one step
-    def plan(self, server_round: int) -> list[Broadcast]:
-        """Begin a round, and return its messages in the cohort's order.
+    def plan(self, server_round: int) -> OpenStep:
+        """Begin a step: who takes part, and the messages in the cohort's order.
+
+        Nothing changes by it, so that several steps may be open at a time.
 
         Raises:
             RunFailed: it is past the end of the timetable.
@@ -221,8 +229,9 @@ class FedStrategy(Strategy):
             )
             for piece in pieces
         }
-        old = trees.pick(sent, self.mergeable(phase.slot)) if phase.slot else {}
-        self.current = Record(
+        old = self.mergeable_of(phase.slot)
+        return OpenStep(
+            messages=[self._addressed(msg, pid) for pid in cohort],
             index=index,
             entry=entry,
             round=server_round,
@@ -236,7 +245,6 @@ class FedStrategy(Strategy):
             device=self.workspace.device,
             ends_run=setting.ends_run,
         )
-        return [self._addressed(msg, pid) for pid in cohort]
 
     def _step(
         self,
@@ -263,10 +271,10 @@ class FedStrategy(Strategy):
 
     def _local_steps(self, local: LocalSettings, pid: int) -> int | None:
         """How many local steps follow from a client's samples; None where nobody can know."""
-        if compatibility.unknown_steps(self.setting):
+        if local.steps is None and compatibility.changing_data(self.setting):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
-        return sum(-(-min(size, used) // local.batch_size) for size in local.epoch_sizes(used))
+        return sum(-(-size // local.batch_size) for size in local.epoch_sizes(used))
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
         """The message to one client."""
@@ -281,6 +289,7 @@ class FedStrategy(Strategy):
 
     def settle(
         self,
+        opened: OpenStep,
         replies: Iterable[Reply],
         accept: Callable[[Upload], None] = lambda update: None,
         *,
@@ -297,10 +306,12 @@ class FedStrategy(Strategy):
             setting.merge.select   merge=krum and norm_clip
             _registered            its metrics, bytes and state are noted
             _weighted              by the plug-ins, the last one first
+            normalised             to the sum 1, and kept, where somebody needs that
             averaging_buffers      buffers are averaged beside the merge
             phase.merge
 
         Args:
+            opened: the step.
             replies: what the clients returned.
             accept: is called with each update that has passed the checks.
             repeats: whether the step can be taken again, as `Loop` does it.
@@ -310,73 +321,78 @@ class FedStrategy(Strategy):
                 the merge returns is not finite, or not what it was given.
             TakenAgain: replies were outliers, and the step has to be taken again without them.
         """
-        run, current, rule = self.run, self.current, self.setting.merge
-        phase, states = current.entry.phase, dict(run.states)
-        owner = self._owner(current.entry)
+        run, rule = self.run, self.setting.merge
+        phase, states = opened.entry.phase, dict(run.states)
+        owner = self._owner(opened.entry)
         kept: dict[int, int | None] = {}
-        sound = self.outliers.refuse(current, states, checked(self, replies), repeats=repeats)
-        enough = quorum(self.setting, current, states, rule.admit(current, sound))
+        sound = self.outliers.refuse(
+            opened, states, checked(self, opened, replies), repeats=repeats
+        )
+        enough = quorum(self.setting, opened, states, rule.admit(opened, sound))
         weights = run.weights
-        ended = current.step == current.entry.rounds
+        ended = opened.step == opened.entry.rounds
         if enough is not None:
-            updates: Iterable[Upload] = rule.select(current, enough)
-            updates = self._registered(updates, accept, kept)
-            held: dict[str, list[kernel.Update]] = {}
-            for plugin in reversed(self.active(current.entry)) if phase.trains else ():
-                updates = self._weighted(plugin, iter(updates), held)
-            if self.method.needs_all or any(p.overrides("weights") for p in self._training()):
+            updates: Iterable[Upload] = rule.select(opened, enough)
+            updates = self._registered(opened, updates, accept, kept)
+            for plugin in reversed(self._training(opened)):
+                updates = self._weighted(opened, plugin, iter(updates))
+            if self.method.needs_all or any(p.overrides("weights") for p in self._training(opened)):
                 updates = normalised(list(updates))
+            held: list[Upload] = []
+            if any(plugin.needs_all for plugin in self._training(opened)):
+                updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = (self.read(owner, update) for update in passing)
-            merged = phase.merge(
-                current.seen[self.key(owner)], run.states[self.key(owner)], current.old, read
-            )
+            read = Once(self.read(opened, owner, update) for update in passing)
+            step = replace(opened.seen[self.key(owner)], slots=run.weights)
+            old = self.mergeable_of(phase.slot)
+            merged = phase.merge(step, run.states[self.key(owner)], old, read)
             if not isinstance(merged, Merged):
                 raise TypeError(
-                    f"the merge of phase {current.entry.name!r} returned a {type(merged).__name__};"
+                    f"the merge of phase {opened.entry.name!r} returned a {type(merged).__name__};"
                     " it must be a Merged"
                 )
             for _ in passing:  # a merge may stop early, but every reply is checked and counted
                 pass
-            for failure in current.failures:  # where every client failed, an error has named them
+            for failure in opened.failures:  # where every client failed, an error has named them
                 log.warning("%s", failure)
-            weights = self._replaced(owner, merged, buffers, states, held)
+            weights = self._replaced(opened, owner, merged, buffers, states, held)
             ended |= phase.until is not None and phase.until(states[self.key(owner)])
-        gone = lost(self.setting, current.failures, run.versions)
+        gone = lost(self.setting, opened.failures, run.versions)
         self.run = RunState(
             weights,
             states,
-            run.versions.changed(dict.fromkeys(kept, current.round)).without(gone),
+            run.versions.changed(dict.fromkeys(kept, opened.round)).without(gone),
             run.state_bytes.changed(kept).without(gone),
             {view: versions.without(gone) for view, versions in run.pinned.items()},
             run.lengths,
+            max(run.round, opened.round),
         )
         if ended:
-            self.end_phase()
+            self.end_phase(opened)
 
     def _owner(self, entry: TimetableEntry) -> Method | Plugin:
         by_name = {plugin.name: plugin for plugin in self.plugins}
         return by_name[entry.owner] if entry.owner else self.method
 
-    def _training(self) -> list[Plugin]:
-        """The plug-ins of the step in progress, if it trains the model."""
-        return self.plugins if self.current.entry.phase.trains else []
+    def _training(self, opened: OpenStep) -> list[Plugin]:
+        """The plug-ins of a step that trains the model; of others none."""
+        return self.plugins if opened.entry.phase.trains else []
 
-    def weight(self, update: Upload) -> float:
+    def weight(self, opened: OpenStep, update: Upload) -> float:
         """The aggregation weight of an update before plug-ins."""
-        if self.current.entry.owner:
+        if opened.entry.owner:
             return float(update.num_examples)
-        step = self.current.seen[METHOD]
-        return self.method.weight(step, self.read(self.method, update))
+        return self.method.weight(opened.seen[METHOD], self.read(opened, self.method, update))
 
-    def read(self, piece: Piece, update: Upload) -> kernel.Update:
-        """An update of the step in progress, as a piece sees it."""
-        key, current = self.key(piece), self.current
-        return read_update(piece.name, current.expected[key], current.seen[key], update)
+    def read(self, opened: OpenStep, piece: Piece, update: Upload) -> kernel.Update:
+        """An update of the step, as a piece sees it."""
+        key = self.key(piece)
+        return read_update(piece.name, opened.expected[key], opened.seen[key], update)
 
     def _registered(
         self,
+        opened: OpenStep,
         updates: Iterable[Upload],
         accept: Callable[[Upload], None],
         kept: dict[int, int | None],
@@ -387,70 +403,72 @@ class FedStrategy(Strategy):
             size = int(update.metrics.pop(STATE_BYTES, 0))
             if update.keeps:
                 kept[update.pid] = size
-            self.current.accepted += 1
-            self.current.measure(update.metrics)
+            opened.accepted += 1
+            opened.measure(update.metrics)
             yield update
 
     def _weighted(
-        self, plugin: Plugin, updates: Iterator[Upload], held: dict[str, list[kernel.Update]]
+        self, opened: OpenStep, plugin: Plugin, updates: Iterator[Upload]
     ) -> Iterator[Upload]:
-        """The updates, with the weights that a plug-in gives them; `held` gets what it keeps."""
+        """The updates, with the weights that a plug-in gives them."""
         key = self.key(plugin)
-        step, state = self.current.seen[key], self.run.states[key]
-        if not plugin.reweighs and not plugin.keeps_all:
-            yield from updates
-            return
+        step, state = opened.seen[key], self.run.states[key]
         if plugin.overrides("weight"):
             for update in updates:
-                update.weight = plugin.weight(step, state, self.read(plugin, update))
+                update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
             return
+        if not plugin.overrides("weights"):
+            yield from updates
+            return
         received = list(updates)
-        seen = held[key] = [self.read(plugin, update) for update in received]
-        if plugin.overrides("weights"):
-            weights, recorded = plugin.weights(step, state, seen)
-            self.current.note(plugin.name, recorded)
-            for update, weight in zip(received, weights, strict=True):
-                update.weight = weight
-        yield from received
+        seen = [self.read(opened, plugin, update) for update in received]
+        weights, recorded = plugin.weights(step, state, seen)
+        opened.note(plugin.name, recorded)
+        for update, weight in zip(received, weights, strict=True):
+            update.weight = weight
+            yield update
 
     def _replaced(
         self,
+        opened: OpenStep,
         owner: Method | Plugin,
         merged: Merged,
         buffers: Tree,
         states: dict[str, kernel.State],
-        held: dict[str, list[kernel.Update]],
+        held: Sequence[Upload],
     ) -> dict[str, Tree]:
         """The slots after a merge, after plug-ins and the server optimiser; `states` gets theirs.
 
         Raises:
             RunFailed: a tensor is unknown, or not finite.
         """
-        current, optimizer = self.current, self.setting.server_opt
-        phase, old, new = current.entry.phase, current.old, merged.weights
+        optimizer = self.setting.server_opt
+        phase, new = opened.entry.phase, merged.weights
+        old = self.mergeable_of(phase.slot)  # other steps may have changed what was sent
         if unknown := sorted(new.keys() - old.keys()):
             raise RunFailed(
-                f"phase {current.entry.name!r}: the merge returned {unknown[:3]}; expected the"
+                f"phase {opened.entry.name!r}: the merge returned {unknown[:3]}; expected the"
                 f" names of `old`, {list(old)[:3]}{' ...' * (len(old) > 3)}"
             )
         weights = dict(self.run.weights)
-        self._take(owner, merged, states, weights)
-        for plugin in reversed(self._training()):
+        self._take(opened, owner, merged, states, weights)
+        for plugin in reversed(self._training(opened)):
             key = self.key(plugin)
-            state, updates = states[key], held.get(key, [])
-            after = plugin.after(current.seen[key], state, old, dict(new), updates)
-            self._take(plugin, after, states, weights)
+            kept = [self.read(opened, plugin, update) for update in held if plugin.needs_all]
+            after = plugin.after(opened.seen[key], states[key], old, dict(new), kept)
+            self._take(opened, plugin, after, states, weights)
             new = after.weights
         if not new:
             return weights
         if optimizer and phase.trains:
             new, states["server_opt"] = optimizer.step(states["server_opt"], old, new)
-        self._put(weights, phase.slot, {**new, **buffers})
+        self._put(opened, weights, phase.slot, {**new, **buffers})
         return weights
 
     def _take(
         self,
+        opened: OpenStep,
         piece: Piece,
         merged: Merged,
         states: dict[str, kernel.State],
@@ -458,23 +476,22 @@ class FedStrategy(Strategy):
     ) -> None:
         """Take over a piece's new state, what it records, and its values of other slots."""
         states[self.key(piece)] = merged.state
-        self.current.note(piece.name, merged.metrics)
+        opened.note(piece.name, merged.metrics)
         for slot, tree in merged.slots.items():
-            self._put(weights, slot, tree)
+            self._put(opened, weights, slot, tree)
 
-    def _put(self, weights: dict[str, Tree], slot: str, values: AnyTree) -> None:
+    def _put(self, opened: OpenStep, weights: dict[str, Tree], slot: str, values: AnyTree) -> None:
         """Put new values into a slot, in the types that it has."""
         if bad := trees.first_nonfinite(values):
             raise RunFailed(
-                f"round {self.current.round}: the aggregated tensor {bad!r} holds NaN or infinite"
-                " values"
+                f"round {opened.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
             )
         weights[slot] = {**weights[slot], **trees.cast(values, weights[slot])}
 
-    def end_phase(self) -> None:
-        """End the phase in progress with the number of steps that it has had."""
+    def end_phase(self, opened: OpenStep) -> None:
+        """End the phase with this step, however many were left."""
         lengths = list(self.run.lengths)
-        lengths[self.current.index] = self.current.step
+        lengths[opened.index] = opened.step
         self.run = replace(self.run, lengths=tuple(lengths))
 
     def forget(self, failures: Iterable[Any]) -> None:

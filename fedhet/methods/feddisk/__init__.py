@@ -61,8 +61,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -349,8 +349,8 @@ class FedDiskPlugin(Plugin):
         least, noise = site.workspace.min_count, site.workspace.noise
         made, val = msg.weights, None
         metrics: dict[str, float] = {}
-        if site.n >= least:
-            train, held_out = self._split(site, self._inputs(site))
+        if len(site.own) >= least:
+            train, held_out = self._split(site, msg.pid, self._inputs(site, msg.pid))
             masks, made = self._masks(site, train), trainable(made)
             if len(held_out) >= max(1, least) and not noise:
                 val = densities.mean_nll(made, masks, held_out)
@@ -366,21 +366,21 @@ class FedDiskPlugin(Plugin):
     @serves
     def weigh(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """Compute the sample weights, which stay here; the networks behind them are discarded."""
-        x = self._inputs(site)
+        x = self._inputs(site, msg.pid)
         w = torch.ones(len(x))
         if len(x) >= self._weighed(site.workspace):
-            r = self._density_ratio(site, x, msg.weights)
+            r = self._density_ratio(msg, site, x)
             w = densities.sample_weights(r, self.lo, self.hi, self.normalise).float()
         ess = densities.effective_size(w.double()) / len(x)
         return Result(metrics={"feddisk.ess": ess}), {"w": {"w": w}}
 
-    def _density_ratio(self, site: Site, x: Tensor, global_made: AnyTree) -> Tensor:
+    def _density_ratio(self, msg: Message, site: Site, x: Tensor) -> Tensor:
         """r (n,), the global over the local density at x (n, D) (eq. 16)."""
-        z_local, z_global, z = self._classifier_inputs(site, x, global_made)
+        z_local, z_global, z = self._classifier_inputs(msg, site, x)
         how = LocalSettings(
             lr=self.clf_lr, epochs=self.clf_max_epochs, batch_size=self.clf_batch_size
         )
-        with site.workspace.seeded("feddisk.classifier", pid=site.pid):
+        with site.workspace.seeded("feddisk.classifier", pid=msg.pid):
             p = densities.classify(
                 z_local,
                 z_global,
@@ -394,16 +394,16 @@ class FedDiskPlugin(Plugin):
         return densities.density_ratio(p.cpu(), len(z_local), len(z_global), self.eps)
 
     def _classifier_inputs(
-        self, site: Site, x: Tensor, global_made: AnyTree
+        self, msg: Message, site: Site, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of local samples (label 0), global ones (label 1), and the client's own n."""
         if self._raw:
-            return x, pooled(site.workspace, site.pid, len(x)), x
+            return x, pooled(site.workspace, msg.pid, len(x)), x
         masks = self._masks(site, x)
         local_made = densities.fit_made(
             trainable(self._initial(site.workspace, x.shape[1])),
             masks,
-            *self._split(site, x),
+            *self._split(site, msg.pid, x),
             self._training(self.local_max_epochs),
             self.local_patience,
             site.stream("feddisk.local"),
@@ -411,11 +411,11 @@ class FedDiskPlugin(Plugin):
         )
         z = self._features(local_made, masks, x)
         if self.ratio == "outputs":
-            return z, self._features(global_made, masks, x), z
+            return z, self._features(msg.weights, masks, x), z
         draws = site.stream("feddisk.samples")
         x_local, x_global = (
             densities.sample(made, masks, torch.rand(x.shape, generator=draws).to(x.device))
-            for made in (local_made, global_made)
+            for made in (local_made, msg.weights)
         )
         z_local = self._features(local_made, masks, x_local)
         return z_local, self._features(local_made, masks, x_global), z
@@ -442,24 +442,24 @@ class FedDiskPlugin(Plugin):
         return [Term("weight", weight_of_sample, {"w": torch.cat([w, w.new_ones(n - len(w))])})]
 
     # ---- inputs, masks and MADEs
-    def _inputs(self, site: Site) -> Tensor:
+    def _inputs(self, site: Site, pid: int) -> Tensor:
         """x (n, D) in [0, 1], before any normalisation.
 
         With `binarise` it is one Bernoulli draw of each pixel, the same in every phase.
         """
         workspace = site.workspace
-        x = pixels(workspace, site.pid)
+        x = pixels(workspace, pid)
         if self.binarise:
-            draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=site.pid)
+            draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=pid)
             x = (torch.rand(x.shape, generator=draws).to(workspace.device) < x).float()
         for width in ("hidden", "clf_hidden"):  # of weights, and of what samples become
             largest = max(x.shape), getattr(self, width)
             workspace.limits.check_array(f"plugin.feddisk.{width}={largest[1]}", *largest)
         return x
 
-    def _split(self, site: Site, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, site: Site, pid: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """(training part, held-out part); clients below `min_samples` hold out nothing."""
-        draws = streams.generator(site.workspace.seed, "feddisk.split", pid=site.pid)
+        draws = streams.generator(site.workspace.seed, "feddisk.split", pid=pid)
         order = torch.from_numpy(draws.permutation(len(x)))
         held_out = self._held_out(len(x))
         return x[order[held_out:]], x[order[:held_out]]
@@ -494,5 +494,4 @@ class FedDiskAb(FedAvg):
     """FedDisk with ratio=raw, the paper's ablation."""
 
     name = "feddiskab"
-    requires = FedDiskPlugin
-    fixed: ClassVar = {"ratio": "raw"}
+    requires = partial(FedDiskPlugin, ratio="raw")

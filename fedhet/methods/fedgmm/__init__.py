@@ -121,7 +121,6 @@ class FedGMMPlugin(Plugin):
     """
 
     name = "fedgmm"
-    unsized = ("samples",)
 
     components: int = setting(5, low=1)
     reg_covar: float = setting(1e-6, open_low=0)
@@ -141,17 +140,15 @@ class FedGMMPlugin(Plugin):
         super().__post_init__()
 
     @property
-    def reweighs(self) -> bool:
-        return self.agg_count == "augmented"
-
-    @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"sample weights"} if self.reweighs else ())
+        return frozenset(
+            ("used weights", "sample weights") if self.agg_count == "augmented" else ()
+        )
 
     @property
     def breaks(self) -> Mapping[str, str]:
         exact = {"noise": "agg_count=augmented needs exact counts; use original"}
-        return exact if self.reweighs else {}
+        return exact if self.needs else {}
 
     # ---- phase "fit"
     @serves
@@ -162,7 +159,7 @@ class FedGMMPlugin(Plugin):
         as many, unless it is the only one of its class: EM starts with fewer components, and those
         that are smaller in the end are merged with others.
         """
-        workspace, data = site.workspace, _pixels(site)
+        workspace, data = site.workspace, _pixels(site, msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
         counts = suppressed(data.y.bincount(minlength=classes).cpu(), workspace.min_count)
         fewest = PER_COMPONENT * workspace.min_count
@@ -182,7 +179,7 @@ class FedGMMPlugin(Plugin):
         for c, k in components.items():
             x = data.x[data.y == c].flatten(1)
             seed = streams.integer(
-                workspace.seed, f"fedgmm.em.{c}", "fedgmm.fit", msg.step, site.pid
+                workspace.seed, f"fedgmm.em.{c}", "fedgmm.fit", msg.step, msg.pid
             )
             mixture, converged = gaussians.fit(x, k, reg_covar=self.reg_covar, seed=seed)
             # A component's samples are n pi, up to rounding.
@@ -193,7 +190,7 @@ class FedGMMPlugin(Plugin):
                 log.warning(
                     "fedgmm: client %d, class %d: EM has not converged; the mixture of its last"
                     " step is used",
-                    site.pid,
+                    msg.pid,
                     c,
                 )
         sent: Extras = {"counts": counts, "mixtures": pack(mixtures, d)}
@@ -283,7 +280,7 @@ class FedGMMPlugin(Plugin):
     @serves
     def share(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        workspace, data = site.workspace, _pixels(site)
+        workspace, data = site.workspace, _pixels(site, msg.pid)
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
@@ -297,7 +294,7 @@ class FedGMMPlugin(Plugin):
         for c, part in enumerate(x.split(missing.tolist())):
             if len(part):
                 draws = streams.generator(
-                    workspace.seed, f"fedgmm.draw.{c}", "fedgmm.share", msg.step, site.pid
+                    workspace.seed, f"fedgmm.draw.{c}", "fedgmm.share", msg.step, msg.pid
                 )
                 part.copy_(gaussians.sample(mixtures[c], len(part), draws).mul_(255).round_())
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
@@ -402,7 +399,7 @@ class FedGMMPlugin(Plugin):
         if self.gen_weight == 1:
             return []
         factors = site.data.x.new_full((len(site.data),), self.gen_weight)
-        factors[: site.n] = 1
+        factors[: len(site.own)] = 1
         return [Term("weight", weights, {"weights": factors})]
 
 
@@ -411,14 +408,13 @@ def _pixels_of(workspace: Workspace) -> int:
     return math.prod(workspace.task.inputs.shape[1:])
 
 
-def _pixels(site: Site) -> Samples:
+def _pixels(site: Site, pid: int) -> Samples:
     """The real training samples.
 
     Raises:
         ValueError: the inputs are not in [0, 1], or the labels are not classes.
     """
-    workspace, pid = site.workspace, site.pid
-    classes = workspace.task.classes
+    workspace, classes = site.workspace, site.workspace.task.classes
     data = workspace.floating(workspace.task.clients[pid].train)
     low, high = (float(bound) for bound in data.x.aminmax())
     if not (low >= 0 and high <= 1):  # also where they are NaN

@@ -6,7 +6,6 @@ Shapes: k components, d pixels, n samples.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -152,13 +151,6 @@ def moments(mixture: Mixture) -> tuple[Tensor, Tensor]:
     pi, mu, var = (t.double() for t in mixture)
     mean = pi @ mu
     return mean, pi @ (var + (mu - mean) ** 2)
-
-
-def log_density(mixture: Mixture, x: Tensor) -> Tensor:
-    """Return log p(x) for x (n, d), shape (n,), in float64."""
-    pi, mu, var = (t.double() for t in mixture)
-    scaled = (x.double()[:, None] - mu) ** 2 / var + var.log() + math.log(2 * math.pi)
-    return (pi.log() - 0.5 * scaled.sum(2)).logsumexp(1)
 
 
 def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
