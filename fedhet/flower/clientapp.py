@@ -58,7 +58,7 @@ def _client(
             "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
         )
     place = place_of(node)
-    lines = apps.checked_lines(records[SETTINGS][LINES])
+    lines = apps.checked_lines(records[SETTINGS].get(LINES))
 
     def make() -> FedClient:
         apps.check_threads(lines)

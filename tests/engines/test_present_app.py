@@ -234,6 +234,27 @@ def test_an_app_of_other_messages_says_what_it_needs() -> None:
         app_of()(message, AppGrid(app_of(), 1).contexts[70])
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({}, "no list of texts"),
+        ({"overrides": "method=fedavg"}, "no list of texts"),
+        ({"overrides": ["method=" + "a" * 10**6]}, "have 1000007 characters; at most"),
+        ({"overrides": ["method=fedavg", "dataset=mnist"]}, "dataset=mnist with a Task"),
+        ({"overrides": ["method=none"]}, "unknown method 'none'"),
+    ],
+)
+def test_a_node_checks_the_settings_of_a_server(told: Any, reason: str) -> None:
+    grid = AppGrid(app_of(), 1)
+    records = {"fedhet.settings": ConfigRecord(told), "fedhet.asks": ConfigRecord()}
+    (reply,) = grid.send_and_receive([Message(RecordDict(records), 70, "train")])
+    if reply.has_error():
+        assert reason in reply.error.reason
+    else:
+        (properties,) = reply.content.config_records.values()
+        assert reason in str(properties["problem"])
+
+
 # ---- a training loop of the owner's
 def own_loop(model: nn.Module, data: TensorDataset, config: dict[str, Any]) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
