@@ -467,7 +467,7 @@ class Task:
         Raises:
             ConfigError: they are token numbers, or outside [0, 1].
         """
-        x = self.inputs
+        x = self._some(f"plugin {plugin!r}").x if self.example is None else self.example
         if x.dtype == torch.uint8:
             return
         requirement = (

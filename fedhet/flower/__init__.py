@@ -1,9 +1,17 @@
 """Flower's side: a method in an app of one's own, and what carries fedhet's own runs.
 
+In an app with Flower's `@app.main()`, `@app.train()` and `@app.evaluate()`:
+
+    result = fedhet.flower.Strategy("fednorm", task(clients)).start(grid)
+    reply = fedhet.flower.train(msg, context, task)
+    reply = fedhet.flower.evaluate(msg, context, task)
+
+In one with `ServerApp(server_fn=...)` and `ClientApp(client_fn=...)`:
+
     strategy = fedhet.flower.strategy("scaffold", task(), plugins=["fednorm"])
     app = fedhet.flower.client_app("scaffold", task, plugins=["fednorm"])
 
-docs/flower.md is such an app.
+docs/flower.md has both.
 """
 
 from __future__ import annotations
@@ -12,13 +20,64 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.client import Client, ClientApp
     from flwr.common import Context
     from torch import Tensor
 
     from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.task import Task
-    from fedhet.job import Job
+    from fedhet.flower.owner import OwnLoop
+    from fedhet.flower.serverapp import Strategy
+
+__all__ = ["Strategy", "client_app", "evaluate", "strategy", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Strategy":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fedhet.flower.serverapp import Strategy
+
+    return Strategy
+
+
+def train(
+    msg: Message,
+    context: Context,
+    task: Task | Callable[[Context], Task],
+    loop: OwnLoop | None = None,
+) -> Message:
+    """Serve a message to the train function of an app whose server runs a `Strategy`.
+
+    The node has one client. What the client remembers is in files of this machine, so that it
+    outlives Flower's processes.
+
+    Args:
+        msg, context: as Flower gives them.
+        task: the task of the node, or what makes it. Its `clients` are the `ClientData` of the
+            node's own client, or all clients in order, of whom the node takes its own: number
+            `partition-id` of `num-partitions` in `context.node_config`.
+        loop: your own training, (model, data, config) -> metrics, in place of fedhet's: it trains
+            the model in place, and returns numbers by name, one number ("train_loss") or None.
+            `data` is a TensorDataset of the client's training samples; `config` has "server-round",
+            "lr", "local-epochs" and "batch-size" of the run, and what `Strategy.start` was given as
+            `train_config`. A method that needs local steps of fedhet's refuses it, before the first
+            round if its class says so.
+    """
+    from fedhet.flower.clientapp import answer
+
+    return answer(msg, context, task, loop)
+
+
+def evaluate(msg: Message, context: Context, task: Task | Callable[[Context], Task]) -> Message:
+    """Serve a message to the evaluate function of such an app: score the client's models.
+
+    Args:
+        msg, context, task: as for `train`.
+    """
+    from fedhet.flower.clientapp import answer
+
+    return answer(msg, context, task)
 
 
 def strategy(
@@ -50,9 +109,10 @@ def strategy(
         ConfigError: the settings do not fit together, or not the task.
     """
     from fedhet.flower.adapter import StrategyAdapter
+    from fedhet.flower.tasks import job_of, lines_of
     from fedhet.privacy.account import Account
 
-    job = _job(method, task, plugins, overrides)
+    job = job_of(lines_of(method, plugins, overrides), task)
     noise = job.workspace.noise
     StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
     return job.strategy
@@ -79,32 +139,18 @@ def client_app(
     """
     from flwr.client import ClientApp
 
-    from fedhet.core.task import PARTS
     from fedhet.flower import wire
     from fedhet.flower.nodes import place_of
+    from fedhet.flower.tasks import job_of, lines_of, told_of
     from fedhet.process import pin_threads
     from fedhet.stores import ContextStore
 
     def client_fn(context: Context) -> Client:
         place = place_of(context.node_config)
-        pid, clients = place.values()
-        job = _job(method, task(context).at(pid, clients), plugins, overrides)
+        own = task(context).at(*place.values())
+        job = job_of(lines_of(method, plugins, overrides), own)
         pin_threads(job.config.run.engine.threads)
-        sizes = dict(zip(PARTS, job.task.part_sizes[pid], strict=True))
-        client = job.client(ContextStore(context.state), {**place, **sizes})
+        client = job.client(ContextStore(context.state), told_of(job, place))
         return wire.Adapter(client).to_client()
 
     return ClientApp(client_fn=client_fn)
-
-
-def _job(method: str, task: Task, plugins: Sequence[str], overrides: Sequence[str]) -> Job:
-    from fedhet import config
-    from fedhet.data.given import check_settings, check_task
-    from fedhet.job import Job
-
-    chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
-    settings = config.cached((*chosen, *overrides))
-    check_settings(settings)
-    job = Job(settings, task, "flwr")  # its clients may be real ones
-    check_task(job.workspace)
-    return job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
 from flwr.server import ClientManager
@@ -16,20 +16,18 @@ from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.evaluation import global_scores
 from fedhet.core.server.loop import Loop, Request, recorded_numbers
 from fedhet.core.server.strategy import FedStrategy
-from fedhet.core.task import HeldClients
 from fedhet.core.trees import Tree
 from fedhet.flower import wire
-from fedhet.flower.nodes import ClientProxy, Nodes
+from fedhet.flower.nodes import ClientProxy, Members, nodes_of
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
-Ins = TypeVar("Ins", FitIns, EvaluateIns)
 
 
-class StrategyAdapter(Callback, Strategy):
-    """Drives a run's loop by the six methods that Flower's Server calls.
+class Rounds(Callback):
+    """A run's loop, which Flower drives: it asks for the messages of a round, and answers them.
 
-    Flower's Server runs a fixed number of rounds, the phases before the training among them
+    Flower runs a fixed number of rounds, the phases before the training among them
     (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
     the clients evaluate after the rounds for which an evaluation is due. Where a step is taken
     again, because of an outlier, the next round does so. Where the clients' losses undo a step, the
@@ -37,26 +35,21 @@ class StrategyAdapter(Callback, Strategy):
     happen, unless `callbacks` do it.
 
     Args:
-        method: the run's strategy, to which the adapter is attached.
+        method: the run's strategy.
         callbacks: what listens to the run.
         at_end: is called after the last step, see `fedhet.flower.strategy`.
 
     Attributes:
         nodes: which node hosts which client.
+        rows: the steps so far, as in rounds.jsonl.
     """
 
     def __init__(
-        self,
-        method: FedStrategy,
-        callbacks: Sequence[Callback] = (),
-        at_end: AtEnd | None = None,
+        self, method: FedStrategy, callbacks: Sequence[Callback] = (), at_end: AtEnd | None = None
     ) -> None:
-        method.adapter = self
-        clients = method.workspace.task.clients
-        self._clients = clients if isinstance(clients, HeldClients) else None
-        self.nodes = Nodes(method.setting.replies, clients=self._clients)
+        self.nodes = nodes_of(method)
+        self.rows: list[Row] = []
         self._at_end = at_end
-        self._rows: list[Row] = []
         self._method = method
         evaluates = method.workspace.evaluation.clients and not method.workspace.noise
         self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
@@ -64,11 +57,109 @@ class StrategyAdapter(Callback, Strategy):
         self._request: Request | None = None
         self._begun = False
         self._row: Row = {}
-        self._given = _shared(method)  # the parameters that Flower's Server holds
 
     def settled(self, loop: Loop, row: Row) -> None:
         self._row = row
-        self._rows.append(row | recorded_numbers(self._loop.current))
+        self.rows.append(row | recorded_numbers(loop.current))
+
+    def begin(self, server_round: int, manager: Members) -> None:
+        """Begin a round of Flower's.
+
+        Raises:
+            RunFailed: too few nodes have joined.
+        """
+        if not self._begun:
+            self._begun = True
+            self.nodes.join(manager)
+            self._request = next(self._steps, None)
+        if self._request is None:
+            self._row = {}
+            log.info("round %d is past the end of the timetable; no client is asked", server_round)
+
+    @property
+    def over(self) -> bool:
+        """Whether no message is due."""
+        return self._request is None
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the messages that are due are those of an evaluation."""
+        return self._request is not None and self._loop.evaluating
+
+    @property
+    def last(self) -> Row:
+        """The row of the last step, which is not over while its evaluation is due."""
+        return self._loop.row or self._row
+
+    @property
+    def awaited(self) -> dict[int, Broadcast]:
+        """The messages that are due, by client."""
+        plan, _ = self._request or ([], None)
+        return {msg.pid: msg for msg in plan}
+
+    def hosted(self, manager: Members) -> list[tuple[ClientProxy, Broadcast]]:
+        """The messages that are due, with the nodes that host their clients."""
+        awaited = self.awaited
+        proxies = self.nodes.proxies(awaited, manager)
+        return [(proxy, msg) for pid, msg in awaited.items() if (proxy := proxies[pid])]
+
+    def answer(self, replies: Iterable[Reply]) -> None:
+        """Go on with the replies to the messages that are due.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        if not self.evaluating:
+            self._row = {}  # remains so if the step is to be taken again
+        try:
+            self._request = self._steps.send(replies)
+        except StopIteration:
+            self._request = None
+            if self._at_end:
+                self._at_end(final_weights(self._method), self.rows)
+
+
+def final_weights(method: FedStrategy) -> Tree:
+    """The global model's tensors; without a global model, those that clients share."""
+    known = method.weights["model"] if "global" in method.views else method.sent("model")
+    return {name: t.detach().cpu().clone() for name, t in known.items()}
+
+
+def means_of(method: FedStrategy, row: Row) -> dict[str, float]:
+    """The scores of a row on the clients' data, by the row's names, and the deciding one."""
+    target = method.workspace.task.scoring
+    scored = ("acc_", "loss_", *(f"{key}_" for key in target.keys.values()))
+    means = {
+        name: value
+        for name, value in row.items()
+        if name.startswith(scored) and not name.endswith("_global") and value is not None
+    }
+    if (key := target.key("clients_weighted")) in means:
+        means[target.score()] = means[key]
+    return means
+
+
+def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
+    """The loss and the scores of a row on the global test set; {} without one."""
+    keys = {**method.workspace.task.scoring.keys, "loss": "loss"}
+    found = {score: row.get(f"{key}_global") for score, key in keys.items()}
+    return {score: value for score, value in found.items() if value is not None}
+
+
+class StrategyAdapter(Rounds, Strategy):
+    """Answers the six methods of a Strategy that Flower's Server calls, for a run's strategy.
+
+    Args:
+        method: the run's strategy, to which the adapter is attached.
+        callbacks, at_end: as for `Rounds`.
+    """
+
+    def __init__(
+        self, method: FedStrategy, callbacks: Sequence[Callback] = (), at_end: AtEnd | None = None
+    ) -> None:
+        super().__init__(method, callbacks, at_end)
+        method.adapter = self
+        self._given = _shared(method)  # the parameters that Flower's Server holds
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
@@ -84,16 +175,9 @@ class StrategyAdapter(Callback, Strategy):
                 returned: a strategy around it has changed them, and that would have no effect.
         """
         self._check_own(parameters)
-        if not self._begun:
-            self._begun = True
-            self.nodes.proxies((), client_manager)  # they tell how many samples their clients have
-            if self._clients is not None:
-                self._clients.begin()
-            self._request = next(self._steps, None)
-        if self._request is None:
-            self._row = {}
-            log.info("round %d is past the end of the timetable; no client is asked", server_round)
-        return self._addressed(client_manager, wire.fit_ins)
+        self.begin(server_round, client_manager)
+        packer = wire.MessagePacker()
+        return [(proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._asked(client_manager)]
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -103,12 +187,11 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if self._request is None:
+        if self.over:
             return self._given, {}
-        self._row = {}  # remains so if the step is to be taken again
-        self._answer(self._in_order(results, failures))
+        self.answer(self._in_order(results, failures))
         self._given = _shared(self._method)
-        return self._given, dict(self._last.get("metrics", {}))
+        return self._given, dict(self.last.get("metrics", {}))
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -117,7 +200,9 @@ class StrategyAdapter(Callback, Strategy):
 
         Under privacy.noise clients evaluate nothing.
         """
-        return self._addressed(client_manager, wire.evaluate_ins) if self._evaluating else []
+        packer = wire.MessagePacker()
+        asked = self._asked(client_manager) if self.evaluating else []
+        return [(proxy, wire.evaluate_ins(msg, packer)) for proxy, msg in asked]
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -129,18 +214,10 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if not self._evaluating:
+        if not self.evaluating:
             return None, {}
-        self._answer(self._in_order(results, failures))
-        target = self._method.workspace.task.scoring
-        scored = ("acc_", "loss_", *(f"{key}_" for key in target.keys.values()))
-        means = {
-            name: value
-            for name, value in self._last.items()
-            if name.startswith(scored) and not name.endswith("_global") and value is not None
-        }
-        if (key := target.key("clients_weighted")) in means:
-            means[target.score()] = means[key]
+        self.answer(self._in_order(results, failures))
+        means = means_of(self._method, self.last)
         return means.get("loss_clients_weighted"), means
 
     def evaluate(
@@ -155,47 +232,12 @@ class StrategyAdapter(Callback, Strategy):
             RunFailed: the parameters are not those that the method returned.
         """
         self._check_own(parameters)
-        if server_round == 0:
-            scores = global_scores(self._method)
-        else:
-            keys = {**self._method.workspace.task.scoring.keys, "loss": "loss"}
-            found = {score: self._last.get(f"{key}_global") for score, key in keys.items()}
-            scores = {score: value for score, value in found.items() if value is not None}
+        method = self._method
+        scores = global_of(method, self.last) if server_round else global_scores(method)
         return (scores.pop("loss"), dict(scores)) if "loss" in scores else None
 
-    # ---- the loop
-    @property
-    def _last(self) -> Row:
-        """The row of the last step, which is not over while its evaluation is due."""
-        return self._loop.row or self._row
-
-    @property
-    def _evaluating(self) -> bool:
-        return self._request is not None and self._loop.evaluating
-
-    def _answer(self, replies: Iterable[Reply]) -> None:
-        try:
-            self._request = self._steps.send(replies)
-        except StopIteration:
-            self._request = None
-            if self._at_end:
-                method = self._method
-                known = (
-                    method.weights["model"] if "global" in method.views else method.sent("model")
-                )
-                weights = {name: t.detach().cpu().clone() for name, t in known.items()}
-                self._at_end(weights, self._rows)
-
-    @property
-    def _awaited(self) -> dict[int, Broadcast]:
-        """The messages that are due, by client."""
-        plan, _ = self._request or ([], None)
-        return {msg.pid: msg for msg in plan}
-
-    def _addressed(
-        self, manager: ClientManager, ins: Callable[[Broadcast, wire.MessagePacker], Ins]
-    ) -> list[tuple[ClientProxy, Ins]]:
-        """The messages that are due, with the nodes that host their clients.
+    def _asked(self, manager: ClientManager) -> list[tuple[ClientProxy, Broadcast]]:
+        """The messages that are due, with their nodes.
 
         Where there is no such node, Flower's Server does not ask for the results: then all clients
         have failed.
@@ -203,27 +245,26 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: they have, and the run does not go on without them.
         """
-        awaited = self._awaited
-        proxies = self.nodes.proxies(awaited, manager)
-        packer = wire.MessagePacker(self.nodes.agreed)
-        hosted = ((proxies[pid], msg) for pid, msg in awaited.items())
-        addressed = [(proxy, ins(msg, packer)) for proxy, msg in hosted if proxy]
-        if awaited and not addressed:
-            self._answer(self._in_order([], []))
-        return addressed
+        hosted = self.hosted(manager)
+        if not hosted and not self.over:
+            self.answer(self._in_order([], []))
+        return hosted
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
         """The replies of the clients that were asked."""
         more_bytes = self._method.setting.replies.max_bytes
-        return self.nodes.in_order(self._awaited, results, failures, more_bytes)
+        return self.nodes.in_order(self.awaited, results, failures, more_bytes)
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""
         if parameters.tensors != self._given.tensors:
-            raise RunFailed(
-                "Flower's parameters are not the method's: a strategy around it has changed them,"
-                " which has no effect on fedhet's model; for differential privacy set privacy.noise"
-            )
+            raise RunFailed(CHANGED)
+
+
+CHANGED = (
+    "Flower's parameters are not the method's: a strategy around it has changed them, which has no"
+    " effect on fedhet's model; for differential privacy set privacy.noise"
+)
 
 
 def _shared(method: FedStrategy) -> Parameters:

@@ -22,6 +22,7 @@ from fedhet.config import pieces
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import leaf_keys, parse
 from fedhet.config.resuming import RESUME, is_resumption
+from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import (
     SUBMITTED,
@@ -47,6 +48,7 @@ from fedhet.flower.turns import take_turn
 from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
+from fedhet.record.schema import has_form
 
 if TYPE_CHECKING:
     from flwr.client import Client
@@ -112,17 +114,33 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
         reason = _refused(node, error)
         return Refusal(reason, {"problem": reason}).to_client()
     properties = place_of(node, f", or, with data of its own, {EXAMPLE}")
-    try:
-        _settings(overrides)
+
+    def make() -> FedClient:
+        check_threads(overrides)
         job = _cached_job(overrides, limits)
-        with _foreign():
-            own_client = job.client(store, {**properties, "data": job.data_digest})
-        client: wire.WireClient = wire.Adapter(own_client)
+        with foreign():
+            return job.client(store, {**properties, "data": job.data_digest})
+
+    return client_or_refusal(node, properties, make).to_client()
+
+
+def client_or_refusal(
+    node_config: Mapping[str, Any], properties: dict[str, Any], make: Callable[[], FedClient]
+) -> wire.WireClient:
+    """The client that is made; one that replies with failures if this machine cannot make it.
+
+    Args:
+        node_config: Flower's configuration of the node.
+        properties: what a node that cannot serve the run tells, beside the reason.
+        make: makes the client.
+    """
+    try:
+        client: wire.WireClient = wire.Adapter(make())
     except (ConfigError, DataError, ImportError, OSError) as error:
-        reason = _refused(node, error)
+        reason = _refused(node_config, error)
         client = Refusal(reason, {**properties, "problem": reason})
     client.paths = ()
-    return client.to_client()
+    return client
 
 
 def _refused(node_config: Mapping[str, Any], error: Exception) -> str:
@@ -145,7 +163,12 @@ def tell(message: Message, context: Context, call: Callable[..., Message]) -> Me
         raise RuntimeError(clean(reason)) from None
 
 
-def _settings(overrides: tuple[str, ...]) -> config.Config:
+def check_threads(overrides: tuple[str, ...]) -> config.Config:
+    """The run's settings, by whose number of threads this process then computes.
+
+    Raises:
+        ConfigError: this node has not so many cores, or a setting is wrong.
+    """
     settings = config.cached(overrides)
     threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
@@ -165,7 +188,7 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     job = Job(config.cached(overrides), engine="flwr", limits=limits)
     try:
         if not is_local(job.config.cfg):
-            with _foreign():
+            with foreign():
                 _ = job.data_digest
     except NotFound:
         raise
@@ -174,7 +197,7 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     return job
 
 
-def _foreign() -> AbstractContextManager[None]:
+def foreign() -> AbstractContextManager[None]:
     """What a run from another machine may read; engine=flwr submits those of this one."""
     return nullcontext() if SUBMITTED in os.environ else confined()
 
@@ -184,7 +207,7 @@ def _cached_site(
     overrides: tuple[str, ...], own: OwnData, store: Store | Callable[[str], Store]
 ) -> SiteClient:
     """The site of this process, which reads its data once for all messages of a run."""
-    return SiteClient(_settings(overrides), own, store)
+    return SiteClient(check_threads(overrides), own, store)
 
 
 def server_for(context: Context) -> ServerAppComponents:
@@ -269,10 +292,7 @@ def _overrides(context: Context) -> tuple[str, ...]:
         for key, name in FLOWER_NAMES.items()
         if (value := given.get(key, "")) != ""
     }
-    if (length := len(text) + sum(map(len, named.values()))) > LONGEST_OVERRIDES:
-        raise ConfigError(
-            f"the run's overrides have {length} characters; at most {LONGEST_OVERRIDES} are read"
-        )
+    checked_lines([text, *named.values()])
     lines = shlex.split(text)
     both = {
         leaf: override.input_line
@@ -286,6 +306,21 @@ def _overrides(context: Context) -> tuple[str, ...]:
                 f" set {FLOWER_NAMES[key]}; leave one out"
             )
     return (*lines, *named.values())
+
+
+def checked_lines(lines: Any) -> tuple[str, ...]:
+    """Overrides that come from another machine.
+
+    Raises:
+        ConfigError: they are no texts, or so long that reading them would take minutes.
+    """
+    if not has_form(lines, [str]):
+        raise ConfigError("the run's overrides are no list of texts")
+    if (length := sum(map(len, lines))) > LONGEST_OVERRIDES:
+        raise ConfigError(
+            f"the run's overrides have {length} characters; at most {LONGEST_OVERRIDES} are read"
+        )
+    return tuple(lines)
 
 
 def _explained(error: Exception) -> str:

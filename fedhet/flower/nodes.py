@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
-from flwr.server import ClientManager
 
 from fedhet.core.errors import ConfigError, Rejected, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
@@ -22,6 +21,9 @@ from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.task import HeldClients
 from fedhet.flower import wire
 from fedhet.flower.parcels import PARCEL
+
+if TYPE_CHECKING:
+    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
@@ -57,6 +59,14 @@ def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, i
     return dict(zip(PLACE, map(int, given), strict=True))
 
 
+class Members(Protocol):
+    """What knows the nodes that are connected: Flower's ClientManager, or GridMembers."""
+
+    def num_available(self) -> int: ...
+
+    def all(self) -> dict[str, ClientProxy]: ...
+
+
 class Nodes:
     """The nodes of a run by partition-id.
 
@@ -84,7 +94,17 @@ class Nodes:
         self.data = data
         self.agreed: dict[str, list[float]] | None = None
 
-    def proxies(self, pids: Iterable[int], manager: ClientManager) -> dict[int, ClientProxy | None]:
+    def join(self, manager: Members) -> None:
+        """Wait for the nodes, of which each tells how many samples its client has.
+
+        Raises:
+            RunFailed: too few have joined within the time that they have for it.
+        """
+        self.proxies((), manager)
+        if self.clients is not None:
+            self.clients.begin()
+
+    def proxies(self, pids: Iterable[int], manager: Members) -> dict[int, ClientProxy | None]:
         """Client -> the node that hosts it, or None if the run goes on without it.
 
         Raises:
@@ -102,7 +122,7 @@ class Nodes:
             return "its node had joined, and is not connected any more"
         return "its node has not joined"
 
-    def _gather(self, manager: ClientManager) -> None:
+    def _gather(self, manager: Members) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
         deadline = time.monotonic() + (0.0 if self._begun else self.limits.join)
         last_status = ""
@@ -148,7 +168,7 @@ class Nodes:
         """The nodes that host these clients, for messages."""
         return f"nodes with partition-id {sorted({pid % self._total for pid in pids})}"
 
-    def _ask_new(self, manager: ClientManager) -> None:
+    def _ask_new(self, manager: Members) -> None:
         """Enter the nodes that are new, and forget those that have left.
 
         Raises:
@@ -216,7 +236,8 @@ class Nodes:
             reason = answer if isinstance(answer, str) else answer.status.message
             raise ValueError(f"it does not report its partition-id: {reason}")
         partition, total = (answer.properties.get(name) for name in PLACE)
-        if partition is None and isinstance(problem := answer.properties.get("problem"), str):
+        problem, alone = answer.properties.get("problem"), self.clients is not None
+        if isinstance(problem, str) and (partition is None or alone):
             raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
             raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
@@ -293,6 +314,13 @@ class Nodes:
                 yield wire.read_result(msg, res, 2 * expected + more_bytes)
             else:
                 yield Failure(pid, msg.phase, msg.step, silent, "no reply")
+
+
+def nodes_of(method: FedStrategy) -> Nodes:
+    """The nodes of a method in an app of one's own, which have one client each."""
+    clients = method.workspace.task.clients
+    held = clients if isinstance(clients, HeldClients) else None
+    return Nodes(method.setting.replies, clients=held)
 
 
 def _ask(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
+from types import MappingProxyType
 
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common import EvaluateRes, FitRes
 from flwr.server import ClientManager, History, Server, SimpleClientManager
 from flwr.serverapp import Grid
@@ -21,10 +22,11 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.server.loop import Clock, Loop
 from fedhet.flower import parcels, wire
-from fedhet.flower.nodes import Nodes
+from fedhet.flower.nodes import Members, Nodes
 from fedhet.flower.private import RECORDS, private
 
 log = logging.getLogger("fedhet")
+NO_RECORDS: Mapping[str, ConfigRecord] = MappingProxyType({})
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
 NEAR_SECONDS = 0.02
 LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
@@ -95,11 +97,15 @@ class FlowerCourier:
     Args:
         manager: knows Flower's nodes.
         nodes: which node hosts which client.
+        records: are part of each message, beside Flower's.
     """
 
     store = None  # the clients keep their states at their sites
 
-    def __init__(self, manager: ClientManager, nodes: Nodes) -> None:
+    def __init__(
+        self, manager: Members, nodes: Nodes, records: Mapping[str, ConfigRecord] = NO_RECORDS
+    ) -> None:
+        self._records = records
         self._manager = manager
         self._nodes = nodes
         self._limits = nodes.limits
@@ -149,7 +155,7 @@ class FlowerCourier:
             if proxy is None:
                 continue
             grid = proxy.grid
-            message = _message(msg, packer, proxy.node_id)
+            message = message_of(msg, packer, proxy.node_id, self._records)
             if not _near(grid) and proxy.cid in self._nodes.opening:
                 message.content = parcel(message.content)
             messages.append(message)
@@ -205,22 +211,31 @@ class FlowerCourier:
                 # Flower passes on one reply to each message, from the node that it was sent to.
                 asked = exchange.asked.pop(reply.metadata.reply_to_message_id, None)
                 if asked is not None:
-                    exchange.hold(self._read(*asked, reply))
+                    exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
         return exchange.arrived > before
 
-    def _read(self, msg: Broadcast, node: int, reply: Message) -> Reply:
-        if reply.has_error():
-            cause = f"node {node}: {clean(reply.error.reason)}"
-            return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
-        expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-        try:
-            res = _result(msg, reply)
-        except Rejected as error:
-            return wire.refusal(msg, error)
-        except Exception as error:  # noqa: BLE001 -- a reply may lack anything that Flower expects
-            problem = f"not a reply to this message: {type(error).__name__}: {error}"
-            return wire.refusal(msg, Rejected("unreadable", problem))
-        return wire.read_result(msg, res, 2 * expected + self._limits.max_bytes)
+
+def read_message(msg: Broadcast, node: int, reply: Message, more_bytes: int) -> Reply:
+    """The reply to `msg`, from Flower's message.
+
+    Args:
+        msg: what was sent.
+        node: to whom.
+        reply: what has arrived.
+        more_bytes: how many bytes it may have beyond twice those of `msg`.
+    """
+    if reply.has_error():
+        cause = f"node {node}: {clean(reply.error.reason)}"
+        return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
+    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+    try:
+        res = _result(msg, reply)
+    except Rejected as error:
+        return wire.refusal(msg, error)
+    except Exception as error:  # noqa: BLE001 -- a reply may lack anything that Flower expects
+        problem = f"not a reply to this message: {type(error).__name__}: {error}"
+        return wire.refusal(msg, Rejected("unreadable", problem))
+    return wire.read_result(msg, res, 2 * expected + more_bytes)
 
 
 def _as_evaluation(msg: Broadcast) -> bool:
@@ -228,7 +243,13 @@ def _as_evaluation(msg: Broadcast) -> bool:
     return msg.phase == EVALUATE and KEEP not in msg.extras
 
 
-def _message(msg: Broadcast, packer: wire.MessagePacker, node: int) -> Message:
+def message_of(
+    msg: Broadcast,
+    packer: wire.MessagePacker,
+    node: int,
+    records: Mapping[str, ConfigRecord] = NO_RECORDS,
+) -> Message:
+    """The message as Flower carries it to the node, with further records."""
     recorddict_compat = private(RECORDS)
     if _as_evaluation(msg):
         content = recorddict_compat.evaluateins_to_recorddict(
@@ -238,6 +259,7 @@ def _message(msg: Broadcast, packer: wire.MessagePacker, node: int) -> Message:
     else:
         content = recorddict_compat.fitins_to_recorddict(wire.fit_ins(msg, packer), keep_input=True)
         kind = MessageType.TRAIN
+    content.config_records.update(records)
     return Message(content, node, kind, group_id=str(msg.round))
 
 

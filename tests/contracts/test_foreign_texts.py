@@ -24,7 +24,7 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.server import FlowerCourier
+from fedhet.flower.server import read_message
 from fedhet.record import terminal
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
@@ -171,13 +171,12 @@ def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixtur
 def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
     run = skipping(federation)
     msg = run.strategy.plan(1).messages[0]
-    courier = FlowerCourier(cast("Any", None), Nodes(run.strategy.setting.replies))
     replies = [
         SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(reason=LONG)),
         SimpleNamespace(has_error=lambda: False, content={EVIL: EVIL}),
     ]
     for reply in replies:
-        failure = courier._read(msg, 7, cast("Any", reply))
+        failure = read_message(msg, 7, cast("Any", reply), 0)
         assert isinstance(failure, Failure) and is_clean(failure.cause)
     nodes = Nodes(run.strategy.setting.replies)
     failures = list(nodes.in_order({0: msg}, [], [RuntimeError(LONG)] * 20, 0))

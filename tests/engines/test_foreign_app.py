@@ -1,4 +1,4 @@
-"""docs/flower.md is a whole Flower app, whose weights are those of fedhet.run."""
+"""docs/flower.md has a whole app in the classic API, whose weights are those of fedhet.run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "flower.md").read_text()
+PAGE = (ROOT / "docs" / "flower.md").read_text().partition("\n## The classic API\n")[2]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 FILES = ("my_app/task.py", "my_app/server_app.py", "my_app/client_app.py", "pyproject.toml")
 FILES += ("load.py", "make.py", "config.toml")  # which the page does not name

@@ -35,7 +35,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.flower.server import _message, _result
+from fedhet.flower.server import _result, message_of
 from fedhet.job import Job
 from fedhet.stores import MemoryStore
 
@@ -110,7 +110,7 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
         monkeypatch.setattr(TaskIdentity, name, value)
     job = Job(composed("method=fedavg", *LINES), toy_task())
     (msg, *_) = job.strategy.plan(1).messages
-    message = _message(msg, wire.MessagePacker({}), 1)
+    message = message_of(msg, wire.MessagePacker({}), 1)
     message.metadata.__dict__["_message_id"] = "a"
     store = MemoryStore()
     client = wire.Adapter(job.client(store)).to_client()

@@ -79,12 +79,14 @@ class FedClient(NumPyClient):
         site_name: of a site with data of its own, as its operator has named it; else None.
         adapter: answers Flower's messages; fedhet.flower.wire attaches it.
         delivery: keeps the final models at a site.
+        site_of: makes the site of a message; by default `Site`.
         msg, pid, state: of the message that is being served.
     """
 
     site_name: str | None = None
     adapter: NumPyClient
     delivery: Callable[[FedClient], Upload] | None = None
+    site_of: Callable[..., Site] = Site
     msg: Broadcast
     pid: int
     state: ClientState
@@ -159,7 +161,7 @@ class FedClient(NumPyClient):
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         identity = type(self.method), tuple(sorted(self._digests.items()))
-        self.site = Site(self.workspace, self.msg, identity)
+        self.site = self.site_of(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
@@ -186,6 +188,7 @@ class FedClient(NumPyClient):
         prepared = now()
         piece: Piece = owner or self.method
         update = self._update(piece, self._result(piece, serve))
+        update.metrics |= self.site.metrics
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
             if self.site.fitted is None:

@@ -50,6 +50,7 @@ class Site:
         terms: those of the plug-ins.
         steps: the optimiser steps that were taken for the message.
         fitted: what was trained last with the plug-ins' terms; None for nothing.
+        metrics: further numbers to record.
     """
 
     workspace: Workspace
@@ -61,6 +62,7 @@ class Site:
         self.terms: list[Term] = []
         self.steps = 0
         self.fitted: Fitted | None = None
+        self.metrics: dict[str, float] = {}
         self._identity = identity
         self._held: AnyTree | None = None
         self._first: AnyTree | None = None  # where the first training with these terms has begun

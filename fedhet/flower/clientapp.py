@@ -1,0 +1,80 @@
+"""The clients of a method in an app with `@app.train()` and `@app.evaluate()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedhet.core.client.client import FedClient
+from fedhet.core.errors import ConfigError
+from fedhet.core.limits import Limits
+from fedhet.core.task import Task
+from fedhet.flower import apps, wire
+from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
+from fedhet.flower.nodes import place_of
+from fedhet.flower.owner import OwnersSite, OwnLoop, check_own_loop
+from fedhet.flower.parcels import PROPERTIES, open_parcel
+from fedhet.flower.tasks import job_of, told_of
+from fedhet.stores import store_at_site
+
+
+def answer(
+    message: Message,
+    context: Context,
+    task: Task | Callable[[Context], Task],
+    loop: OwnLoop | None = None,
+) -> Message:
+    """The reply to a message of a `Strategy`: to a step, an evaluation, or who the node is.
+
+    Args:
+        message, context: as Flower gives them.
+        task: as for `fedhet.flower.train`.
+        loop: the owner's training loop; None for fedhet's.
+    """
+
+    def work(message: Message, context: Context) -> Message:
+        client = _client(message, context, task, loop)
+        if ASKS in message.content:
+            told = ConfigRecord(client.get_properties({}))
+            return Message(RecordDict({PROPERTIES: told}), reply_to=message)
+        return ClientApp(client_fn=lambda context: client.to_client())(message, context)
+
+    return apps.tell(message, context, partial(open_parcel, call=work))
+
+
+def _client(
+    message: Message,
+    context: Context,
+    task: Task | Callable[[Context], Task],
+    loop: OwnLoop | None,
+) -> wire.WireClient:
+    """The client that serves the message; one that says why if it cannot be served."""
+    node, records = context.node_config, message.content.config_records
+    if SETTINGS not in records:
+        raise ConfigError(
+            "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
+        )
+    place = place_of(node)
+    lines = apps.checked_lines(records[SETTINGS].get(LINES))
+
+    def make() -> FedClient:
+        apps.check_threads(lines)
+        whole = task(context) if callable(task) else task
+        job = job_of(lines, whole.at(*place.values()), Limits.of(node))
+        with apps.foreign():
+            client = job.client(store_at_site, told_of(job, place))
+        config = dict(records.get(CONFIG, {}))
+        if loop is None and config and ASKS in message.content:
+            raise ConfigError(
+                f"train_config={config} has no effect without a training loop of your own: give its"
+                " settings to fedhet.flower.Strategy, such as overrides=['client.lr=0.1']"
+            )
+        if loop is not None:
+            check_own_loop(client.method, client.plugins)
+            client.site_of = partial(OwnersSite, loop=loop, config=config)
+        return client
+
+    return apps.client_or_refusal(node, dict(place), make)

@@ -1,0 +1,362 @@
+"""A method as a strategy of flwr.serverapp, for an app with `@app.main()`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import Strategy as FlowersStrategy
+from torch import Tensor, nn
+
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import Failure, Reply
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.compatibility import check_cohorts
+from fedhet.core.server.evaluation import Selection
+from fedhet.core.server.loop import Loop, recorded_numbers
+from fedhet.core.server.strategy import FedStrategy
+from fedhet.core.task import Task
+from fedhet.flower import wire
+from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
+from fedhet.flower.grid import GridMembers, settings_records
+from fedhet.flower.nodes import nodes_of
+from fedhet.flower.server import FlowerCourier, message_of, read_message
+from fedhet.flower.tasks import job_of, lines_of
+from fedhet.job import Job, begin
+from fedhet.privacy import account
+from fedhet.process import pinned_threads
+from fedhet.record import terminal
+
+log = logging.getLogger("fedhet")
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+# What the round of Flower's own `start` cannot do -> the settings that ask for it.
+NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
+    "replies.deadline": lambda method: method.setting.replies.deadline,
+    "replies.enough": lambda method: method.setting.replies.enough,
+    "early_stopping.patience": lambda method: method.setting.early_stopping.patience,
+}
+
+
+class Strategy(FlowersStrategy):
+    """A method, with its plug-ins and settings, in the place of Flower's `FedAvg`.
+
+    `start` runs fedhet's own round. Flower's own `start` can run the method, too, by the four
+    methods that a strategy has: then the phases before the training are rounds of Flower's, which
+    waits for every reply, and settings of deadlines and early stopping are refused.
+
+    Args:
+        method: its name in the configuration.
+        task: model, criterion and the clients, of whom the server needs the training sizes, or
+            their number alone: then it believes each node's own size. Without a global test set
+            the server evaluates nothing.
+        plugins: the names of plug-ins.
+        overrides: settings as on the command line, such as "client.lr=0.1".
+        fraction_evaluate: the share of the nodes that evaluate the global model after each round of
+            the training by an evaluate function of your own, which gets Flower's messages. None:
+            all clients evaluate by `fedhet.flower.evaluate`.
+
+    Attributes:
+        history: the steps of the last run, each a dictionary as in rounds.jsonl.
+
+    Raises:
+        ConfigError: the settings do not fit together, or not the task.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        task: Task,
+        *,
+        plugins: Sequence[str] = (),
+        overrides: Sequence[str] = (),
+        fraction_evaluate: float | None = None,
+    ) -> None:
+        own = [] if fraction_evaluate is None else ["eval.clients=false"]
+        self._lines = lines_of(method, plugins, (*overrides, *own))
+        self._task = task
+        self._job = job_of(self._lines, task)
+        check_cohorts(self._job.strategy)
+        self._own: FedAvg | None = None  # whose messages the owner's evaluate function gets
+        if fraction_evaluate is not None:
+            if self._job.workspace.noise or "global" not in self._job.strategy.views:
+                raise ConfigError(
+                    f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
+                    " without a global model, no client evaluates by a function of your own"
+                )
+            self._own = FedAvg(fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1)
+        self.history: list[Row] = []
+        self._rounds: Rounds | None = None  # of Flower's own start
+        self._given = ArrayRecord()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+    ) -> Result:
+        """Run the method: Flower's arguments, and a folder.
+
+        Args:
+            grid: as Flower gives it to `@app.main()`.
+            initial_arrays: the model to begin with; None for that of the task and the seed, with
+                which the weights are those of `fedhet.run`.
+            num_rounds: of the training, in place of the setting `rounds`. Phases before it come on
+                top.
+            timeout: seconds that a client may take for a message, in place of `replies.deadline`.
+            train_config: what a training loop of your own gets besides the run's settings; without
+                such a loop it is refused.
+            evaluate_config: what an evaluate function of your own gets.
+            evaluate_fn: (round, arrays) -> what you score of the global model, before the first
+                round and after each.
+            run_dir: where the run is recorded, as fedhet's own runs are; None for nowhere.
+            resume: whether the run in that folder goes on.
+
+        Returns:
+            The final model, by the names of its state dict, and by round the means of the clients'
+            metrics, of their scores, and the scores on the server. Of a method without a global
+            model the arrays are what the clients share.
+
+        Raises:
+            ConfigError: the settings do not fit together, or not the arrays.
+            RunFailed: too few nodes have joined, a client failed and on_failure is "stop", or no
+                client succeeded.
+        """
+        terminal.log_to_stderr()
+        if evaluate_config and self._own is None:
+            raise ConfigError("evaluate_config without fraction_evaluate has no effect: set eval.*")
+        if resume and run_dir is None:
+            raise ConfigError("resume=True without run_dir, the folder of the run that goes on")
+        more = [] if num_rounds is None else [f"rounds={num_rounds}"]
+        more += [] if timeout is None else [f"replies.deadline={timeout}"]
+        lines = (*self._lines, *more)
+        folder = {} if run_dir is None else {"run_dir": str(run_dir), "resumes": resume}
+        job = self._begun(lines, initial_arrays, run_dir_given=run_dir is not None, **folder)
+        ask = self._own and partial(_evaluated, self._own, grid, evaluate_config)
+        results = FlowersResult(evaluate_fn, ask)
+        self.history = results.rows
+        records = settings_records(lines, train_config)
+        members, nodes = GridMembers(grid, records), nodes_of(job.strategy)
+        with pinned_threads(job.config.run.engine.threads):
+            nodes.join(members)
+            loop = self._loop(job) if run_dir is None else begin(job)
+            loop.callbacks.append(results)
+            loop.run(FlowerCourier(members, nodes, records))
+        return results.result
+
+    def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
+        """The objects of a run that begins with these arrays."""
+        job = job_of(lines, self._task, **folder)
+        check_cohorts(job.strategy)
+        workspace = job.workspace
+        given = {} if arrays is None else arrays.to_torch_state_dict()
+        shapes = {name: t.shape for name, t in workspace.initial.items()}
+        if given and shapes != {name: t.shape for name, t in given.items()}:
+            raise ConfigError("initial_arrays have other names or shapes than the task's model")
+        new = [n for n, t in given.items() if not torch.equal(t, workspace.initial[n].cpu())]
+        if own := [name for name in new if name not in workspace.shared]:
+            raise ConfigError(
+                f"initial_arrays has other values of {own[0]!r} than the task's model, which"
+                f" clients of method={job.strategy.name} are not sent: leave initial_arrays out"
+            )
+        if not new:
+            return job
+        return job_of(lines, replace(self._task, model=partial(_with, self._task.model, given)))
+
+    @staticmethod
+    def _loop(job: Job) -> Loop:
+        account.check_run(job.strategy)
+        shown = terminal.Display(nullcontext(terminal.log_step))
+        callbacks = [*_accounts(job), Selection(job.strategy.setting), shown]
+        return Loop(job.strategy, callbacks, evaluates=job.config.run.evaluation.clients)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log.info("fedhet: %s", " ".join(self._lines))
+
+    # ---- Flower's own start
+    @property
+    def num_rounds(self) -> int:
+        """The rounds for Flower's own `start`, with those of phases before the training."""
+        return self._job.strategy.num_rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The messages of the round; none past the end of the timetable.
+
+        Raises:
+            ConfigError: before the first round, settings ask for what this cannot do.
+            RunFailed: too few nodes have joined; or the arrays are not those that the method
+                returned: a strategy around it has changed them, and that would have no effect.
+        """
+        if self._rounds is None:
+            self._rounds = self._under_flower(arrays)
+        elif _bytes(arrays) != _bytes(self._given):
+            raise RunFailed(CHANGED)
+        records = settings_records(self._lines, config)
+        self._rounds.begin(server_round, GridMembers(grid, records))
+        return self._messages(grid, config)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The new model, and the means of the clients' metrics.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        rounds = self._rounds
+        if rounds is None or rounds.over:
+            return None, None
+        rounds.answer(self._in_order(replies))
+        self._given = ArrayRecord(final_weights(self._job.strategy))
+        return self._given, _metrics(rounds.last.get("metrics", {}))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages to all clients with data after a round for which an evaluation is due."""
+        if self._own is not None:
+            return list(self._own.configure_evaluate(server_round, arrays, config, grid))
+        due = self._rounds is not None and self._rounds.evaluating
+        return self._messages(grid, {}) if due else []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The clients' scores, named as in rounds.jsonl.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        rounds = self._rounds
+        if self._own is not None:
+            return self._own.aggregate_evaluate(server_round, replies)
+        if rounds is None or not rounds.evaluating:
+            return None
+        rounds.answer(self._in_order(replies))
+        return _metrics(means_of(self._job.strategy, rounds.last))
+
+    def _under_flower(self, arrays: ArrayRecord) -> Rounds:
+        self._job = job = self._begun(self._lines, arrays)
+        for name, asked in NOT_THERE.items():
+            if (value := asked(job.strategy)) is not None:
+                raise ConfigError(
+                    f"{name}={value} has no effect under Flower's own start: call that of"
+                    " fedhet.flower.Strategy, or leave it out"
+                )
+        log.warning(
+            "Flower's own start runs as many rounds as it was told; %d are all of this run, with"
+            " %d before the training",
+            *(self.num_rounds, self.num_rounds - job.config.run.rounds),
+        )
+        account.check_run(job.strategy)
+        rounds = Rounds(job.strategy, _accounts(job))
+        self.history = rounds.rows
+        return rounds
+
+    def _messages(self, grid: Grid, config: Mapping[str, Any]) -> list[Message]:
+        assert self._rounds is not None
+        records = settings_records(self._lines, config)
+        packer = wire.MessagePacker()
+        self._asked = self._rounds.hosted(GridMembers(grid, records))
+        return [message_of(msg, packer, proxy.node_id, records) for proxy, msg in self._asked]
+
+    def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
+        """The replies of the clients that were asked: each is on a node of its own."""
+        assert self._rounds is not None
+        arrived = {reply.metadata.src_node_id: reply for reply in replies}
+        nodes = {msg.pid: proxy.node_id for proxy, msg in self._asked}
+        more_bytes = self._job.strategy.setting.replies.max_bytes
+        for pid, msg in self._rounds.awaited.items():
+            if (reply := arrived.get(nodes.get(pid, 0))) is None:
+                yield Failure(pid, msg.phase, msg.step, "no reply to Flower", "no reply")
+            else:
+                yield read_message(msg, nodes[pid], reply, more_bytes)
+
+
+class FlowersResult(Callback):
+    """Makes Flower's Result of a run.
+
+    Args:
+        evaluate_fn: as for `Strategy.start`.
+        ask: (round, arrays) -> the means of what the nodes' own functions score; None: they have
+            none.
+
+    Attributes:
+        result: it.
+        rows: the steps, as in rounds.jsonl.
+    """
+
+    def __init__(self, evaluate_fn: EvaluateFn | None, ask: EvaluateFn | None = None) -> None:
+        self._ask = ask
+        self.result = Result()
+        self.rows: list[Row] = []
+        self._evaluate = evaluate_fn
+
+    def begun(self, loop: Loop) -> None:
+        self._score(loop, {})
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        method, result = loop.method, self.result
+        self.rows.append(row | recorded_numbers(loop.current))
+        if metrics := _metrics(row["metrics"]):
+            result.train_metrics_clientapp[loop.round] = metrics
+        means: MetricRecord | None = _metrics(means_of(method, row))
+        if self._ask and row["phase"] == "train":
+            means = self._ask(loop.round, ArrayRecord(final_weights(method)))
+        if means:
+            result.evaluate_metrics_clientapp[loop.round] = means
+        self._score(loop, global_of(method, row))
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        self.result.arrays = ArrayRecord(final_weights(loop.method))
+
+    def _score(self, loop: Loop, scores: Mapping[str, float]) -> None:
+        """Note the scores on the server after the last step, those of the owner among them."""
+        own = self._evaluate and self._evaluate(loop.round, ArrayRecord(final_weights(loop.method)))
+        if metrics := _metrics({**scores, **(own or {})}):
+            self.result.evaluate_metrics_serverapp[loop.round] = metrics
+
+
+def _evaluated(
+    own: FedAvg, grid: Grid, config: ConfigRecord | None, server_round: int, arrays: ArrayRecord
+) -> MetricRecord | None:
+    """The means of what the nodes' own evaluate functions return."""
+    asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
+    return own.aggregate_evaluate(server_round, grid.send_and_receive(asked))
+
+
+def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord({name: value for name, value in numbers.items() if value is not None})
+
+
+def _accounts(job: Job) -> list[Callback]:
+    return [account.Account(noise)] if (noise := job.workspace.noise) else []
+
+
+def _with(build: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> nn.Module:
+    """A model that begins with these values."""
+    model = build()
+    model.load_state_dict(values)
+    return model
+
+
+def _bytes(arrays: ArrayRecord) -> list[bytes]:
+    return [array.data for array in arrays.values()]

@@ -1,0 +1,46 @@
+"""A run on the task of an app's owner: from its settings to its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedhet import config
+from fedhet.core.limits import UNLIMITED, Limits
+from fedhet.core.task import PARTS, Task
+from fedhet.data.given import check_settings, check_task
+from fedhet.flower.nodes import PLACE
+from fedhet.job import Job
+
+
+def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """The settings of a run as overrides."""
+    chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
+    return (*chosen, *overrides)
+
+
+def job_of(lines: tuple[str, ...], task: Task, limits: Limits = UNLIMITED, **folder: Any) -> Job:
+    """The objects of the run.
+
+    Args:
+        lines: its settings as overrides.
+        task: what is learned.
+        limits: what the node of this process allows.
+        folder: the fields of the configuration that say where the run is recorded.
+
+    Raises:
+        ConfigError: the settings do not fit together, or not the task.
+    """
+    settings = config.cached(lines)
+    settings = replace(settings, **folder) if folder else settings
+    check_settings(settings)
+    job = Job(settings, task, "flwr", limits=limits)  # its clients may be real ones
+    check_task(job.workspace)
+    return job
+
+
+def told_of(job: Job, place: dict[str, int]) -> dict[str, Any]:
+    """What a node tells: where it is in the order of the clients, and its client's samples."""
+    sizes = job.task.part_sizes[place[PLACE[0]]]
+    return {**place, **dict(zip(PARTS, sizes, strict=True))}
