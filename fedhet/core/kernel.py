@@ -102,7 +102,8 @@ class Update:
             is read.
         extras: what `expects` names; None where the client has withheld it.
         metrics: the numbers that it has sent.
-        sent: the message that it answers.
+        sent: the message that it answers, as all clients were sent it: `pid` is -1, and `weights`
+            are those that clients share.
     """
 
     pid: int

@@ -162,7 +162,7 @@ class Upload(WithExtras):
         weights: the shared tensors of the slot after training; empty where none are sent.
         metrics: numbers to record; they never influence the aggregation.
         keeps: whether the client changed its state in this step.
-        weight: the aggregation weight; only ratios matter, unless all updates are kept at once.
+        weight: the aggregation weight; see `fedhet.core.kernel.Update`.
         change: `weights` minus what was sent, in float64; trained names only, never buffers.
         buffers: the part of `weights` that is not trained.
     """

@@ -9,7 +9,8 @@ learning". A plug-in for any host: w_r takes the place of the host's aggregation
     Lambda_r = 1 - softmax(a)_r                             (eq. 5)
     w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
-h(x) is the input of the last linear layer of the client's trained model, in eval mode. A client
+h(x) is the input of the last linear layer of the client's trained model, in eval mode (or of
+another one, see `z_when` below). A client
 with fewer than `privacy.min_count` training samples (0 is the paper's method) withholds z and keeps
 its nu; under `z_when=last_epoch`, so does one that took no step. The sums then run over the clients
 C that send theirs. Together these keep the weight that the host gave them, and divide it anew:
@@ -25,9 +26,10 @@ uniform nu no weight exceeds 1 / (R - 1) with R participants. With two participa
 cannot tell them apart, and the weights are the host's.
 
 Deviations and choices:
-- The paper computes z both before training and in its last epoch; here it is computed after
-  training, with the model that is sent, or as a mean over the last epoch, as
-  the model in train mode saw each sample, generated ones included (`z_when`).
+- The paper computes z both before training and in its last epoch; here `z_when` chooses:
+  `after_training`, the default, with the model that is sent; `before_training`, with the model that
+  was received; `last_epoch`, the mean over the last epoch, as the model in train mode saw each
+  sample, generated ones included.
 - The paper requires T to be less than 1, which sharpens the softmax, but prints no value; the
   default is .5.
 - Line 3 of algorithm 1 draws a "random group of clients" once, before the loop over the rounds, and
@@ -156,11 +158,11 @@ class FedNormPlugin(Plugin):
     ) -> tuple[Result, State]:
         z = None
         if len(site.own) >= site.workspace.min_count:
-            latents = self._of_last_epoch if self.z_when == LAST_EPOCH else self._mean
-            z = latents(msg, site, fitted)
+            mean = self._of_last_epoch if self.z_when == LAST_EPOCH else self._mean
+            z = mean(msg, site, fitted)
         return Result(extras={"z": z}), state
 
-    def _mean(self, msg: Message, site: Site, fitted: Fitted) -> Tensor | None:
+    def _mean(self, msg: Message, site: Site, fitted: Fitted) -> Tensor:
         """z (d,) in float32, over all real training samples, without augmentation."""
         total = torch.zeros((), dtype=torch.float64, device=site.workspace.device)
         params = fitted.params if self.z_when == "after_training" else fitted.start

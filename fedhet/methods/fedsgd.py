@@ -75,7 +75,7 @@ class FedSGDClient(Client):
             index = index[:chunk]
         shape = min(chunk, len(site.data)), *site.data.stored.shape[1:]
         site.workspace.limits.check_array(f"method.chunk={chunk}", *shape)
-        g, after = site.gradient(msg.weights, index, chunk, changed=True)
+        g, after = site.gradient(msg.weights, index, chunk, scaled=True)
         if msg.local.clip is not None:
             optimizers.clip_norm(list(g.values()), msg.local.clip)
         buffers = trees.pick(after, sent_buffers(site.workspace))

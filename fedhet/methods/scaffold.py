@@ -30,8 +30,8 @@ averaged under the same weights as the updates. `control_weights=uniform` keeps 
   of the loss, such as FedLEx, which scales them. K is the number of optimiser steps that the client
   has really taken.
 - `gradient` is option I. It costs one more pass over the data and allows all of these. The gradient
-  is that of the local loss with the terms, weights and data that plug-ins add, before any hook
-  changes gradients.
+  is that of the local loss with the terms, weights and data that plug-ins add; what scales the
+  gradients of steps does not scale it.
 
 Deviations and choices: in the paper the client sends c_i+ - c_i. Here it sends c_i+, which has the
 same size. Under option II the server recovers the difference as -c - (y - x) / (K lr); under option

@@ -26,7 +26,9 @@ from methods.by_hand import (
     task,
 )
 from methods.plugs import Half, Weighing, spy
+from torch import Tensor
 
+from fedhet.core.authors import AnyTree, Batch, Message, Plugin, Site, State, Term, Tree
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import Scaffold
@@ -189,3 +191,42 @@ def test_a_skipped_client_keeps_its_old_control(federation: Federation) -> None:
     assert third.version == 1
     own = run.client().handle(third).extras["scaffold.c_i"]
     assert all(torch.equal(t, first[f"scaffold.c_i/{name}"]) for name, t in own.items())
+
+
+def tilt(params: AnyTree, batch: Batch | None, own: Tree) -> Tensor:
+    return sum(((params[name] * a).sum() for name, a in own.items()), torch.zeros(()))
+
+
+def slope(params: AnyTree, batch: None, own: Tree) -> Tree:
+    return own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tilted(Plugin):
+    """Adds <a, w> to the local loss, or its gradient a to the gradient."""
+
+    name = "tilted"
+
+    kind: str = "penalty"
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        a = {name: torch.full_like(msg.weights[name], 0.1) for name in site.workspace.trained}
+        return [Term(self.kind, tilt if self.kind == "penalty" else slope, a)]
+
+
+def test_a_term_and_its_gradient_are_the_same_to_the_control(federation: Federation) -> None:
+    """Option I takes the gradient of the whole local loss, however a plug-in has written it."""
+    totals = []
+    for kind in ("penalty", "gradient"):
+        plugins = [Tilted(kind=kind)]
+        run = federation(
+            toy_task(), Scaffold, plugins=lambda made=plugins: made, options=OPTION_I, batch_size=99
+        )
+        run.step()
+        totals.append(run.strategy.run.states["method"]["total"])
+    for name, value in totals[0].items():
+        torch.testing.assert_close(totals[1][name], value, rtol=1e-5, atol=1e-7)
+    plain = federation(toy_task(), Scaffold, options=OPTION_I, batch_size=99)
+    plain.step()
+    for name, value in plain.strategy.run.states["method"]["total"].items():
+        assert not torch.allclose(totals[0][name], value)

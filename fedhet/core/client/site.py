@@ -279,7 +279,7 @@ class Site:
         return self._identity, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
 
     def gradient(
-        self, params: AnyTree, index: Tensor, chunk: int, *, changed: bool = False
+        self, params: AnyTree, index: Tensor, chunk: int, *, scaled: bool = False
     ) -> tuple[Tree, AnyTree]:
         """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
 
@@ -290,7 +290,7 @@ class Site:
             params: where it is taken.
             index: the samples.
             chunk: how many go through the model at a time.
-            changed: whether plug-ins change it as they change the gradient of a step.
+            scaled: whether terms of the kind "scale" multiply it.
         """
         model = self.model(params)
         self._held = None
@@ -304,9 +304,10 @@ class Site:
                 whole.optimizer = optimizers.Adding(total, size / len(index))
                 descend(whole, [part], self.workspace.performer)
         grads = dict(zip(whole.params, total, strict=True))
-        if changed and descent.change:
-            with torch.no_grad():
-                descent.change(grads, descent.params, descent.own)
+        with torch.no_grad():
+            for kind in ("gradient", "scale")[: 1 + scaled]:
+                for term in (one for one in self.terms if one.kind == kind):
+                    alter(term, grads, descent.params, term.own)
         after = self._held = self.workspace.read(list(self.workspace.initial))
         self.fitted = Fitted(after, 0, joined(descent.recorded), params)
         return grads, after

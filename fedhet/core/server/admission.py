@@ -46,15 +46,15 @@ def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
     """
-    phase, pieces = step.entry.phase, strategy.owners(step.entry)
+    phase = step.entry.phase
     for reply in replies:
         if isinstance(reply, Upload):
             sizes = messages.payload(phase.slot, reply.weights, reply.extras)
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
                 unexpected = set(reply.extras)
-                for piece in pieces:
-                    expected = step.expected[strategy.key(piece)]
+                for piece in step.pieces:
+                    expected = step.expected[piece.GROUP]
                     check_extras(piece.name, expected, reply, step.shapes)
                     unexpected -= prefixed(piece.name, expected).keys()
                 if unexpected:  # they would only occupy the server

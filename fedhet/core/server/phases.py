@@ -10,7 +10,7 @@ import torch
 
 from fedhet.core import streams
 from fedhet.core.errors import RunFailed
-from fedhet.core.kernel import Expected, Phase, Step
+from fedhet.core.kernel import Expected, Method, Phase, Plugin, Step
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
 
@@ -41,6 +41,8 @@ class OpenStep:
 
     Attributes:
         messages: what its clients are sent.
+        pieces: the method and the plug-ins whose extras travel in it.
+        plugins: those plug-ins that take part in its training; none in a step of another phase.
         index: the position of `entry` in the timetable.
         entry: the line of the timetable, as it was when the step began.
         round: its number over the whole run, from 1.
@@ -64,6 +66,8 @@ class OpenStep:
     """
 
     messages: list[Broadcast]
+    pieces: Sequence[Method | Plugin]
+    plugins: Sequence[Plugin]
     index: int
     entry: TimetableEntry
     round: int
@@ -85,6 +89,12 @@ class OpenStep:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     norms: dict[int, dict[str, float]] = field(default_factory=dict)
     _senders: dict[str, int] = field(default_factory=dict)  # metric -> clients that sent it
+
+    @property
+    def owner(self) -> Method | Plugin:
+        """Whose phase it is: that of the method, or of a plug-in."""
+        named = (piece for piece in self.pieces if piece.name == self.entry.owner)
+        return next(named, self.pieces[0])
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
         """A failure of the client in this step."""

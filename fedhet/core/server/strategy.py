@@ -32,12 +32,6 @@ from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
-METHOD = "method"
-
-
-def state_of(plugin: Plugin) -> str:
-    """The name under which a run has the plug-in's state."""
-    return f"plugin.{plugin.name}"
 
 
 class FedStrategy(Strategy):
@@ -74,12 +68,11 @@ class FedStrategy(Strategy):
         self.run_id = secrets.token_hex(16)
         # For clients, which compare them with their own.
         self.digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        self.digests[METHOD] = method.digest()
-        owners: list[tuple[str, Any]] = [(METHOD, method)]
-        owners += [(state_of(plugin), plugin) for plugin in self.plugins]
-        states = {name: piece.setup(self.setting) for name, piece in owners}
+        self.digests[method.GROUP] = method.digest()
+        pieces: list[Method | Plugin] = [method, *self.plugins]
+        states = {piece.GROUP: piece.setup(self.setting) for piece in pieces}
         weights = {"model": dict(self.workspace.initial)}
-        for _, piece in owners:
+        for piece in pieces:
             weights |= piece.slots(self.setting)
         phases = [(p.name, phase) for p in self.plugins for phase in p.phases(self.setting)]
         phases += [("", phase) for phase in method.phases(self.setting)]
@@ -145,7 +138,9 @@ class FedStrategy(Strategy):
     @property
     def evaluation_extras(self) -> dict[str, Any]:
         """The extras of messages by which clients evaluate."""
-        return prefixed(self.name, self.method.shows(self.weights, self.run.states[METHOD]))
+        return prefixed(
+            self.name, self.method.shows(self.weights, self.run.states[self.method.GROUP])
+        )
 
     def mergeable(self, slot: str) -> list[str]:
         """The names that merges, plug-ins and server optimisers see; buffers never are."""
@@ -162,23 +157,16 @@ class FedStrategy(Strategy):
         weights = self.weights[slot]
         return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
-    def active(self, entry: TimetableEntry) -> list[Plugin]:
-        """The plug-ins that take part in a step: all where it trains the model."""
+    def pieces(self, entry: TimetableEntry) -> list[Method | Plugin]:
+        """The owner of a phase, and all plug-ins if it trains the model: their extras travel."""
         trains = entry.phase.trains
-        return [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
-
-    def owners(self, entry: TimetableEntry) -> list[Method | Plugin]:
-        """The pieces whose extras the messages of a step have: the method, then plug-ins."""
-        return [*([] if entry.owner else [self.method]), *self.active(entry)]
-
-    def key(self, piece: Piece) -> str:
-        """The name of a piece's state."""
-        return METHOD if piece is self.method else state_of(piece)  # type: ignore[arg-type]
+        plugins = [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
+        return [*([] if entry.owner else [self.method]), *plugins]
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
         """What the reply to a first step of this entry must have, by owner."""
         step = self._step(entry, 1, 1, self.setting.local, ())
-        return {self.key(piece): piece.expects(step) for piece in self.owners(entry)}
+        return {piece.GROUP: piece.expects(step) for piece in self.pieces(entry)}
 
     # ---- one step
     def plan(self, server_round: int) -> OpenStep:
@@ -198,14 +186,12 @@ class FedStrategy(Strategy):
         cohort = sample_cohort(self.sizes, phase.cohort, *draw)
         local = setting.local_in(phase, number)
         step = self._step(entry, number, server_round, local, cohort)
-        for plugin in self.active(entry) if phase.trains else ():
-            state = run.states[state_of(plugin)]
+        pieces = self.pieces(entry)
+        plugins = [piece for piece in pieces if isinstance(piece, Plugin) and phase.trains]
+        for plugin in plugins:
+            state = run.states[plugin.GROUP]
             local = plugin.local(replace(step, local=local, state=state), local)
         step = replace(step, local=local, steps=partial(self._local_steps, local))
-        pieces = self.owners(entry)
-        extras = {
-            self.key(piece): piece.broadcast(step, run.states[self.key(piece)]) for piece in pieces
-        }
         sent = self.sent(phase.slot) if phase.slot else {}
         msg = Broadcast(
             phase=entry.name,
@@ -219,29 +205,25 @@ class FedStrategy(Strategy):
             deadline=setting.replies.deadline,
             run_id=self.run_id,
         )
+        seen = {}
         for piece in pieces:
-            msg.extras |= prefixed(piece.name, extras[self.key(piece)])
-        seen = {
-            self.key(piece): replace(
-                step,
-                state=run.states[self.key(piece)],
-                sent=seen_message(piece.name, msg, sent),
-            )
-            for piece in pieces
-        }
-        old = self.mergeable_of(phase.slot)
+            state = run.states[piece.GROUP]
+            msg.extras |= prefixed(piece.name, piece.broadcast(step, state))
+            seen[piece.GROUP] = replace(step, state=state, sent=seen_message(piece.name, msg, sent))
         return OpenStep(
             messages=[self._addressed(msg, pid) for pid in cohort],
+            pieces=pieces,
+            plugins=plugins,
             index=index,
             entry=entry,
             round=server_round,
             step=number,
             cohort=cohort,
             sent=sent,
-            old=old,
+            old=self.mergeable_of(phase.slot),
             local=local,
             seen=seen,
-            expected={self.key(piece): piece.expects(seen[self.key(piece)]) for piece in pieces},
+            expected={piece.GROUP: piece.expects(seen[piece.GROUP]) for piece in pieces},
             device=self.workspace.device,
             ends_run=setting.ends_run,
         )
@@ -297,7 +279,7 @@ class FedStrategy(Strategy):
     ) -> None:
         """Aggregate the replies, which come in the cohort's order: `run` becomes the next value.
 
-        Nothing is read before the merge needs it: each update passes, one after the other,
+        Updates pass one after the other, unless somebody needs all at once:
 
             checked                the checks of its form and of what the pieces expect
             outliers.refuse        replies.max_jump
@@ -323,7 +305,7 @@ class FedStrategy(Strategy):
         """
         run, rule = self.run, self.setting.merge
         phase, states = opened.entry.phase, dict(run.states)
-        owner = self._owner(opened.entry)
+        owner = opened.owner
         kept: dict[int, int | None] = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
@@ -334,19 +316,19 @@ class FedStrategy(Strategy):
         if enough is not None:
             updates: Iterable[Upload] = rule.select(opened, enough)
             updates = self._registered(opened, updates, accept, kept)
-            for plugin in reversed(self._training(opened)):
+            for plugin in reversed(opened.plugins):
                 updates = self._weighted(opened, plugin, iter(updates))
-            if self.method.needs_all or any(p.overrides("weights") for p in self._training(opened)):
+            if self.method.needs_all or any(one.overrides("weights") for one in opened.plugins):
                 updates = normalised(list(updates))
             held: list[Upload] = []
-            if any(plugin.needs_all for plugin in self._training(opened)):
+            if any(plugin.needs_all for plugin in opened.plugins):
                 updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
             read = Once(self.read(opened, owner, update) for update in passing)
-            step = replace(opened.seen[self.key(owner)], slots=run.weights)
+            step = replace(opened.seen[owner.GROUP], slots=run.weights)
             old = self.mergeable_of(phase.slot)
-            merged = phase.merge(step, run.states[self.key(owner)], old, read)
+            merged = phase.merge(step, run.states[owner.GROUP], old, read)
             if not isinstance(merged, Merged):
                 raise TypeError(
                     f"the merge of phase {opened.entry.name!r} returned a {type(merged).__name__};"
@@ -356,8 +338,8 @@ class FedStrategy(Strategy):
                 pass
             for failure in opened.failures:  # where every client failed, an error has named them
                 log.warning("%s", failure)
-            weights = self._replaced(opened, owner, merged, buffers, states, held)
-            ended |= phase.until is not None and phase.until(states[self.key(owner)])
+            weights = self._new_weights(opened, owner, merged, buffers, states, held)
+            ended |= phase.until is not None and phase.until(states[owner.GROUP])
         gone = lost(self.setting, opened.failures, run.versions)
         self.run = RunState(
             weights,
@@ -371,24 +353,18 @@ class FedStrategy(Strategy):
         if ended:
             self.end_phase(opened)
 
-    def _owner(self, entry: TimetableEntry) -> Method | Plugin:
-        by_name = {plugin.name: plugin for plugin in self.plugins}
-        return by_name[entry.owner] if entry.owner else self.method
-
-    def _training(self, opened: OpenStep) -> list[Plugin]:
-        """The plug-ins of a step that trains the model; of others none."""
-        return self.plugins if opened.entry.phase.trains else []
-
     def weight(self, opened: OpenStep, update: Upload) -> float:
         """The aggregation weight of an update before plug-ins."""
         if opened.entry.owner:
             return float(update.num_examples)
-        return self.method.weight(opened.seen[METHOD], self.read(opened, self.method, update))
+        return self.method.weight(
+            opened.seen[self.method.GROUP], self.read(opened, self.method, update)
+        )
 
     def read(self, opened: OpenStep, piece: Piece, update: Upload) -> kernel.Update:
         """An update of the step, as a piece sees it."""
-        key = self.key(piece)
-        return read_update(piece.name, opened.expected[key], opened.seen[key], update)
+        expected, step = opened.expected[piece.GROUP], opened.seen[piece.GROUP]
+        return read_update(piece.name, expected, step, update)
 
     def _registered(
         self,
@@ -411,8 +387,7 @@ class FedStrategy(Strategy):
         self, opened: OpenStep, plugin: Plugin, updates: Iterator[Upload]
     ) -> Iterator[Upload]:
         """The updates, with the weights that a plug-in gives them."""
-        key = self.key(plugin)
-        step, state = opened.seen[key], self.run.states[key]
+        step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
         if plugin.overrides("weight"):
             for update in updates:
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
@@ -429,7 +404,7 @@ class FedStrategy(Strategy):
             update.weight = weight
             yield update
 
-    def _replaced(
+    def _new_weights(
         self,
         opened: OpenStep,
         owner: Method | Plugin,
@@ -453,8 +428,8 @@ class FedStrategy(Strategy):
             )
         weights = dict(self.run.weights)
         self._take(opened, owner, merged, states, weights)
-        for plugin in reversed(self._training(opened)):
-            key = self.key(plugin)
+        for plugin in reversed(opened.plugins):
+            key = plugin.GROUP
             kept = [self.read(opened, plugin, update) for update in held if plugin.needs_all]
             after = plugin.after(opened.seen[key], states[key], old, dict(new), kept)
             self._take(opened, plugin, after, states, weights)
@@ -475,7 +450,7 @@ class FedStrategy(Strategy):
         weights: dict[str, Tree],
     ) -> None:
         """Take over a piece's new state, what it records, and its values of other slots."""
-        states[self.key(piece)] = merged.state
+        states[piece.GROUP] = merged.state
         opened.note(piece.name, merged.metrics)
         for slot, tree in merged.slots.items():
             self._put(opened, weights, slot, tree)
