@@ -30,12 +30,8 @@ NEEDS = {
     "local steps": "it adds to fedhet's local steps",
     "sgd steps": "it relies on local steps of SGD",
     "plain steps": "it relies on plain SGD along the gradient of the local loss",
-    "known steps": "it relies on the number of local steps",
 }
-BREAKS = {
-    "local steps": "its clients take no local steps",
-    "own data": "its clients do not train on their own data",
-}
+BREAKS = {"local steps": "its clients take no local steps"}
 
 
 def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:

@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedhet.flower
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.kernel import WORDS
 from fedhet.core.task import Task
 from fedhet.data.toy import ToyModel, toy_task
+from fedhet.flower import owner
 from fedhet.flower import server as flower_server
 
 LINES = ["rounds=2", "client.lr=0.1", "client.epochs=1"]
@@ -398,3 +400,7 @@ def test_a_loop_may_move_the_model() -> None:
         return float(strategy.history[0]["fednorm.weight_max"])
 
     assert recorded(passes=True) == recorded(passes=False)
+
+
+def test_a_loop_is_refused_by_words_that_there_are() -> None:
+    assert {*owner.NEEDS, *owner.BREAKS} <= WORDS.keys()
