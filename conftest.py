@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -50,6 +51,15 @@ def _one_thread() -> None:
         importlib.import_module(name)
     pin_threads(1)
     gc.freeze()  # what is imported by now stays, so no collection needs to look at it
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_this_test() -> Iterator[None]:
+    """Take down the handlers that a test has added: their stream may be closed with the test."""
+    yield
+    for log in map(logging.getLogger, ("fedhet", "fedhet.data")):
+        log.handlers.clear()
+        log.setLevel(logging.NOTSET)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

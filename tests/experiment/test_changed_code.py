@@ -63,7 +63,7 @@ def test_the_experiment_stops(
     assert run() == 2
     old, new = changed_on_the_way
     both = f"{short(old)}+{short(new)}"
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert f"code {short(old)}; now" in error and f"code {short(new)})" in error
     assert "2 of the last 2 runs" in error and "on_other_code=keep" in error
     assert [cell["code"]["digest"] for cell in cells()] == [both, old]
