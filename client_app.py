@@ -3,16 +3,22 @@
 from fedhet import process
 
 with process.imports():
-    from flwr.client import Client, ClientApp
-    from flwr.common import Context
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
 
-    from fedhet.flower import apps, parcels
+    from fedhet.flower import apps
     from fedhet.stores import store_at_site
 
-
-def client_fn(context: Context) -> Client:
-    """Return the client that serves the message that Flower is about to deliver."""
-    return apps.client_for(context, store_at_site)
+app = ClientApp()
 
 
-app = ClientApp(client_fn=client_fn, mods=[apps.tell, parcels.open_parcel])
+@app.train()  # type: ignore[untyped-decorator]
+def train(msg: Message, context: Context) -> Message:
+    """Return the reply to a message of a step, or to the question who the node is."""
+    return apps.answer(msg, context, lambda: apps.client_for(context, store_at_site))
+
+
+@app.evaluate()  # type: ignore[untyped-decorator]
+def evaluate(msg: Message, context: Context) -> Message:
+    """Return the reply to a message of an evaluation."""
+    return train(msg, context)

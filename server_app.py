@@ -1,17 +1,17 @@
-"""Flower's ServerApp: composes the run's overrides and runs the server (fedhet/flower/apps.py)."""
+"""Flower's ServerApp: composes the run's overrides and runs them (fedhet/flower/apps.py)."""
 
 from fedhet import process
 
 with process.imports():
-    from flwr.common import Context
-    from flwr.server import ServerApp, ServerAppComponents
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
 
-    from fedhet.flower.apps import server_for
+    from fedhet.flower import apps
 
-
-def server_fn(context: Context) -> ServerAppComponents:
-    """Return the strategy and the server of the run that Flower is about to start."""
-    return server_for(context)
+app = ServerApp()
 
 
-app = ServerApp(server_fn=server_fn)
+@app.main()  # type: ignore[untyped-decorator]
+def main(grid: Grid, context: Context) -> None:
+    """Carry out the run that Flower has started."""
+    apps.serve(grid, context)

@@ -64,9 +64,10 @@ def train(
             `train_config`. A method that needs local steps of fedhet's refuses it, before the first
             round if its class says so.
     """
-    from fedhet.flower.clientapp import answer
+    from fedhet.flower.apps import answer
+    from fedhet.flower.clientapp import client_of
 
-    return answer(msg, context, task, loop)
+    return answer(msg, context, lambda: client_of(msg, context, task, loop))
 
 
 def evaluate(msg: Message, context: Context, task: Task | Callable[[Context], Task]) -> Message:
@@ -75,9 +76,7 @@ def evaluate(msg: Message, context: Context, task: Task | Callable[[Context], Ta
     Args:
         msg, context, task: as for `train`.
     """
-    from fedhet.flower.clientapp import answer
-
-    return answer(msg, context, task)
+    return train(msg, context, task)
 
 
 def strategy(
@@ -151,6 +150,7 @@ def client_app(
         job = job_of(lines_of(method, plugins, overrides), own)
         pin_threads(job.config.run.engine.threads)
         client = job.client(ContextStore(context.state), told_of(job, place))
-        return wire.Adapter(client).to_client()
+        wire.Adapter(client)
+        return client.to_client()
 
     return ClientApp(client_fn=client_fn)

@@ -11,11 +11,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flwr.server import ServerAppComponents, ServerConfig
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from fedhet import config
 from fedhet.config import pieces
@@ -28,10 +31,10 @@ from fedhet.core.errors import (
     SUBMITTED,
     ConfigError,
     DataError,
-    Rejected,
     RunFailed,
     UnknownChoice,
     clean,
+    traceback_wanted,
 )
 from fedhet.core.limits import Limits
 from fedhet.core.messages import Broadcast, Failure
@@ -41,19 +44,16 @@ from fedhet.data.local.data import LocalData, is_local
 from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import wire
+from fedhet.flower.grid import ASKS
 from fedhet.flower.nodes import Nodes, place_of
-from fedhet.flower.server import FedServer
+from fedhet.flower.parcels import PROPERTIES, open_parcel
+from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
 from fedhet.flower.turns import take_turn
 from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
 from fedhet.record.schema import has_form
-
-if TYPE_CHECKING:
-    from flwr.client import Client
-    from flwr.common import Context, Message
-    from flwr.server import ClientManager
 
 log = logging.getLogger("fedhet")
 LONGEST_OVERRIDES = 100_000  # characters
@@ -90,7 +90,28 @@ class Refusal(wire.WireClient):
         return Failure(msg.pid, msg.phase, msg.step, self._reason)
 
 
-def client_for(context: Context, store: Store | Callable[[str], Store]) -> Client:
+def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) -> Message:
+    """The reply to a message of a run: to a step, an evaluation, or who the node is.
+
+    Args:
+        message, context: as Flower gives them.
+        make: makes the client that serves it.
+
+    Raises:
+        RuntimeError: the client cannot be made, which Flower reports to the server.
+    """
+
+    def work(message: Message, context: Context) -> Message:
+        client = make()
+        if ASKS in message.content:
+            told = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
+            return Message(RecordDict({PROPERTIES: told}), reply_to=message)
+        return ClientApp(client_fn=lambda context: client.to_client())(message, context)
+
+    return tell(message, context, partial(open_parcel, call=work))
+
+
+def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPyClient:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
@@ -109,10 +130,10 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
         limits, own = Limits.of(node), OwnData.of(node)
         overrides = _overrides(context)
         if own is not None:
-            return _cached_site(overrides, own, store).to_client()  # type: ignore[arg-type]
+            return _cached_site(overrides, own, store)  # type: ignore[arg-type]
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node, error)
-        return Refusal(reason, {"problem": reason}).to_client()
+        return Refusal(reason, {"problem": reason})
     properties = place_of(node, f", or, with data of its own, {EXAMPLE}")
 
     def make() -> FedClient:
@@ -121,12 +142,12 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> Clien
         with foreign():
             return job.client(store, {**properties, "data": job.data_digest})
 
-    return client_or_refusal(node, properties, make).to_client()
+    return client_or_refusal(node, properties, make)
 
 
 def client_or_refusal(
     node_config: Mapping[str, Any], properties: dict[str, Any], make: Callable[[], FedClient]
-) -> wire.WireClient:
+) -> NumPyClient:
     """The client that is made; one that replies with failures if this machine cannot make it.
 
     Args:
@@ -135,11 +156,11 @@ def client_or_refusal(
         make: makes the client.
     """
     try:
-        client: wire.WireClient = wire.Adapter(make())
+        client = make()
     except (ConfigError, DataError, ImportError, OSError) as error:
         reason = _refused(node_config, error)
-        client = Refusal(reason, {**properties, "problem": reason})
-    client.paths = ()
+        return Refusal(reason, {**properties, "problem": reason})
+    wire.Adapter(client).paths = ()
     return client
 
 
@@ -150,7 +171,7 @@ def _refused(node_config: Mapping[str, Any], error: Exception) -> str:
 
 
 def tell(message: Message, context: Context, call: Callable[..., Message]) -> Message:
-    """A mod of Flower: of an exception, too, the server learns no path of this machine.
+    """Of an exception, too, the server learns no path of this machine.
 
     Raises:
         RuntimeError: the app has raised an exception, which Flower reports to the server.
@@ -210,11 +231,70 @@ def _cached_site(
     return SiteClient(check_threads(overrides), own, store)
 
 
-def server_for(context: Context) -> ServerAppComponents:
-    """The server of a run under `flwr run`; the last line of its log names the run folder.
+class ConfiguredStrategy(Strategy):
+    """The method of a run under `flwr run`, whose settings say all, and where it is recorded.
+
+    Args:
+        settings: of the run.
+
+    Attributes:
+        job: what is made of them.
+
+    Raises:
+        ConfigError: the settings do not fit together.
+    """
+
+    def __init__(self, settings: config.Config) -> None:
+        self._lines, self._own = (), None
+        self._sites: SiteNodes | None = None
+        self.job = Job(settings, engine="flwr")
+        if is_local(settings.cfg):
+            declared, _ = declared_elsewhere(settings)
+            try_settings(settings)
+            self._sites = SiteNodes(settings.run.replies, declared)
+
+    def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
+        return self.job
+
+    def _nodes(self, job: Job) -> Nodes:
+        return self._sites or Nodes(job.config.run.replies, job.data_digest)
+
+    def _loop(self, job: Job) -> Loop:
+        if self._sites:  # by now they have said what the strategy needs to know of their data
+            data = LocalData.agreed_on(job.config.cfg, self._sites.agreed_on)
+            self.job = replace(job, local=data)
+        return begin(self.job)
+
+
+def serve(grid: Grid, context: Context) -> None:
+    """Carry out a run under `flwr run`; the last line of its log names the run folder.
+
+    Args:
+        grid: Flower's grid of the run.
+        context: Flower's context of the run.
+
+    Raises:
+        ConfigError: a setting is wrong, or the folder cannot be used.
+        RunFailed: the run has failed.
+    """
+    strategy = strategy_of(context)
+    try:
+        strategy.start(grid)
+    except RunFailed:
+        # Flower would print the error too, with a traceback and an exit code of its own.
+        recorded = strategy.job.loop is not None
+        if not recorded or SUBMITTED not in os.environ or traceback_wanted():
+            raise
+
+
+def strategy_of(context: Context) -> ConfiguredStrategy:
+    """The strategy of a run under `flwr run`, when it is the run's turn.
 
     Args:
         context: Flower's context of the run.
+
+    Raises:
+        ConfigError: a setting is wrong.
     """
     terminal.log_to_stderr()
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
@@ -227,35 +307,7 @@ def server_for(context: Context) -> ServerAppComponents:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.run.engine.threads)
     take_turn(context.run_id)
-    if is_local(settings.cfg):
-        return _joining(settings)
-    job = Job(settings, engine="flwr")
-    loop = begin(job)
-    nodes = Nodes(settings.run.replies, job.data_digest)
-    return _components(settings, FedServer(nodes, lambda manager: loop))
-
-
-def _joining(settings: config.Config) -> ServerAppComponents:
-    """The server of a run on the sites' own data, which the strategy needs to know of."""
-    declared, _ = declared_elsewhere(settings)
-    try_settings(settings)
-    nodes = SiteNodes(settings.run.replies, declared)
-
-    def joined(manager: ClientManager) -> Loop:
-        try:
-            agreed = nodes.agree(manager)
-        except (RunFailed, Rejected) as error:
-            log.error("the run does not begin: %s", error)
-            raise
-        data = LocalData.agreed_on(settings.cfg, agreed)
-        return begin(Job(settings, engine="flwr", local=data))
-
-    return _components(settings, FedServer(nodes, joined))
-
-
-def _components(settings: config.Config, server: FedServer) -> ServerAppComponents:
-    """What Flower wants of a server; ours replaces the number of rounds."""
-    return ServerAppComponents(server=server, config=ServerConfig(num_rounds=settings.run.rounds))
+    return ConfiguredStrategy(settings)
 
 
 def _server_settings(lines: list[str], resumed: str) -> config.Config:

@@ -5,53 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Message
+from flwr.client import NumPyClient
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import Limits
 from fedhet.core.task import Task
-from fedhet.flower import apps, wire
+from fedhet.flower import apps
 from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
 from fedhet.flower.nodes import place_of
 from fedhet.flower.owner import OwnersSite, OwnLoop, check_own_loop
-from fedhet.flower.parcels import PROPERTIES, open_parcel
 from fedhet.flower.tasks import job_of, told_of
 from fedhet.stores import store_at_site
 
 
-def answer(
+def client_of(
     message: Message,
     context: Context,
     task: Task | Callable[[Context], Task],
-    loop: OwnLoop | None = None,
-) -> Message:
-    """The reply to a message of a `Strategy`: to a step, an evaluation, or who the node is.
+    loop: OwnLoop | None,
+) -> NumPyClient:
+    """The client that serves a message of a `Strategy`; one that says why if it cannot be served.
 
     Args:
         message, context: as Flower gives them.
         task: as for `fedhet.flower.train`.
         loop: the owner's training loop; None for fedhet's.
+
+    Raises:
+        ConfigError: the message is of something else, or the node's configuration is wrong.
     """
-
-    def work(message: Message, context: Context) -> Message:
-        client = _client(message, context, task, loop)
-        if ASKS in message.content:
-            told = ConfigRecord(client.get_properties({}))
-            return Message(RecordDict({PROPERTIES: told}), reply_to=message)
-        return ClientApp(client_fn=lambda context: client.to_client())(message, context)
-
-    return apps.tell(message, context, partial(open_parcel, call=work))
-
-
-def _client(
-    message: Message,
-    context: Context,
-    task: Task | Callable[[Context], Task],
-    loop: OwnLoop | None,
-) -> wire.WireClient:
-    """The client that serves the message; one that says why if it cannot be served."""
     node, records = context.node_config, message.content.config_records
     if SETTINGS not in records:
         raise ConfigError(

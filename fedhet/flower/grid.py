@@ -26,8 +26,13 @@ ASKS = "fedhet.asks"  # the record of the question who a node is
 def settings_records(
     lines: tuple[str, ...], config: Mapping[str, Any] | None = None
 ) -> dict[str, ConfigRecord]:
-    """The records that each message of a run has besides Flower's."""
-    told = {SETTINGS: ConfigRecord({LINES: list(lines)})}
+    """The records that each message of a run has besides Flower's.
+
+    Args:
+        lines: the settings; none where the run config has them.
+        config: what the owner gives to their own training loop.
+    """
+    told = {SETTINGS: ConfigRecord({LINES: list(lines)})} if lines else {}
     return {**told, CONFIG: ConfigRecord(dict(config))} if config else told
 
 

@@ -95,13 +95,13 @@ class Nodes:
         self.agreed: dict[str, list[float]] | None = None
 
     def join(self, manager: Members) -> None:
-        """Wait for the nodes, of which each tells how many samples its client has.
+        """Wait for the nodes, if the run cannot begin before each has said how many samples it has.
 
         Raises:
             RunFailed: too few have joined within the time that they have for it.
         """
-        self.proxies((), manager)
         if self.clients is not None:
+            self.proxies((), manager)
             self.clients.begin()
 
     def proxies(self, pids: Iterable[int], manager: Members) -> dict[int, ClientProxy | None]:

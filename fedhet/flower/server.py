@@ -1,11 +1,10 @@
-"""Flower's transport of a step, and a small subclass of its Server that runs the timetable."""
+"""Flower's transport of a step."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -13,14 +12,13 @@ from types import MappingProxyType
 
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common import EvaluateRes, FitRes
-from flwr.server import ClientManager, History, Server, SimpleClientManager
 from flwr.serverapp import Grid
 
 from fedhet.core.client.client import KEEP
-from fedhet.core.errors import SUBMITTED, Rejected, RunFailed, clean, traceback_wanted
+from fedhet.core.errors import Rejected, clean
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
-from fedhet.core.server.loop import Clock, Loop
+from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Members, Nodes
 from fedhet.flower.private import RECORDS, private
@@ -306,34 +304,3 @@ def _pause(grid: Grid | None, clients: int, looks: int) -> float:
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
     return float(min(high, low * 1.1 ** min(looks, 100)))
-
-
-class FedServer(Server):
-    """Runs the timetable and records the run.
-
-    Flower's own Server runs a fixed number of rounds, in which no phase could end early.
-
-    Args:
-        nodes: which node hosts which client.
-        begin: returns the run's loop, once the nodes have joined that it has to know.
-    """
-
-    def __init__(self, nodes: Nodes, begin: Callable[[ClientManager], Loop]) -> None:
-        super().__init__(client_manager=SimpleClientManager())
-        self._nodes = nodes
-        self._begin = begin
-
-    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
-        """Flower calls this with its own number of rounds, which the timetable replaces."""
-        began = time.perf_counter()
-        loop = self._begin(self.client_manager())
-        try:
-            loop.run(FlowerCourier(self.client_manager(), self._nodes))
-        except RunFailed:
-            # Flower would print the error too, with a traceback and an exit code of its own.
-            if SUBMITTED not in os.environ or traceback_wanted():
-                raise
-        return History(), time.perf_counter() - began
-
-    def disconnect_all_clients(self, timeout: float | None) -> None:
-        """Flower's nodes outlive a run, so no node is disconnected."""

@@ -28,7 +28,7 @@ from fedhet.core.task import Task
 from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
 from fedhet.flower.grid import GridMembers, settings_records
-from fedhet.flower.nodes import nodes_of
+from fedhet.flower.nodes import Nodes, nodes_of
 from fedhet.flower.server import FlowerCourier, message_of, read_message
 from fedhet.flower.tasks import job_of, lines_of
 from fedhet.job import Job, begin
@@ -147,14 +147,15 @@ class Strategy(FlowersStrategy):
         lines = (*self._lines, *more)
         folder = {} if run_dir is None else {"run_dir": str(run_dir), "resumes": resume}
         job = self._begun(lines, initial_arrays, run_dir_given=run_dir is not None, **folder)
+        nodes = self._nodes(job)
         ask = self._own and partial(_evaluated, self._own, grid, evaluate_config)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
         records = settings_records(lines, train_config)
-        members, nodes = GridMembers(grid, records), nodes_of(job.strategy)
+        members = GridMembers(grid, records)
         with pinned_threads(job.config.run.engine.threads):
             nodes.join(members)
-            loop = self._loop(job) if run_dir is None else begin(job)
+            loop = self._loop(job)
             loop.callbacks.append(results)
             loop.run(FlowerCourier(members, nodes, records))
         return results.result
@@ -176,10 +177,17 @@ class Strategy(FlowersStrategy):
             )
         if not new:
             return job
-        return job_of(lines, replace(self._task, model=partial(_with, self._task.model, given)))
+        task = replace(self._task, model=partial(_with, self._task.model, given))
+        return job_of(lines, task, **folder)
 
-    @staticmethod
-    def _loop(job: Job) -> Loop:
+    def _nodes(self, job: Job) -> Nodes:
+        """Which node hosts which client; it waits for those that the job has to know."""
+        return nodes_of(job.strategy)
+
+    def _loop(self, job: Job) -> Loop:
+        """The run's steps, once those nodes have joined."""
+        if job.config.run_dir_given:
+            return begin(job)
         account.check_run(job.strategy)
         shown = terminal.Display(nullcontext(terminal.log_step))
         callbacks = [*_accounts(job), Selection(job.strategy.setting), shown]

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from flwr.common import Code, GetPropertiesRes
-from flwr.server import ClientManager
 
 from fedhet.config import Config
 from fedhet.core.check import boolean
+from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError, Rejected, RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
@@ -34,7 +34,7 @@ from fedhet.data.local.description import Agreement, SiteDescription, read_stati
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
-from fedhet.flower.nodes import ClientProxy, Nodes
+from fedhet.flower.nodes import ClientProxy, Members, Nodes
 from fedhet.flower.wire import told
 from fedhet.job import Job
 
@@ -168,7 +168,7 @@ class SiteClient(wire.WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
-    def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
+    def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
@@ -176,14 +176,13 @@ class SiteClient(wire.WireClient):
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        adapter = wire.Adapter(client)
-        adapter.paths = self._own.files.named
-        return adapter
+        wire.Adapter(client).paths = self._own.files.named
+        return client
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return self._client(config).fit(parameters, config)
+        return self._client(config).fit(parameters, config)  # type: ignore[no-any-return]
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
@@ -208,7 +207,12 @@ class SiteNodes(Nodes):
     Args:
         limits: how long to wait for nodes, and how many are enough.
         declared: what the sites have in common.
+
+    Attributes:
+        agreed_on: what the sites have told, once they have joined.
     """
+
+    agreed_on: Agreement
 
     def __init__(self, limits: ReplyLimits, declared: Declaration) -> None:
         super().__init__(limits)
@@ -217,7 +221,19 @@ class SiteNodes(Nodes):
         self._descriptions: dict[int, SiteDescription] = {}
         self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
 
-    def agree(self, manager: ClientManager) -> Agreement:
+    def join(self, manager: Members) -> None:
+        """Wait for the sites.
+
+        Raises:
+            RunFailed, Rejected: as `agree`; the log says so, too.
+        """
+        try:
+            self.agreed_on = self.agree(manager)
+        except (RunFailed, Rejected) as error:
+            log.error("the run does not begin: %s", error)
+            raise
+
+    def agree(self, manager: Members) -> Agreement:
         """Wait for the sites, and join what they tell of their data.
 
         Raises:

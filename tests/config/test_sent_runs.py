@@ -18,7 +18,7 @@ from fedhet.config.interpolations import literal
 from fedhet.config.overrides import parse
 from fedhet.core.errors import ConfigError, clean
 from fedhet.engines.flwr import _run_config
-from fedhet.flower.apps import FLOWER_NAMES, _overrides, client_for, server_for
+from fedhet.flower.apps import FLOWER_NAMES, _overrides, client_for, strategy_of
 from fedhet.flower.wire import told
 from fedhet.job import Job
 
@@ -131,9 +131,9 @@ def check_that_neither_side_resolves(line: str, caplog: pytest.LogCaptureFixture
 def refusals(sent: Any) -> tuple[str, str]:
     """What the server and a node say of a run."""
     with pytest.raises(ConfigError) as refused:
-        server_for(sent)
+        strategy_of(sent)
     client: Any = client_for(sent, cast("Any", None))
-    reason = client.numpy_client._reason
+    reason = client._reason
     assert "cannot serve this run" in reason
     return str(refused.value), reason
 

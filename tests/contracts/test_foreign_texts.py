@@ -191,7 +191,7 @@ def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> N
     )
     with caplog.at_level(logging.ERROR, logger="fedhet"):
         client: Any = client_for(context, cast("Any", None))
-    assert is_clean(client.numpy_client._reason)
+    assert is_clean(client._reason)
     assert caplog.records and all(is_clean(record.getMessage()) for record in caplog.records)
 
 

@@ -70,7 +70,7 @@ class Node:
     @property
     def client(self) -> Any:
         """A new one for each message, as Flower has it."""
-        return client_for(self.context, self.store).numpy_client
+        return client_for(self.context, self.store)
 
     def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
         found = self.client.get_properties({}) if self.told is None else self.told

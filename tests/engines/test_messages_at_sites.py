@@ -43,7 +43,7 @@ def test_a_message_that_the_machine_cannot_serve_is_a_failure(
     run_config = {"overrides": f"dataset=cifar10 data_dir={tmp_path}"}
     node = {"partition-id": 0, "num-partitions": 1}
     context = Context(1, 1, node, RecordDict(), run_config)
-    client: Any = client_for(context, MemoryStore()).numpy_client
+    client: Any = client_for(context, MemoryStore())
     reply = wire.read_reply(msg, client.fit(*wire.write_broadcast(msg)))
     assert isinstance(reply, Failure) and "cannot serve this run" in reply.cause
 

@@ -165,7 +165,9 @@ def test_a_run_that_was_stopped_goes_on(launch: Callable[..., Any], tmp_path: Pa
 
 
 # ---- Flower's arguments
-def test_the_model_that_was_given_is_the_first_one(launch: Callable[..., Any]) -> None:
+def test_the_model_that_was_given_is_the_first_one(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
     torch.manual_seed(5)
     given = toy_task(4).build().state_dict()
     arrays = ArrayRecord(given)
@@ -183,7 +185,11 @@ def test_the_model_that_was_given_is_the_first_one(launch: Callable[..., Any]) -
         return MetricRecord({"own": number})
 
     strategy = strategy_of("scaffold")
-    result = strategy.start(AppGrid(app_of()), arrays, evaluate_fn=evaluate_fn)
+    folder = tmp_path / "run"
+    grid = AppGrid(app_of())
+    result = strategy.start(grid, arrays, evaluate_fn=evaluate_fn, run_dir=folder)
+    recorded = fedhet.load_run(folder).summary["weights_sha256"]
+    assert recorded == run.summary["weights_sha256"]
     assert sha256(result.arrays) == run.summary["weights_sha256"]
     assert scored[0] == (0, sha256(arrays)) and scored[-1] == (2, sha256(result.arrays))
     assert [result.evaluate_metrics_serverapp[n]["own"] for n in range(3)] == [0, 1, 2]

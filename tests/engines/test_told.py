@@ -179,7 +179,8 @@ def test_no_path_in_an_exception_that_flower_reports(
     monkeypatch.setattr(apps, "client_for", raising)
     node = {"site": "a", "data": str(tmp_path / "own")}
     context = Context(1, 1, cast("Any", node), RecordDict(), {})
-    message: Any = SimpleNamespace(metadata=None, content=RecordDict())
+    metadata = SimpleNamespace(message_type="train")
+    message: Any = SimpleNamespace(metadata=metadata, content=RecordDict())
     with pytest.raises(RuntimeError, match="PermissionError") as raised:
         client_app.app(message, context)
     assert str(tmp_path) not in str(raised.value)

@@ -12,7 +12,7 @@ from own.conftest import forget
 from fedhet.core.errors import ConfigError
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
 from fedhet.flower import wire
-from fedhet.flower.apps import client_for, server_for
+from fedhet.flower.apps import client_for, strategy_of
 from fedhet.stores import MemoryStore
 
 MESSAGE = Broadcast(
@@ -33,7 +33,7 @@ def context(overrides: str, **run_config: Any) -> Context:
 
 def answer(overrides: str, **run_config: Any) -> Failure:
     """The node's answer to a message of the run; its properties are known in any case."""
-    client = client_for(context(overrides, **run_config), MemoryStore()).numpy_client
+    client = client_for(context(overrides, **run_config), MemoryStore())
     properties = client.get_properties({})
     problem = properties.pop("problem")
     assert properties == {"partition-id": 0, "num-partitions": 3}
@@ -64,7 +64,7 @@ def test_a_lacking_piece_is_named_with_the_way_to_install_it(
     assert cause in caplog.messages
     assert caplog.records[0].exc_info is None
     with pytest.raises(ConfigError, match=f"{piece}.*FEDHET_CONF"):
-        server_for(context(line))
+        strategy_of(context(line))
 
 
 def test_a_lacking_class_or_dependency_is_named_too(
@@ -92,11 +92,11 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
     refused = answer(f"hydra.searchpath=[file://{tmp_path}] method=fedavg")
     assert "a run cannot name one" in refused.cause
     with pytest.raises(ConfigError, match="a run cannot name one"):
-        server_for(context(f"hydra.searchpath=[file://{tmp_path}]"))
+        strategy_of(context(f"hydra.searchpath=[file://{tmp_path}]"))
     assert "cannot read" in answer(f"--config-dir={tmp_path} method=fedavg").cause
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_node_that_has_the_piece_serves_it() -> None:
-    client = client_for(context("method=dynreg partition.clients=3"), MemoryStore()).numpy_client
-    assert type(client._client.method).__name__ == "DynReg"
+    client = client_for(context("method=dynreg partition.clients=3"), MemoryStore())
+    assert type(client.method).__name__ == "DynReg"

@@ -211,7 +211,7 @@ def test_clients_build_no_tracker(tmp_path: Path) -> None:
     arrays, header = wire.write_broadcast(msg)
     node = {"partition-id": msg.pid, "num-partitions": 3}
     context = Context(0, 0, node, RecordDict(), {"overrides": " ".join([*LINES, OWN])})
-    client: Any = client_for(context, MemoryStore()).numpy_client
+    client: Any = client_for(context, MemoryStore())
     _, examples, _ = client.fit(arrays, header)
     assert examples > 0
     assert Listing.built == 0
