@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from flwr.common import EvaluateIns, FitIns, Parameters, ndarrays_to_parameters
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    FitIns,
+    GetPropertiesIns,
+    Parameters,
+    ndarrays_to_parameters,
+)
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
@@ -18,10 +26,11 @@ from fedhet.core.server.loop import Loop, Request, recorded_numbers
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.flower import wire
-from fedhet.flower.nodes import ClientProxy, Members, nodes_of
+from fedhet.flower.nodes import Answer, Members, nodes_of
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
+ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
 
 
 class Rounds(Callback):
@@ -62,7 +71,7 @@ class Rounds(Callback):
         self._row = row
         self.rows.append(row | recorded_numbers(loop.current))
 
-    def begin(self, server_round: int, manager: Members) -> None:
+    def begin(self, server_round: int, members: Members) -> None:
         """Begin a round of Flower's.
 
         Raises:
@@ -70,7 +79,7 @@ class Rounds(Callback):
         """
         if not self._begun:
             self._begun = True
-            self.nodes.join(manager)
+            self.nodes.join(members)
             self._request = next(self._steps, None)
         if self._request is None:
             self._row = {}
@@ -97,11 +106,11 @@ class Rounds(Callback):
         plan, _ = self._request or ([], None)
         return {msg.pid: msg for msg in plan}
 
-    def hosted(self, manager: Members) -> list[tuple[ClientProxy, Broadcast]]:
+    def hosted(self, members: Members) -> list[tuple[str, Broadcast]]:
         """The messages that are due, with the nodes that host their clients."""
         awaited = self.awaited
-        proxies = self.nodes.proxies(awaited, manager)
-        return [(proxy, msg) for pid, msg in awaited.items() if (proxy := proxies[pid])]
+        hosts = self.nodes.hosts(awaited, members)
+        return [(node, msg) for pid, msg in awaited.items() if (node := hosts[pid])]
 
     def answer(self, replies: Iterable[Reply]) -> None:
         """Go on with the replies to the messages that are due.
@@ -146,6 +155,40 @@ def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
     return {score: value for score, value in found.items() if value is not None}
 
 
+class ManagerMembers:
+    """The nodes that are connected, as the ClientManager of Flower's own Server tells them.
+
+    Args:
+        manager: it.
+    """
+
+    def __init__(self, manager: ClientManager) -> None:
+        self._manager = manager
+
+    def ids(self) -> set[str]:
+        """The nodes that are connected now."""
+        self._manager.num_available()  # asks Flower for new nodes, which all() does not
+        return set(self._manager.all())
+
+    def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
+        """The nodes' properties, for each of which Flower waits so many seconds."""
+        nodes = self._manager.all()
+
+        def told(cid: str) -> Answer:
+            try:
+                ins = GetPropertiesIns({})
+                answer = nodes[cid].get_properties(ins, timeout=seconds, group_id=0)
+            # Flower's way to report that the node has failed or left, or an unreadable answer
+            except Exception as error:  # noqa: BLE001
+                return f"{type(error).__name__}: {error}"
+            return (
+                dict(answer.properties) if answer.status.code is Code.OK else answer.status.message
+            )
+
+        with ThreadPoolExecutor(len(ids)) as threads:
+            yield from zip(ids, threads.map(told, ids), strict=True)
+
+
 class StrategyAdapter(Rounds, Strategy):
     """Answers the six methods of a Strategy that Flower's Server calls, for a run's strategy.
 
@@ -175,7 +218,7 @@ class StrategyAdapter(Rounds, Strategy):
                 returned: a strategy around it has changed them, and that would have no effect.
         """
         self._check_own(parameters)
-        self.begin(server_round, client_manager)
+        self.begin(server_round, ManagerMembers(client_manager))
         packer = wire.MessagePacker()
         return [(proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._asked(client_manager)]
 
@@ -245,10 +288,11 @@ class StrategyAdapter(Rounds, Strategy):
         Raises:
             RunFailed: they have, and the run does not go on without them.
         """
-        hosted = self.hosted(manager)
+        hosted = self.hosted(ManagerMembers(manager))
         if not hosted and not self.over:
             self.answer(self._in_order([], []))
-        return hosted
+        proxies = manager.all()
+        return [(proxies[node], msg) for node, msg in hosted]
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
         """The replies of the clients that were asked."""

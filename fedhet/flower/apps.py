@@ -46,7 +46,7 @@ from fedhet.experiment import definition
 from fedhet.flower import wire
 from fedhet.flower.grid import ASKS
 from fedhet.flower.nodes import Nodes, place_of
-from fedhet.flower.parcels import PROPERTIES, open_parcel
+from fedhet.flower.parcels import open_parcel
 from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
 from fedhet.flower.turns import take_turn
@@ -105,7 +105,7 @@ def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) 
         client = make()
         if ASKS in message.content:
             told = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
-            return Message(RecordDict({PROPERTIES: told}), reply_to=message)
+            return Message(RecordDict({ASKS: told}), reply_to=message)
         return ClientApp(client_fn=lambda context: client.to_client())(message, context)
 
     return tell(message, context, partial(open_parcel, call=work))

@@ -1,30 +1,40 @@
-"""The nodes of a run by Flower's public Grid, and the messages between them and the server.
+"""A run's nodes by Flower's public Grid: who is connected, who they are, and what has arrived.
 
-A message has the records of Flower's classic one, so that a node serves it by the same client, and
-two more: the run's settings, and what the owner of the app gives to their own training loop.
+A message has the records of Flower's classic one, so that a node serves it by the same client. In
+an app of one's own it has two more: the run's settings, and what the owner gives to their own
+training loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from itertools import count
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.common import Code, GetPropertiesRes, Status
 from flwr.serverapp import Grid
 
-from fedhet.core.errors import RunFailed, clean
-from fedhet.flower.parcels import PROPERTIES
+from fedhet.core.errors import Rejected
+from fedhet.flower.nodes import Answer
+from fedhet.flower.parcels import UNDECODABLE
 
+log = logging.getLogger("fedhet")
 SETTINGS = "fedhet.settings"  # the record with the run's settings, under LINES
 LINES = "overrides"
 CONFIG = "config"  # Flower's name of the record that the owner gives to `start` as train_config
-ASKS = "fedhet.asks"  # the record of the question who a node is
+ASKS = "fedhet.asks"  # the record of the question who a node is, and of the answer
+AGAIN_SECONDS = 30.0  # after which a node that has not answered is asked again; then twice as long
+# Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
+NEAR_SECONDS = 0.02
+LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
+FAR_SECONDS = (0.1, 1.0)
 
 
 def settings_records(
-    lines: tuple[str, ...], config: Mapping[str, Any] | None = None
+    lines: tuple[str, ...], config: Mapping[str, object] | None = None
 ) -> dict[str, ConfigRecord]:
     """The records that each message of a run has besides Flower's.
 
@@ -33,45 +43,10 @@ def settings_records(
         config: what the owner gives to their own training loop.
     """
     told = {SETTINGS: ConfigRecord({LINES: list(lines)})} if lines else {}
-    return {**told, CONFIG: ConfigRecord(dict(config))} if config else told
+    return {**told, CONFIG: ConfigRecord(dict(config))} if config else told  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class GridNode:
-    """A node, by its id in Flower's Grid.
-
-    Attributes:
-        node_id: the id.
-        grid: reaches it.
-        records: are part of each message to it.
-    """
-
-    node_id: int
-    grid: Grid
-    records: Mapping[str, ConfigRecord]
-
-    @property
-    def cid(self) -> str:
-        """The id as Flower's classic server has it."""
-        return str(self.node_id)
-
-    def get_properties(self, ins: Any, timeout: float, group_id: int) -> GetPropertiesRes:
-        """Ask the node who it is, by the function that every app of a method has: `train`.
-
-        Raises:
-            RunFailed: it does not answer, or reports an error.
-        """
-        content = RecordDict({ASKS: ConfigRecord(), **self.records})
-        message = Message(content, self.node_id, MessageType.TRAIN, ttl=timeout)
-        for reply in self.grid.send_and_receive([message], timeout=timeout):
-            if reply.has_error():
-                raise RunFailed(clean(reply.error.reason))
-            told = reply.content.config_records[PROPERTIES]
-            return GetPropertiesRes(Status(Code.OK, ""), dict(told))  # type: ignore[arg-type]
-        raise RunFailed(f"no answer within {timeout:g} s")
-
-
-@dataclass
 class GridMembers:
     """The nodes that are connected, as a Grid tells them.
 
@@ -81,16 +56,89 @@ class GridMembers:
     """
 
     grid: Grid
-    records: Mapping[str, ConfigRecord]
-    _nodes: dict[str, GridNode] = field(default_factory=dict)
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
 
-    def num_available(self) -> int:
-        """Ask who is connected; the number of nodes."""
-        present = [GridNode(one, self.grid, self.records) for one in self.grid.get_node_ids()]
-        self._nodes = {node.cid: self._nodes.get(node.cid, node) for node in present}
-        return len(self._nodes)
+    def ids(self) -> set[str]:
+        """The nodes that are connected now."""
+        return set(map(str, self.grid.get_node_ids()))
 
-    def all(self) -> dict[str, Any]:
-        """The nodes that are connected, by id."""
-        self.num_available()
-        return self._nodes
+    def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
+        """Ask nodes who they are, by the function that every app of a method has: `train`.
+
+        A node that is silent is asked again, because a SuperNode does not send a reply again that
+        the SuperLink could not take. Its first answer counts.
+
+        Args:
+            ids: the nodes.
+            seconds: how long they have.
+        """
+        silent, asked = dict.fromkeys(ids), dict[str, str]()
+        again = began = time.monotonic()
+        pause, looks = AGAIN_SECONDS, count()
+        while silent and (left := began + seconds - time.monotonic()) > 0:
+            if time.monotonic() >= again:
+                if again > began:
+                    log.info("asking %d of %d nodes again who they are", len(silent), len(ids))
+                content = RecordDict({ASKS: ConfigRecord(), **self.records})
+                kind = MessageType.TRAIN
+                names = self.grid.push_messages(
+                    [Message(content, int(node), kind, ttl=left) for node in silent]
+                )
+                asked |= dict(zip(names, silent, strict=True))
+                again, pause = again + pause, 2 * pause
+            replies = list(pulled(self.grid, [name for name in asked if name]))
+            for name, reply in replies:
+                node = asked.pop(name, "")
+                if node in silent:
+                    del silent[node]
+                    yield node, _told(reply)
+            if not replies:
+                time.sleep(min(pause_of(self.grid, len(ids), next(looks)), left))
+
+
+def _told(reply: Message | Rejected) -> Answer:
+    """What a node tells of itself, or why it does not."""
+    if isinstance(reply, Rejected):
+        return str(reply)
+    if reply.has_error():
+        return str(reply.error.reason)
+    told = reply.content.config_records.get(ASKS)
+    return "its app does not answer the question" if told is None else dict(told)
+
+
+def pulled(grid: Grid, names: list[str]) -> Iterator[tuple[str, Message | Rejected]]:
+    """The replies that have arrived, each with the name of the message that it answers.
+
+    From other machines they are taken one at a time: what cannot be decoded takes the others of
+    its pull with it.
+    """
+    for some in [names] if near(grid) else [[name] for name in names]:
+        try:
+            found = list(grid.pull_messages(some))
+        except UNDECODABLE as error:
+            if len(some) > 1:
+                raise
+            problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
+            yield some[0], Rejected("unreadable", problem)
+            continue
+        for reply in found:
+            yield reply.metadata.reply_to_message_id, reply
+
+
+def near(grid: Grid) -> bool:
+    """Whether the replies are in this process already, as in a simulation."""
+    return run_of(grid, "primary_task_type") == "flwr-simulation"
+
+
+@lru_cache(maxsize=4)  # a Grid asks a database each time
+def run_of(grid: Grid, name: str) -> str:
+    """What Flower's Grid says of the run, or "" if it does not."""
+    return str(getattr(getattr(grid, "run", None), name, ""))
+
+
+def pause_of(grid: Grid, clients: int, looks: int) -> float:
+    """Seconds until the next look, which has been in vain so many times."""
+    if near(grid):
+        return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
+    low, high = FAR_SECONDS
+    return float(min(high, low * 1.1 ** min(looks, 100)))

@@ -8,19 +8,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from queue import Empty, SimpleQueue
-from threading import Thread
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
-
-from flwr.common import Code, GetPropertiesIns, GetPropertiesRes
 
 from fedhet.core.errors import ConfigError, Rejected, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.task import HeldClients
 from fedhet.flower import wire
-from fedhet.flower.parcels import PARCEL
 
 if TYPE_CHECKING:
     from fedhet.core.server.strategy import FedStrategy
@@ -29,11 +24,8 @@ log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
 MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
 ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
-AGAIN_SECONDS = 30.0  # after which one that has not answered is asked again; then twice as long
-
-
 PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
-ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
+Answer = dict[str, Any] | str  # what a node tells of itself, or why it does not
 
 
 def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, int]:
@@ -60,11 +52,13 @@ def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, i
 
 
 class Members(Protocol):
-    """What knows the nodes that are connected: Flower's ClientManager, or GridMembers."""
+    """What knows the nodes by their ids in Flower: GridMembers, or ManagerMembers."""
 
-    def num_available(self) -> int: ...
+    def ids(self) -> set[str]:
+        """The nodes that are connected now."""
 
-    def all(self) -> dict[str, ClientProxy]: ...
+    def ask(self, ids: Collection[str], seconds: float) -> Iterable[tuple[str, Answer]]:
+        """The nodes that answer within the seconds, with what they tell of themselves."""
 
 
 class Nodes:
@@ -77,7 +71,6 @@ class Nodes:
         clients: those of whom each has a node, which tells how many samples it has; or None.
         data: a digest of the data that every node must have, too; None: it is not compared.
         agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
-        opening: the ids of the nodes whose client app has the mod that opens parcels (parcels.py).
     """
 
     def __init__(
@@ -85,35 +78,33 @@ class Nodes:
     ) -> None:
         self.limits = limits
         self.clients = clients
-        self._by_partition: dict[int, ClientProxy] = {}
+        self._by_partition: dict[int, str] = {}
         self._asked: set[str] = set()
-        self.opening: set[str] = set()
         self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = False
         self.data = data
         self.agreed: dict[str, list[float]] | None = None
 
-    def join(self, manager: Members) -> None:
+    def join(self, members: Members) -> None:
         """Wait for the nodes, if the run cannot begin before each has said how many samples it has.
 
         Raises:
             RunFailed: too few have joined within the time that they have for it.
         """
         if self.clients is not None:
-            self.proxies((), manager)
+            self.hosts((), members)
             self.clients.begin()
 
-    def proxies(self, pids: Iterable[int], manager: Members) -> dict[int, ClientProxy | None]:
+    def hosts(self, pids: Iterable[int], members: Members) -> dict[int, str | None]:
         """Client -> the node that hosts it, or None if the run goes on without it.
 
         Raises:
             RunFailed: too few nodes have joined within the time that they have for it.
         """
-        present = manager.all()  # a request to the SuperLink
         known = self._by_partition
-        if len(known) < max(1, self._total) or any(p.cid not in present for p in known.values()):
-            self._gather(manager)
+        if len(known) < max(1, self._total) or not members.ids() >= set(known.values()):
+            self._gather(members)
         return {pid: known.get(pid % self._total) for pid in pids}
 
     def absence(self, pid: int) -> str:
@@ -122,12 +113,12 @@ class Nodes:
             return "its node had joined, and is not connected any more"
         return "its node has not joined"
 
-    def _gather(self, manager: Members) -> None:
+    def _gather(self, members: Members) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
         deadline = time.monotonic() + (0.0 if self._begun else self.limits.join)
         last_status = ""
         while True:
-            self._ask_new(manager)
+            self._ask_new(members)
             missing = sorted(set(range(self._total)) - set(self._by_partition))
             if self._total and not missing:
                 self._begun = True
@@ -168,75 +159,44 @@ class Nodes:
         """The nodes that host these clients, for messages."""
         return f"nodes with partition-id {sorted({pid % self._total for pid in pids})}"
 
-    def _ask_new(self, manager: Members) -> None:
+    def _ask_new(self, members: Members) -> None:
         """Enter the nodes that are new, and forget those that have left.
 
         Raises:
             RunFailed: before the run has begun, a node does not say who it is, or two are the same.
         """
-        manager.num_available()  # asks Flower for new nodes, which all() does not
-        joined = manager.all()
-        for partition, proxy in list(self._by_partition.items()):
-            if proxy.cid not in joined:
+        present = members.ids()
+        for partition, cid in list(self._by_partition.items()):
+            if cid not in present:
                 del self._by_partition[partition]
-                self._asked.discard(proxy.cid)  # one that comes back keeps its id
-        new = {cid: proxy for cid, proxy in sorted(joined.items()) if cid not in self._asked}
-        answers = self._answers(new)
-        for cid, proxy in new.items():
-            answer = answers[cid]
+                self._asked.discard(cid)  # one that comes back keeps its id
+        new = sorted(present - self._asked)
+        seconds = max(ASK_SECONDS, self.limits.join)
+        answers = dict(members.ask(new, seconds) if new else ())
+        for cid in new:
             self._asked.add(cid)
-            if isinstance(answer, GetPropertiesRes) and answer.properties.get(PARCEL) is True:
-                self.opening.add(cid)
             try:
-                self._enter(proxy, answer)
+                self._enter(cid, answers.get(cid, f"no answer within {seconds:g} s"))
             except ValueError as error:
+                if cid not in members.ids():  # it has left meanwhile, and may come back
+                    self._asked.discard(cid)
+                    continue
                 problem = f"node {cid}: {clean(str(error))}"
                 if not self._begun:
                     raise RunFailed(problem) from error
                 log.warning("%s; the run goes on without it", problem)
         self._joined.update(self._by_partition)
 
-    def _answers(self, nodes: dict[str, ClientProxy]) -> dict[str, GetPropertiesRes | str]:
-        """The nodes' properties by node id, or why a node does not report them.
-
-        A node that is silent is asked again, because a SuperNode does not send a reply again that
-        the SuperLink could not take. The first answer of a node counts.
-        """
-        seconds = max(ASK_SECONDS, self.limits.join)
-        arrived: SimpleQueue[tuple[str, GetPropertiesRes | str]] = SimpleQueue()
-        answers: dict[str, GetPropertiesRes | str] = {}
-        again = began = time.monotonic()
-        pause = AGAIN_SECONDS
-        while len(answers) < len(nodes) and (left := began + seconds - time.monotonic()) > 0:
-            if time.monotonic() >= again:
-                silent = [cid for cid in nodes if cid not in answers]
-                if again > began:
-                    log.info("asking %d of %d nodes again who they are", len(silent), len(nodes))
-                # One wave of messages, however many nodes there are. What has been lost is awaited
-                # by its thread until Flower's time for it is over, so nothing waits for the thread.
-                for cid in silent:
-                    ask = (arrived, cid, nodes[cid], left)
-                    Thread(target=_ask, args=ask, daemon=True).start()
-                again, pause = again + pause, 2 * pause
-            try:
-                until = max(0.0, again - time.monotonic())
-                cid, answer = arrived.get(timeout=min(POLL_SECONDS, left, until))
-            except Empty:
-                continue
-            answers.setdefault(cid, answer)
-        return {cid: answers.get(cid, f"no answer within {seconds:g} s") for cid in nodes}
-
-    def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
+    def _enter(self, cid: str, answer: Answer) -> None:
         """Note which partition-id the node has.
 
         Raises:
             ValueError: it does not say, or contradicts the other nodes.
         """
-        if isinstance(answer, str) or answer.status.code != Code.OK:
-            reason = answer if isinstance(answer, str) else answer.status.message
-            raise ValueError(f"it does not report its partition-id: {reason}")
-        partition, total = (answer.properties.get(name) for name in PLACE)
-        problem, alone = answer.properties.get("problem"), self.clients is not None
+        if isinstance(answer, str):
+            raise ValueError(f"it does not report its partition-id: {answer}")
+        partition, total = (answer.get(name) for name in PLACE)
+        problem, alone = answer.get("problem"), self.clients is not None
         if isinstance(problem, str) and (partition is None or alone):
             raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
@@ -247,10 +207,9 @@ class Nodes:
             raise ValueError(
                 f"it has num-partitions={total}, others have {self._total}; all must have the same"
             )
-        properties = answer.properties
         # A node that cannot serve the run at all says why when it is asked to.
-        found = properties.get("data")
-        if self.data not in (None, found) and "problem" not in properties:
+        found = answer.get("data")
+        if self.data not in (None, found) and "problem" not in answer:
             raise ValueError(
                 "its samples, or how they are shared out, are not those of the server (digest"
                 f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
@@ -267,8 +226,8 @@ class Nodes:
                     f"it has num-partitions={total}, and the server's Task {len(self.clients)}"
                     " clients, which have a node each"
                 )
-            self.clients.learn(partition, properties)
-        self._by_partition[partition] = proxy
+            self.clients.learn(partition, answer)
+        self._by_partition[partition] = cid
         self._total = total
 
     def in_order(
@@ -294,7 +253,7 @@ class Nodes:
         for proxy, res in results:
             try:
                 pid = wire.sender(dict(res.metrics))
-                if self._total and self._by_partition.get(pid % self._total) is not proxy:
+                if self._total and self._by_partition.get(pid % self._total) != proxy.cid:
                     problem = f"it is signed by client {pid}, which is on another node"
                     raise Rejected("not asked", problem)
                 if pid not in sent or pid in by_pid:
@@ -303,13 +262,13 @@ class Nodes:
             except Rejected as error:
                 log.warning("a reply of node %s is left out: %s", proxy.cid, error)
         # Such a reply may be as large as any, so its text is not made.
-        failed = {id(one[0]): one[1] for one in failures if isinstance(one, tuple)}
+        failed = {one[0].cid: one[1] for one in failures if isinstance(one, tuple)}
         raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
         causes = "; ".join(sorted(raised)) or "Flower reports none"
         silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
         for pid, msg in sent.items():
             node = self._by_partition.get(pid % self._total) if self._total else None
-            if (res := by_pid.get(pid, failed.get(id(node)))) is not None:
+            if (res := by_pid.get(pid, failed.get(node))) is not None:
                 expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
                 yield wire.read_result(msg, res, 2 * expected + more_bytes)
             else:
@@ -321,19 +280,3 @@ def nodes_of(method: FedStrategy) -> Nodes:
     clients = method.workspace.task.clients
     held = clients if isinstance(clients, HeldClients) else None
     return Nodes(method.setting.replies, clients=held)
-
-
-def _ask(
-    arrived: SimpleQueue[tuple[str, GetPropertiesRes | str]],
-    cid: str,
-    proxy: ClientProxy,
-    seconds: float,
-) -> None:
-    """Put the node's properties into the queue, or why it does not report them."""
-    answer: GetPropertiesRes | str
-    try:
-        answer = proxy.get_properties(GetPropertiesIns({}), timeout=seconds, group_id=0)
-    # Flower's way to report that the node has failed or left, or an answer that it cannot read
-    except Exception as error:  # noqa: BLE001
-        answer = f"{type(error).__name__}: {error}"
-    arrived.put((cid, answer))

@@ -3,8 +3,8 @@
 Flower sends each record, each array and each chunk of an array as an object of its own, with a
 request at every station between the server's app and the client's. A message of a small model has
 about 15 objects, a parcel 3; the arrays of a large one are a single array, which Flower divides
-into chunks as ever. Parcels travel between the grid (server.py) and the mod `open_parcel` of the
-client app. Nobody else sees them.
+into chunks as ever. Parcels travel between the grid (server.py) and `open_parcel` in the client
+app. Nobody else sees them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from google.protobuf.message import DecodeError
 
 from fedhet.core.errors import Rejected, clean
 
-PARCEL = "fedhet.parcel"  # the record that stands for the others, and the property of a client
-PROPERTIES = "getpropertiesres.properties"  # the record of a client's answer in Flower
+PARCEL = "fedhet.parcel"  # the record that stands for the others
 DATA = "fedhet.parcel.data"  # the record with the content of large arrays
 INLINE_BYTES = 2**18  # of arrays that travel in the parcel itself
 KINDS = {"array": ArrayRecord, "config": ConfigRecord, "metric": MetricRecord}
@@ -133,9 +132,9 @@ def _read(stream: BytesIO, size: int) -> bytes:
 
 
 def open_parcel(message: Message, context: Context, call: Callable[..., Message]) -> Message:
-    """A mod of Flower: the client gets the records of a parcel, and its reply becomes one.
+    """The client gets the records of a parcel, and its reply becomes one.
 
-    Other messages pass as they are, but for the client's properties, which say that it has this.
+    Other messages pass as they are.
 
     Raises:
         Rejected: the parcel is damaged.
@@ -143,10 +142,6 @@ def open_parcel(message: Message, context: Context, call: Callable[..., Message]
     arrived = message.content
     message.content = opened(arrived)
     reply = call(message, context)
-    if not reply.has_content():
-        return reply
-    if PARCEL in arrived:
+    if PARCEL in arrived and reply.has_content():
         reply.content = Parcels()(reply.content)
-    elif PROPERTIES in reply.content:
-        reply.content.config_records[PROPERTIES][PARCEL] = True
     return reply

@@ -6,13 +6,10 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import count
-from types import MappingProxyType
 
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common import EvaluateRes, FitRes
-from flwr.serverapp import Grid
 
 from fedhet.core.client.client import KEEP
 from fedhet.core.errors import Rejected, clean
@@ -20,15 +17,11 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
-from fedhet.flower.nodes import Members, Nodes
+from fedhet.flower.grid import GridMembers, near, pause_of, pulled, run_of
+from fedhet.flower.nodes import Nodes
 from fedhet.flower.private import RECORDS, private
 
 log = logging.getLogger("fedhet")
-NO_RECORDS: Mapping[str, ConfigRecord] = MappingProxyType({})
-# Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
-NEAR_SECONDS = 0.02
-LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
-FAR_SECONDS = (0.1, 1.0)
 CLOCKS_SECONDS = 5  # by which Flower lets the clocks of its machines differ
 # Beyond the deadline, for a node's first message in a run: it imports, and reads the site's data.
 START_SECONDS = 120.0
@@ -93,18 +86,15 @@ class FlowerCourier:
     gives up nor goes on when enough clients have replied.
 
     Args:
-        manager: knows Flower's nodes.
+        members: the nodes that are connected, and what reaches them.
         nodes: which node hosts which client.
-        records: are part of each message, beside Flower's.
     """
 
     store = None  # the clients keep their states at their sites
 
-    def __init__(
-        self, manager: Members, nodes: Nodes, records: Mapping[str, ConfigRecord] = NO_RECORDS
-    ) -> None:
-        self._records = records
-        self._manager = manager
+    def __init__(self, members: GridMembers, nodes: Nodes) -> None:
+        self._members = members
+        self._grid, self._near = members.grid, near(members.grid)
         self._nodes = nodes
         self._limits = nodes.limits
         self._begun = False
@@ -112,7 +102,7 @@ class FlowerCourier:
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         with clock("broadcast"):
-            absent, exchange, grid = self._send(plan)
+            absent, exchange = self._send(plan)
         looks = count()
         for msg in plan:
             if msg.pid in absent:
@@ -121,9 +111,9 @@ class FlowerCourier:
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
                 with clock("upload"):
-                    found = self._look(grid, exchange)
+                    found = self._look(exchange)
                 if not found:
-                    if not _near(grid) and (missing := exchange.missing()):
+                    if not self._near and (missing := exchange.missing()):
                         log.info(
                             "waiting for the replies of clients %s, on %s, for %.0f s",
                             *(
@@ -133,7 +123,7 @@ class FlowerCourier:
                             ),
                         )
                     with clock("clients"):
-                        time.sleep(_pause(grid, len(plan), next(looks)))
+                        time.sleep(pause_of(self._grid, len(plan), next(looks)))
                 else:
                     looks = count()
             if msg.pid in exchange.held:
@@ -141,39 +131,32 @@ class FlowerCourier:
             elif verdict:
                 yield Failure(msg.pid, msg.phase, msg.step, *verdict)
 
-    def _send(self, plan: list[Broadcast]) -> tuple[set[int], GridExchange, Grid | None]:
+    def _send(self, plan: list[Broadcast]) -> tuple[set[int], GridExchange]:
         """Send the messages to the nodes that have joined."""
         packer, parcel = wire.MessagePacker(self._nodes.agreed), parcels.Parcels()
-        proxies = self._nodes.proxies([msg.pid for msg in plan], self._manager)
-        messages: list[Message] = []
-        sent: list[tuple[Broadcast, int]] = []
-        grid: Grid | None = None
-        for msg in plan:
-            proxy = proxies[msg.pid]
-            if proxy is None:
-                continue
-            grid = proxy.grid
-            message = message_of(msg, packer, proxy.node_id, self._records)
-            if not _near(grid) and proxy.cid in self._nodes.opening:
+        hosts = self._nodes.hosts([msg.pid for msg in plan], self._members)
+        sent = [(msg, int(node)) for msg in plan if (node := hosts[msg.pid])]
+        records = self._members.records
+        messages = [message_of(msg, packer, node, records) for msg, node in sent]
+        if not self._near:
+            for message in messages:
                 message.content = parcel(message.content)
-            messages.append(message)
-            sent.append((msg, proxy.node_id))
-        if not (self._begun or _near(grid)) and self._limits.deadline is None:
+        if not (self._begun or self._near) and self._limits.deadline is None:
             log.info(
                 "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
                 " at most"
             )
-        if not self._begun and (app := _run_of(grid, "fab_hash")):
+        if not self._begun and (app := run_of(self._grid, "fab_hash")):
             log.info("the app of this run has the SHA-256 %s", app)
         self._begun = True
         nodes = [node for _, node in sent]
-        start = not (_near(grid) or self._started.issuperset(nodes))
+        start = not (self._near or self._started.issuperset(nodes))
         awaited, why = _awaited(self._limits, nodes, start)
         self._started.update(nodes)
         if awaited is not None:  # else a node that was cut off works off all that it has missed
             for message in messages:
                 message.metadata.ttl = awaited + CLOCKS_SECONDS
-        ids = list(grid.push_messages(messages)) if grid else []
+        ids = list(self._grid.push_messages(messages))
         asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
             asked,
@@ -185,31 +168,19 @@ class FlowerCourier:
         for id_, (msg, _) in zip(ids, sent, strict=True):
             if not id_:
                 exchange.hold(Failure(msg.pid, msg.phase, msg.step, "Flower refused the message"))
-        return {pid for pid, proxy in proxies.items() if proxy is None}, exchange, grid
+        return {pid for pid, node in hosts.items() if node is None}, exchange
 
-    def _look(self, grid: Grid | None, exchange: GridExchange) -> bool:
+    def _look(self, exchange: GridExchange) -> bool:
         """Take the replies that have arrived, and return whether there were any."""
-        if grid is None or not exchange.asked:
-            return False
         before = exchange.arrived
-        ids = list(exchange.asked)
-        # From other machines one at a time: what cannot be decoded takes the others of its pull
-        # with it.
-        for some in [ids] if _near(grid) else [[id_] for id_ in ids]:
-            try:
-                found = list(grid.pull_messages(some))
-            except parcels.UNDECODABLE as error:
-                if len(some) > 1:
-                    raise
-                problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
-                msg, _ = exchange.asked.pop(some[0])
-                exchange.hold(wire.refusal(msg, Rejected("unreadable", problem)))
+        for name, reply in pulled(self._grid, list(exchange.asked)):
+            # Flower passes on one reply to each message, from the node that it was sent to.
+            if (asked := exchange.asked.pop(name, None)) is None:
                 continue
-            for reply in found:
-                # Flower passes on one reply to each message, from the node that it was sent to.
-                asked = exchange.asked.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None:
-                    exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
+            if isinstance(reply, Rejected):
+                exchange.hold(wire.refusal(asked[0], reply))
+            else:
+                exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
         return exchange.arrived > before
 
 
@@ -245,7 +216,7 @@ def message_of(
     msg: Broadcast,
     packer: wire.MessagePacker,
     node: int,
-    records: Mapping[str, ConfigRecord] = NO_RECORDS,
+    records: Mapping[str, ConfigRecord],
 ) -> Message:
     """The message as Flower carries it to the node, with further records."""
     recorddict_compat = private(RECORDS)
@@ -285,22 +256,3 @@ def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float 
     if start:
         seconds, why = seconds + START_SECONDS, f"{why}, and {START_SECONDS:g} s to start"
     return seconds, why
-
-
-def _near(grid: Grid | None) -> bool:
-    """Whether the replies are in this process already, as in a simulation."""
-    return _run_of(grid, "primary_task_type") == "flwr-simulation"
-
-
-@lru_cache(maxsize=4)  # a Grid asks a database each time
-def _run_of(grid: Grid | None, name: str) -> str:
-    """What Flower's Grid says of the run, or "" if it does not."""
-    return str(getattr(getattr(grid, "run", None), name, ""))
-
-
-def _pause(grid: Grid | None, clients: int, looks: int) -> float:
-    """Seconds until the next look, which has been in vain so many times."""
-    if _near(grid):
-        return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
-    low, high = FAR_SECONDS
-    return float(min(high, low * 1.1 ** min(looks, 100)))

@@ -157,7 +157,7 @@ class Strategy(FlowersStrategy):
             nodes.join(members)
             loop = self._loop(job)
             loop.callbacks.append(results)
-            loop.run(FlowerCourier(members, nodes, records))
+            loop.run(FlowerCourier(members, nodes))
         return results.result
 
     def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
@@ -284,13 +284,13 @@ class Strategy(FlowersStrategy):
         records = settings_records(self._lines, config)
         packer = wire.MessagePacker()
         self._asked = self._rounds.hosted(GridMembers(grid, records))
-        return [message_of(msg, packer, proxy.node_id, records) for proxy, msg in self._asked]
+        return [message_of(msg, packer, int(node), records) for node, msg in self._asked]
 
     def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """The replies of the clients that were asked: each is on a node of its own."""
         assert self._rounds is not None
         arrived = {reply.metadata.src_node_id: reply for reply in replies}
-        nodes = {msg.pid: proxy.node_id for proxy, msg in self._asked}
+        nodes = {msg.pid: int(node) for node, msg in self._asked}
         more_bytes = self._job.strategy.setting.replies.max_bytes
         for pid, msg in self._rounds.awaited.items():
             if (reply := arrived.get(nodes.get(pid, 0))) is None:

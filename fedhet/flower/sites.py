@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.common import Code, GetPropertiesRes
 
 from fedhet.config import Config
 from fedhet.core.check import boolean
@@ -34,7 +33,7 @@ from fedhet.data.local.description import Agreement, SiteDescription, read_stati
 from fedhet.data.local.reading import PrivateDataError, SiteFiles
 from fedhet.data.tokens import FILE as TOKENIZER
 from fedhet.flower import wire
-from fedhet.flower.nodes import ClientProxy, Members, Nodes
+from fedhet.flower.nodes import Answer, Members, Nodes
 from fedhet.flower.wire import told
 from fedhet.job import Job
 
@@ -221,25 +220,25 @@ class SiteNodes(Nodes):
         self._descriptions: dict[int, SiteDescription] = {}
         self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
 
-    def join(self, manager: Members) -> None:
+    def join(self, members: Members) -> None:
         """Wait for the sites.
 
         Raises:
             RunFailed, Rejected: as `agree`; the log says so, too.
         """
         try:
-            self.agreed_on = self.agree(manager)
+            self.agreed_on = self.agree(members)
         except (RunFailed, Rejected) as error:
             log.error("the run does not begin: %s", error)
             raise
 
-    def agree(self, manager: Members) -> Agreement:
+    def agree(self, members: Members) -> Agreement:
         """Wait for the sites, and join what they tell of their data.
 
         Raises:
             RunFailed: a node is no declared site, its data do not fit, or too few have joined.
         """
-        self._gather(manager)
+        self._gather(members)
         sites = range(self._total)
         agreed = Agreement.of(self._declared, [self._descriptions.get(pid) for pid in sites])
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
@@ -259,16 +258,15 @@ class SiteNodes(Nodes):
                 *(self._declared.sites[trained.index(most)], most, others),
             )
 
-    def _enter(self, proxy: ClientProxy, answer: GetPropertiesRes | str) -> None:
-        if isinstance(answer, str) or answer.status.code != Code.OK:
-            reason = answer if isinstance(answer, str) else answer.status.message
-            raise ValueError(f"it does not say which site it is: {reason}")
-        description = self._description(dict(answer.properties))
+    def _enter(self, cid: str, answer: Answer) -> None:
+        if isinstance(answer, str):
+            raise ValueError(f"it does not say which site it is: {answer}")
+        description = self._description(answer)
         pid = list(self._declared.sites).index(description.site)
-        self._check_bound(pid, description, proxy)
-        self._by_partition[pid] = proxy
+        self._check_bound(pid, description, cid)
+        self._by_partition[pid] = cid
         self._descriptions[pid] = description
-        self._bound[pid] = proxy.cid
+        self._bound[pid] = cid
 
     def _description(self, properties: dict[str, Any]) -> SiteDescription:
         if isinstance(problem := properties.get("problem"), str):
@@ -284,13 +282,13 @@ class SiteNodes(Nodes):
     def names(self, pids: Iterable[int]) -> str:
         return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
 
-    def _check_bound(self, pid: int, description: SiteDescription, proxy: ClientProxy) -> None:
+    def _check_bound(self, pid: int, description: SiteDescription, node: str) -> None:
         """Refuse another node for a site, or other data of it.
 
         Raises:
             ValueError: saying which.
         """
-        site, node = description.site, proxy.cid
+        site = description.site
         expected = (self._declared.nodes or {}).get(site)
         if expected is not None and str(expected) != node:
             raise ValueError(f"it claims to be site {site!r}, which is node {expected}")

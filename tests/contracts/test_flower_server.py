@@ -40,7 +40,7 @@ from fedhet.core.server.evaluation import global_scores
 from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.flower.adapter import StrategyAdapter
+from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
 from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -319,7 +319,7 @@ def test_a_round_in_which_no_node_is_present(half: str) -> None:
     if half == "evaluate":
         server.fit_round(1, None)
     else:
-        strategy.adapter.nodes.proxies([0], run.nodes)  # all have joined
+        strategy.adapter.nodes.hosts([0], ManagerMembers(run.nodes))  # all have joined
     nodes = list(run.nodes.all().values())
     for node in nodes:
         run.nodes.unregister(node)

@@ -22,6 +22,7 @@ from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
+from fedhet.flower.adapter import ManagerMembers
 from fedhet.flower.apps import client_for
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import read_message
@@ -156,14 +157,15 @@ def answered(**properties: Any) -> GetPropertiesRes:
 )
 def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     manager: Any = SimpleNamespace(num_available=lambda: 1, all=lambda: {"1": Proxy(answer)})
+    members = ManagerMembers(manager)
     with pytest.raises(RunFailed) as failed:
-        Nodes(ReplyLimits(join=0.01)).proxies([0], manager)[0]
+        Nodes(ReplyLimits(join=0.01)).hosts([0], members)
     assert failed.value.reason.startswith("node 1: ") and is_clean(failed.value.reason)
     nodes = Nodes(ReplyLimits(join=0.01))
     nodes._begun = True
     nodes._total = 1
     with caplog.at_level(logging.WARNING, logger="fedhet"):
-        assert nodes.proxies([0], manager)[0] is None
+        assert nodes.hosts([0], members)[0] is None
     assert all(is_clean(record.getMessage()) for record in caplog.records)
     assert "goes on without it" in caplog.text
 

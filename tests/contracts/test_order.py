@@ -109,7 +109,7 @@ def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
     here = SimpleNamespace(cid="here")
     there = SimpleNamespace(cid="there")
     nodes = Nodes(ReplyLimits())
-    nodes._by_partition = {0: here, 1: there}  # type: ignore[dict-item]
+    nodes._by_partition = {0: here.cid, 1: there.cid}
     nodes._total = 2
     sent = {
         pid: Broadcast(phase="train", step=1, round=1, local=LocalSettings(lr=0.1), pid=pid)

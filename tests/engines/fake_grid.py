@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import Event
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.common import Code, GetPropertiesRes, Status
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.compat.common import recorddict_compat
-from flwr.server.client_manager import SimpleClientManager
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import parcels, wire
+from fedhet.flower.grid import ASKS, GridMembers
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FlowerCourier
 from fedhet.methods.scaffold import Scaffold
 
 
 class FakeGrid:
-    """Flower's Grid as far as a step uses it.
+    """Flower's Grid as far as a run uses it.
 
     Attributes:
+        nodes: those that are connected, by id.
         pulls: how often somebody has looked.
         lives: for how many seconds each message was to be kept for its node.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
@@ -36,6 +35,7 @@ class FakeGrid:
 
     def __init__(self, make: Callable[[], FedClient]) -> None:
         self._make = make
+        self.nodes: dict[int, Node] = {}
         self._messages: dict[str, Message] = {}
         self._pushed = 0
         self.pulls = 0
@@ -47,6 +47,9 @@ class FakeGrid:
         self.undecodable: set[int] = set()
         self.alter: Callable[[int, Any], Any] = lambda pid, res: res
 
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
         for message in messages:
@@ -54,18 +57,21 @@ class FakeGrid:
             name = f"message-{self._pushed}"
             message.metadata.__dict__["_message_id"] = name
             self._messages[name] = message
-            self.lives.append(message.metadata.ttl)
+            if ASKS not in message.content:
+                self.lives.append(message.metadata.ttl)
             ids.append(name)
         return ids
 
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        self.pulls += 1
         wanted = [self._messages[name] for name in ids if name in self._messages]
+        self.pulls += any(ASKS not in message.content for message in wanted)
         replies = [self._reply(message) for message in wanted]
         return [reply for reply in replies if reply is not None] * self.copies
 
     def _reply(self, message: Message) -> Message | None:
         pid = message.metadata.dst_node_id % 1000
+        if ASKS in message.content:
+            return self._told(message)
         if self.pulls < self.schedule.get(pid, 1):
             return None
         del self._messages[message.metadata.message_id]
@@ -74,6 +80,19 @@ class FakeGrid:
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
         return parcels.open_parcel(message, Context(1, 1, {}, RecordDict(), {}), self._serve)
+
+    def _told(self, message: Message) -> Message | None:
+        name, node = message.metadata.message_id, self.nodes.get(message.metadata.dst_node_id)
+        if node is None or node.leaves:
+            self.nodes.pop(message.metadata.dst_node_id, None)
+            del self._messages[name]
+            return Message(Error(code=0, reason="Node Unavailable"), reply_to=message)
+        if name not in node.asked:
+            node.asked.append(name)
+        if name in node.asked[: node.lost] and not node.found:
+            return None
+        del self._messages[name]
+        return Message(RecordDict({ASKS: ConfigRecord(node.properties)}), reply_to=message)
 
     def _serve(self, message: Message, context: Context) -> Message:
         self.opened.append(message)
@@ -92,34 +111,23 @@ class FakeGrid:
         return Message(content, reply_to=message)
 
 
-class Proxy:
+class Node:
     """A node that hosts one client.
 
     Attributes:
-        lost: so many of its first answers to who it is do not arrive, until `found` is set.
-        asked: how often it was asked.
-        on_asked: is called when it is asked.
+        node_id: its id in Flower.
+        properties: what it tells of itself.
+        lost: so many of its first answers do not arrive, until `found` is set.
+        leaves: whether it leaves as soon as it is asked.
+        asked: the questions who it is.
     """
 
-    def __init__(self, pid: int, total: int, grid: FakeGrid, generation: int = 0) -> None:
+    def __init__(self, pid: int, total: int, generation: int = 0) -> None:
         self.node_id = 1000 * (generation + 1) + pid
-        self.cid = str(self.node_id)
-        self.grid = grid
-        self.properties: dict[str, Any] = {
-            "partition-id": pid,
-            "num-partitions": total,
-            parcels.PARCEL: True,
-        }
-        self.lost = self.asked = 0
-        self.found = Event()
-        self.on_asked: Callable[[], None] = lambda: None
-
-    def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
-        self.asked += 1
-        self.on_asked()
-        if self.asked <= self.lost:
-            self.found.wait()
-        return GetPropertiesRes(Status(Code.OK, ""), self.properties)
+        self.properties: dict[str, Any] = {"partition-id": pid, "num-partitions": total}
+        self.lost = 0
+        self.found = self.leaves = False
+        self.asked: list[str] = []
 
 
 class OnGrid:
@@ -134,19 +142,18 @@ class OnGrid:
             replies=ReplyLimits(**{"grace": 0.0, "join": 0.0, **limits}),
         )
         self.grid = FakeGrid(self.run.client)
-        self.manager = SimpleClientManager()
         for pid in range(present):
             self.join(pid)
         self.nodes = Nodes(self.run.strategy.setting.replies)
-        self.courier = FlowerCourier(self.manager, self.nodes)
+        self.courier = FlowerCourier(GridMembers(self.grid), self.nodes)
 
-    def join(self, pid: int, generation: int = 0) -> Proxy:
-        proxy = Proxy(pid, 4, self.grid, generation)
-        self.manager.clients[proxy.cid] = proxy  # type: ignore[assignment]
-        return proxy
+    def join(self, pid: int, generation: int = 0) -> Node:
+        node = Node(pid, 4, generation)
+        self.grid.nodes[node.node_id] = node
+        return node
 
     def leave(self, pid: int, generation: int = 0) -> None:
-        del self.manager.clients[str(1000 * (generation + 1) + pid)]
+        del self.grid.nodes[1000 * (generation + 1) + pid]
 
     def step(self) -> dict[int, Any]:
         self.plan = self.run.plan()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import composed
-from flwr.app import RecordDict
-from flwr.common import Code, Context, GetPropertiesRes, Status, parameters_to_ndarrays
-from flwr.server.client_manager import SimpleClientManager
+from flwr.app import Context, RecordDict
+from flwr.common import parameters_to_ndarrays
 from sklearn.datasets import load_digits
 
 import fedhet
@@ -53,12 +52,11 @@ def write_sites(folder: Path) -> Path:
 
 
 class Node:
-    """A SuperNode, as the server's ClientManager knows it."""
+    """A SuperNode, by its id in Flower."""
 
     def __init__(
         self, folder: Path, node_id: int, overrides: list[str], **node_config: Any
     ) -> None:
-        self.node_id = node_id
         self.cid = str(node_id)
         node = {key.replace("_", "-"): value for key, value in node_config.items()}
         run_config = {"overrides": " ".join(overrides)}
@@ -72,9 +70,23 @@ class Node:
         """A new one for each message, as Flower has it."""
         return client_for(self.context, self.store)
 
-    def get_properties(self, ins: Any, timeout: float | None, group_id: int) -> GetPropertiesRes:
-        found = self.client.get_properties({}) if self.told is None else self.told
-        return GetPropertiesRes(Status(Code.OK, ""), self.alter(found))
+    def tell(self) -> Any:
+        """Who it is."""
+        return self.alter(self.client.get_properties({}) if self.told is None else self.told)
+
+
+class Joined:
+    """The nodes that are connected, by id."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+
+    def ids(self) -> set[str]:
+        return set(self.nodes)
+
+    def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Any]]:
+        for cid in ids:
+            yield cid, self.nodes[cid].tell()
 
 
 class Deployment:
@@ -84,7 +96,7 @@ class Deployment:
         self.folder = folder
         self.overrides = [*RUN, *overrides]
         self.cfg = composed(*self.overrides).cfg
-        self.manager = SimpleClientManager()
+        self.members = Joined()
         self._limits = ReplyLimits(**{"join": 0.0, **limits})
         self.forget()
         for number, site in enumerate(sites, 1):
@@ -98,7 +110,7 @@ class Deployment:
             **node_config,
         }
         node = Node(self.folder, number, self.overrides, **given)
-        self.manager.clients[node.cid] = node  # type: ignore[assignment]
+        self.members.nodes[node.cid] = node
         return node
 
     def forget(self) -> None:
@@ -106,7 +118,11 @@ class Deployment:
         self.nodes = SiteNodes(self._limits, declaration(self.cfg)[0])
 
     def agree(self) -> Agreement:
-        return self.nodes.agree(self.manager)
+        return self.nodes.agree(self.members)
+
+    def host(self, pid: int) -> Any:
+        """The node that hosts the client, or None."""
+        return self.members.nodes.get(self.nodes.hosts([pid], self.members)[pid] or "")
 
     def refusal(self) -> str:
         with pytest.raises(RunFailed) as refused:
@@ -157,7 +173,7 @@ class Sites:
         self._monkeypatch = monkeypatch
 
     def serve(self, msg: Broadcast) -> Reply:
-        node: Any = self.deployment.nodes.proxies([msg.pid], self.deployment.manager)[msg.pid]
+        node: Any = self.deployment.host(msg.pid)
         self._monkeypatch.setenv("FEDHET_MODEL_DIR", str(self.models[msg.pid]))
         reply = node.client.fit(*as_sent(msg, self.deployment.nodes.agreed))
         self.served.append((msg, wire.read_reply(msg, reply)))

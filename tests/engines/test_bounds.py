@@ -96,7 +96,7 @@ def test_a_site_has_such_a_limit_by_default(tmp_path: Path) -> None:
     deployment = Deployment(write_sites(tmp_path), "model=mlp", large)
     settings = config.compose([*RUN, "model=mlp"])
     msg = Job(settings, engine="local", given=toy_task()).strategy.plan(1).messages[0]
-    node: Any = next(iter(deployment.manager.clients.values()))
+    node: Any = next(iter(deployment.members.nodes.values()))
     with pytest.raises(ConfigError, match="max-model=1000 MB"):
         node.client.fit(*as_sent(msg, deployment.agree().statistics))
 

@@ -22,6 +22,7 @@ from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
+from fedhet.flower import grid as flower_grid
 from fedhet.flower import nodes, private
 from fedhet.flower import server as flower_server
 from fedhet.methods.scaffold import Scaffold
@@ -32,7 +33,7 @@ def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message asks which task it belongs to, which Flower sets in a server's process."""
     for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(flower_server, "START_SECONDS", 0.25)
 
 
@@ -256,17 +257,26 @@ def test_a_node_whose_answer_is_lost_is_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The others are asked once, and an answer that arrives after all changes nothing."""
-    monkeypatch.setattr(nodes, "AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(flower_grid, "AGAIN_SECONDS", 0.5)
     on_grid = OnGrid(federation, present=3)
-    others = list(on_grid.manager.clients.values())
+    others = list(on_grid.grid.nodes.values())
     silent = on_grid.join(3)
     silent.lost = 1
     with caplog.at_level("INFO", "fedhet"):
         assert all(isinstance(reply, Upload) for reply in on_grid.step().values())
-    assert silent.asked == 2 and caplog.text.count("asking 1 of 4 nodes again") == 1
-    silent.found.set()
+    assert len(silent.asked) == 2 and caplog.text.count("asking 1 of 4 nodes again") == 1
+    silent.found = True
     assert all(isinstance(reply, Upload) for reply in on_grid.step().values())
-    assert [node.asked for node in others] == [1, 1, 1] and silent.asked == 2
+    assert [len(node.asked) for node in others] == [1, 1, 1] and len(silent.asked) == 2
+
+
+def test_a_node_that_leaves_while_it_is_asked_is_awaited(federation: Callable[..., Any]) -> None:
+    """Before the run as any other that is missing; it is asked again when it is back."""
+    on_grid = OnGrid(federation, present=3, min_nodes=3)
+    on_grid.join(3).leaves = True
+    assert isinstance(on_grid.step()[3], Failure)
+    on_grid.join(3)
+    assert isinstance(on_grid.step()[3], Upload)
 
 
 def test_a_node_that_never_answers_is_named(
@@ -274,12 +284,12 @@ def test_a_node_that_never_answers_is_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(nodes, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(flower_grid, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(nodes, "ASK_SECONDS", 0.2)
     on_grid = OnGrid(federation, present=3)
     silent = on_grid.join(3)
     silent.lost = 10**9
-    with pytest.raises(RunFailed, match=f"node {silent.cid}: .*no answer within 0.2 s"):
+    with pytest.raises(RunFailed, match=f"node {silent.node_id}: .*no answer within 0.2 s"):
         on_grid.step()
     begun = OnGrid(federation, present=3, min_nodes=3)
     begun.step()
@@ -293,9 +303,9 @@ def test_simulations_look_more_often_than_deployments() -> None:
         Mock(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
         for kind in ("simulation", "serverapp")
     )
-    assert flower_server._pause(near, 10, 0) == 0.02
-    assert flower_server._pause(near, 1000, 0) == 0.2
-    assert flower_server._pause(far, 10, 0) <= flower_server._pause(far, 10, 100)
+    assert flower_grid.pause_of(near, 10, 0) == 0.02
+    assert flower_grid.pause_of(near, 1000, 0) == 0.2
+    assert flower_grid.pause_of(far, 10, 0) <= flower_grid.pause_of(far, 10, 100)
 
 
 def test_the_digest_of_the_runs_app_is_logged_with_its_first_messages(

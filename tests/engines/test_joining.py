@@ -32,7 +32,7 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
         replies = []
         step = job.strategy.plan(number)
         for msg in step.messages:
-            node = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
+            node = deployment.host(msg.pid)
             sent = as_sent(msg, deployment.nodes.agreed)
             replies.append(wire.read_reply(msg, node.client.fit(*sent)))  # type: ignore[union-attr]
         job.strategy.settle(step, replies)
@@ -48,9 +48,9 @@ def test_a_message_for_another_site_is_refused(folder: Path) -> None:
     settings = composed(*deployment.overrides)
     job = Job(settings, engine="flwr", local=LocalData.agreed_on(settings.cfg, agreed))
     msg = job.strategy.plan(1).messages[0]
-    wrong = next(node for node in deployment.manager.clients.values())
+    wrong = next(node for node in deployment.members.nodes.values())
     if int(wrong.cid) == msg.pid + 1:
-        wrong = deployment.manager.clients[str((msg.pid + 1) % 3 + 1)]
+        wrong = deployment.members.nodes[str((msg.pid + 1) % 3 + 1)]
     sent = as_sent(msg, deployment.nodes.agreed)
     reply = wire.read_reply(msg, wrong.client.fit(*sent))  # type: ignore[attr-defined]
     assert "the message is for client" in reply.cause
@@ -73,7 +73,7 @@ def test_a_site_refuses_a_normalisation_that_is_none(folder: Path) -> None:
     settings = composed(*deployment.overrides)
     data = LocalData.agreed_on(settings.cfg, deployment.agree())
     msg = Job(settings, engine="flwr", local=data).strategy.plan(1).messages[0]
-    node: Any = deployment.nodes.proxies([msg.pid], deployment.manager)[msg.pid]
+    node: Any = deployment.host(msg.pid)
     mean = {"mean": [0.0] * 64}
     for agreed in (None, {}, mean, {**mean, "std": [0.0] * 64}, "auto"):
         sent = as_sent(msg, agreed)

@@ -11,8 +11,7 @@ import numpy as np
 import pandas
 import pytest
 from composing import composed
-from flwr.server.client_manager import SimpleClientManager
-from own_sites import Node, as_sent
+from own_sites import Joined, Node, as_sent
 from targets.test_texts import reviews, save_tokenizer
 
 import fedhet
@@ -65,24 +64,24 @@ class Joining:
 
     def __init__(self, folder: Path, lines: list[str], **second: Any) -> None:
         self.settings = composed(*lines)
-        self.manager = SimpleClientManager()
+        self.members = Joined()
         limits = ReplyLimits(join=0.0)
         self.nodes = SiteNodes(limits, declaration(self.settings.cfg)[0])
         own = [{"data": folder / "a" / "t.csv"}, {"data": folder / "b" / "t.parquet", **second}]
         for number, (site, given) in enumerate(zip("ab", own, strict=True), 1):
             named = {key: str(path) for key, path in given.items()}
             node = Node(folder, number, lines, site=site, **named)
-            self.manager.clients[node.cid] = node  # type: ignore[assignment]
+            self.members.nodes[node.cid] = node
 
     def weights(self) -> str:
         """The digest of the weights after three rounds of messages to the nodes."""
-        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agree(self.manager))
+        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agree(self.members))
         job = Job(self.settings, engine="flwr", local=data)
         for number in (1, 2, 3):
             replies = []
             step = job.strategy.plan(number)
             for msg in step.messages:
-                node: Any = self.nodes.proxies([msg.pid], self.manager)[msg.pid]
+                node = self.members.nodes[str(self.nodes.hosts([msg.pid], self.members)[msg.pid])]
                 sent = as_sent(msg, self.nodes.agreed)
                 replies.append(wire.read_reply(msg, node.client.fit(*sent)))
             job.strategy.settle(step, replies)
@@ -90,7 +89,7 @@ class Joining:
 
     def refusal(self) -> str:
         with pytest.raises(RunFailed) as refused:
-            self.nodes.agree(self.manager)
+            self.nodes.agree(self.members)
         return refused.value.reason
 
 

@@ -54,7 +54,7 @@ def test_a_message_that_a_site_cannot_serve_is_a_failure(
     """Its file is gone, for example."""
     sites = Sites(tmp_path, monkeypatch)
     msg = next(msg for msg in sites.job.strategy.plan(1).messages if msg.pid == 1)
-    node: Any = sites.deployment.nodes.proxies([1], sites.deployment.manager)[1]
+    node: Any = sites.deployment.host(1)
     (tmp_path / "b.npz").unlink()
     apps._cached_site.cache_clear()  # whichever site was asked last
     reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, sites.deployment.nodes.agreed)))

@@ -15,9 +15,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import Rejected
 from fedhet.core.messages import Failure
+from fedhet.data.toy import toy_task
+from fedhet.flower import grid as flower_grid
 from fedhet.flower import parcels
-from fedhet.flower import server as flower_server
+from fedhet.flower.grid import ASKS
 from fedhet.flower.parcels import DATA, PARCEL, Parcels, open_parcel, opened
+from fedhet.methods.scaffold import Scaffold
 
 SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or large
 
@@ -26,7 +29,7 @@ SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or 
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
 
 
 def records() -> RecordDict:
@@ -226,47 +229,41 @@ def test_a_parcel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name:
 
 
 def test_a_client_replies_as_it_was_asked() -> None:
-    """With a parcel to a parcel, and as ever to others; and its properties say that it can."""
+    """With a parcel to a parcel, and as ever to others."""
     context = Context(1, 1, {}, RecordDict(), {})
 
     def serve(message: Message, context: Context) -> Message:
         assert message.content == records()
-        properties = {parcels.PROPERTIES: ConfigRecord({"partition-id": 0})}
-        return Message(RecordDict({**records(), **properties}), reply_to=message)
+        return Message(records(), reply_to=message)
 
     def answer(content: RecordDict) -> RecordDict:
         message = Message(content, 1, "train")
         message.metadata.__dict__["_message_id"] = "a"
         return open_parcel(message, context, serve).content
 
-    plain = answer(records())
-    assert plain.config_records[parcels.PROPERTIES] == {"partition-id": 0, PARCEL: True}
+    assert answer(records()) == records()
     assert set(answer(Parcels()(records()))) == {PARCEL}
 
 
-def test_only_nodes_that_open_parcels_get_them(
-    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("near", [False, True])
+def test_messages_to_other_machines_are_parcels(federation: Callable[..., Any], near: bool) -> None:
     """And the weights are the same."""
-    hashes = []
-    for able in (True, "yes", None):
-        on_grid = OnGrid(federation)
-        for node in on_grid.manager.clients.values():
-            node.properties[PARCEL] = able
-        contents: list[RecordDict] = []
-        push = on_grid.grid.push_messages
+    on_grid = OnGrid(federation)
+    on_grid.courier._near = near
+    contents: list[RecordDict] = []
+    push = on_grid.grid.push_messages
 
-        def pushed(messages: Any, push: Any = push, contents: Any = contents) -> list[str]:
-            contents.extend(message.content for message in messages)
-            found: list[str] = push(messages)
-            return found
+    def pushed(messages: Any) -> list[str]:
+        contents.extend(message.content for message in messages if ASKS not in message.content)
+        return push(messages)
 
-        monkeypatch.setattr(on_grid.grid, "push_messages", pushed)
-        on_grid.step()
-        assert [PARCEL in content for content in contents] == [able is True] * 4
-        assert not any(PARCEL in message.content for message in on_grid.grid.opened)
-        hashes.append(on_grid.run.sha256)
-    assert len(set(hashes)) == 1
+    on_grid.grid.push_messages = pushed  # type: ignore[method-assign]
+    on_grid.step()
+    assert [PARCEL in content for content in contents] == [not near] * 4
+    assert not any(PARCEL in message.content for message in on_grid.grid.opened)
+    expected = federation(toy_task(4), Scaffold, on_failure="skip", rounds=5)
+    expected.step()
+    assert on_grid.run.sha256 == expected.sha256
 
 
 def test_a_reply_in_a_damaged_parcel_is_that_clients_failure(
@@ -278,7 +275,8 @@ def test_a_reply_in_a_damaged_parcel_is_that_clients_failure(
     def pulled(ids: Any) -> list[Message]:
         replies = pull(ids)
         for reply in replies:
-            if reply.metadata.src_node_id == 1002 or reply.metadata.dst_node_id == 1002:
+            sender = reply.metadata.src_node_id == 1002 or reply.metadata.dst_node_id == 1002
+            if sender and PARCEL in reply.content:
                 reply.content.config_records[PARCEL]["records"] = b"\xff"
         return replies
 

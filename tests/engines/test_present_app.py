@@ -25,6 +25,7 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import WORDS
 from fedhet.core.task import Task
 from fedhet.data.toy import ToyModel, toy_task
+from fedhet.flower import grid as flower_grid
 from fedhet.flower import owner
 from fedhet.flower import server as flower_server
 
@@ -36,7 +37,7 @@ def _flower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A message asks which task it belongs to, which Flower sets in a server's process."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(flower_server, "START_SECONDS", 0.0)
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "states"))
 
@@ -114,7 +115,7 @@ def test_a_reply_after_the_deadline_is_not_awaited() -> None:
     grid = AppGrid(app_of())
     grid.silent = {1}
     strategy = strategy_of("fedavg", "on_failure=skip", "replies.grace=0", "replies.max_lost=1")
-    strategy.start(grid, timeout=0.05)
+    strategy.start(grid, timeout=0.5)
     assert [row["accepted"] for row in strategy.history] == [3, 3]
     assert {f["reason"] for row in strategy.history for f in row["failures"]} == {"late"}
 

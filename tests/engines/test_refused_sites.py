@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import composed
-from flwr.server.client_manager import SimpleClientManager
-from own_sites import RUN, Deployment, Node, telling, write_sites
+from own_sites import RUN, Deployment, Joined, Node, telling, write_sites
 from sklearn.datasets import load_digits
 
 from fedhet.core.errors import ConfigError, RunFailed
@@ -103,7 +102,7 @@ def test_a_site_without_its_file(folder: Path) -> None:
 def test_a_node_without_data_of_its_own(folder: Path) -> None:
     deployment = Deployment(folder, sites="ab")
     node = Node(folder, 3, deployment.overrides, partition_id=2, num_partitions=3)
-    deployment.manager.clients["3"] = node  # type: ignore[assignment]
+    deployment.members.nodes["3"] = node
     assert "this node has no data of its own" in deployment.refusal()
 
 
@@ -174,7 +173,7 @@ REPORTS = [
 def test_a_report_that_is_none_ends_the_run_before_it_begins(folder: Path) -> None:
     deployment = Deployment(folder, sites="bc")
     hostile = deployment.join("a", 1)
-    nodes: Any = deployment.manager.clients.values()
+    nodes: Any = deployment.members.nodes.values()
     for node in nodes:
         node.told = node.client.get_properties({})
     offenders = []
@@ -201,20 +200,20 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
 ) -> None:
     deployment = Deployment(folder)
     deployment.agree()
-    node = deployment.manager.clients.pop("2")
-    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
+    node = deployment.members.nodes.pop("2")
+    assert deployment.host(1) is None
     deployment.join("b", 9)
-    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
+    assert deployment.host(1) is None
     assert "it claims to be site 'b', which is node 2" in caplog.text
-    deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxies([1], deployment.manager)[1] is node
-    del deployment.manager.clients["2"]
-    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
+    deployment.members.nodes["2"] = node
+    assert deployment.host(1) is node
+    del deployment.members.nodes["2"]
+    assert deployment.host(1) is None
     x, y = load_digits(return_X_y=True)
     np.savez(folder / "b.npz", x_train=x[:30], y_train=y[:30])
     apps._cached_site.cache_clear()  # its process has ended
-    deployment.manager.clients["2"] = node
-    assert deployment.nodes.proxies([1], deployment.manager)[1] is None
+    deployment.members.nodes["2"] = node
+    assert deployment.host(1) is None
     assert "site 'b' has other data" in caplog.text
 
 
@@ -225,16 +224,16 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     """Each node would train on a share of a file of its own."""
     job = Job(composed("dataset=digits", "partition.clients=2"), engine="flwr")
     server = Nodes(job.config.run.replies, job.data_digest)
-    manager: Any = SimpleClientManager()
+    members = Joined()
     lines = ["dataset=digits", "partition.clients=2"]
     nodes = [Node(folder, 1 + p, lines, partition_id=p, num_partitions=2) for p in (0, 1)]
-    manager.clients.update({node.cid: node for node in nodes})
-    assert server.proxies([1], manager)[1] is nodes[1]
+    members.nodes.update({node.cid: node for node in nodes})
+    assert server.hosts([1], members) == {1: nodes[1].cid}
     assert nodes[1].client.get_properties({})["data"] == job.data_digest
     other = Nodes(job.config.run.replies, job.data_digest)
     nodes[1].alter = lambda properties: {**properties, "data": found}
     with pytest.raises(RunFailed, match=r"node 2: its samples.*dataset=local is for sites"):
-        other.proxies([1], manager)[1]
+        other.hosts([1], members)
 
 
 def test_the_digest_of_the_data_follows_labels_and_shares(folder: Path) -> None:

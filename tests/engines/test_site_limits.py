@@ -26,7 +26,7 @@ def test_each_site_decides_which_scores_leave_it(
     """One evaluates nothing, one has too few samples, and the third tells its accuracy."""
     sites = Sites(tmp_path, monkeypatch, "privacy.min_count=0", "method=fedavg", "rounds=1")
     limits = [{"evaluate": False}, {"min-test": 15}, {"min-test": 20}]
-    for node, own in zip(sites.deployment.manager.clients.values(), limits, strict=True):
+    for node, own in zip(sites.deployment.members.nodes.values(), limits, strict=True):
         node.context.node_config.update(own)  # type: ignore[attr-defined]
     summary = sites.run()
     assert (summary["status"], summary["failures"]) == ("ok", [])

@@ -139,7 +139,7 @@ def test_no_folder_of_the_states(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / at))
     sites = Sites(tmp_path, monkeypatch)  # SCAFFOLD has states
-    for node in sites.deployment.manager.clients.values():
+    for node in sites.deployment.members.nodes.values():
         cast("Node", node).store = store_at_site  # type: ignore[assignment]
     msg = sites.job.strategy.plan(1).messages[0]
     reply = sites.serve(msg)

@@ -110,7 +110,7 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
         monkeypatch.setattr(TaskIdentity, name, value)
     job = Job(composed("method=fedavg", *LINES), toy_task())
     (msg, *_) = job.strategy.plan(1).messages
-    message = message_of(msg, wire.MessagePacker({}), 1)
+    message = message_of(msg, wire.MessagePacker({}), 1, {})
     message.metadata.__dict__["_message_id"] = "a"
     store = MemoryStore()
     client = wire.Adapter(job.client(store)).to_client()
