@@ -11,13 +11,13 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
-from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import Grid
 
 from fedhet import config
@@ -46,7 +46,7 @@ from fedhet.experiment import definition
 from fedhet.flower import wire
 from fedhet.flower.grid import ASKS
 from fedhet.flower.nodes import Nodes, place_of
-from fedhet.flower.parcels import open_parcel
+from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
 from fedhet.flower.turns import take_turn
@@ -98,17 +98,30 @@ def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) 
         make: makes the client that serves it.
 
     Raises:
-        RuntimeError: the client cannot be made, which Flower reports to the server.
+        RuntimeError: the app has raised an exception, which Flower reports to the server.
     """
+    try:
+        return Message(served(make(), message.content), reply_to=message)
+    except Exception as error:
+        log.exception("the message cannot be served")
+        # Of an exception, too, the server learns no path of this machine.
+        reason = refused(context.node_config, error, f"{type(error).__name__}: {error}")
+        raise RuntimeError(clean(reason)) from None
 
-    def work(message: Message, context: Context) -> Message:
-        client = make()
-        if ASKS in message.content:
-            told = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
-            return Message(RecordDict({ASKS: told}), reply_to=message)
-        return ClientApp(client_fn=lambda context: client.to_client())(message, context)
 
-    return tell(message, context, partial(open_parcel, call=work))
+def served(client: NumPyClient, content: RecordDict) -> RecordDict:
+    """What the client returns for the content of a message, or tells of itself.
+
+    Raises:
+        Rejected: the message is damaged.
+    """
+    if ASKS in content:
+        told = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
+        return RecordDict({ASKS: told})
+    tensors, carried = opened(content)
+    arrays, examples, metrics = client.fit(list(map(wire.read_array, tensors)), carried)
+    tensors = ndarrays_to_parameters(arrays).tensors
+    return Parcels()(tensors, {**metrics, wire.EXAMPLES: examples})
 
 
 def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPyClient:
@@ -168,20 +181,6 @@ def _refused(node_config: Mapping[str, Any], error: Exception) -> str:
     reason = f"its node cannot serve this run: {_explained(error)}"
     log.error(clean(reason))
     return clean(refused(node_config, error, reason))
-
-
-def tell(message: Message, context: Context, call: Callable[..., Message]) -> Message:
-    """Of an exception, too, the server learns no path of this machine.
-
-    Raises:
-        RuntimeError: the app has raised an exception, which Flower reports to the server.
-    """
-    try:
-        return call(message, context)
-    except Exception as error:
-        log.exception("the message cannot be served")
-        reason = refused(context.node_config, error, f"{type(error).__name__}: {error}")
-        raise RuntimeError(clean(reason)) from None
 
 
 def check_threads(overrides: tuple[str, ...]) -> config.Config:

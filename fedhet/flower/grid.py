@@ -1,8 +1,7 @@
 """A run's nodes by Flower's public Grid: who is connected, who they are, and what has arrived.
 
-A message has the records of Flower's classic one, so that a node serves it by the same client. In
-an app of one's own it has two more: the run's settings, and what the owner gives to their own
-training loop.
+In an app of one's own, a message has two records besides that of parcels.py: the run's settings,
+and what the owner gives to their own training loop.
 """
 
 from __future__ import annotations

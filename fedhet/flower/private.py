@@ -6,7 +6,6 @@ compares versions: a name is looked for where it is needed, with the parameters 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from contextlib import suppress
 from functools import partialmethod
@@ -17,14 +16,12 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
-# Each is the name of a command or a module, and what follows it is found name by name: after a
-# function among the global variables of its module, which that module's functions use. Then come
-# the parameters that are passed, to Flower's function or to what replaces it; of a module, what is
-# used of it.
+# Each is the name of a command, and what follows it is found name by name: after a function among
+# the global variables of its module, which that module's functions use. Then come the parameters
+# that are passed, to Flower's function or to what replaces it.
 SUPERNODE = "flower-supernode"
 START = f"{SUPERNODE}:start_client_internal"
 _CLIENT = "flwr-clientapp:run_clientapp"
-RECORDS = "flwr.compat.common:recorddict_compat"
 NAMES = {
     START: "state_factory isolation runtime_api_address runtime_certificates"
     " runtime_root_certificates_path runtime_dependency_install",
@@ -36,8 +33,6 @@ NAMES = {
     f"{_CLIENT}.install_from_fab": "fab_file",
     f"{_CLIENT}.flwr_exit": "code",
     f"{_CLIENT}.flwr_exit.trigger_exit_handlers": "run_before_force_exit",
-    RECORDS: "fitins_to_recorddict evaluateins_to_recorddict recorddict_to_fitres"
-    " recorddict_to_evaluateres",
 }
 OF_NODES = [name for name in NAMES if name.startswith((START, _CLIENT))]
 
@@ -49,9 +44,7 @@ def private(name: str) -> Any:
         RunFailed: it has none, does not use it, or it takes other parameters.
     """
     start, _, rest = name.partition(":")
-    found: Any = None
-    with suppress(ModuleNotFoundError):
-        found = command(start) if "-" in start else importlib.import_module(start)
+    found = command(start)
     for part in rest.split("."):
         found = _part(found, part)
     needed = NAMES[name].split()

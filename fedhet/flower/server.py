@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from flwr.app import ConfigRecord, Message, MessageType
-from flwr.common import EvaluateRes, FitRes
 
 from fedhet.core.client.client import KEEP
 from fedhet.core.errors import Rejected, clean
@@ -19,7 +18,6 @@ from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
 from fedhet.flower.grid import GridMembers, near, pause_of, pulled, run_of
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.private import RECORDS, private
 
 log = logging.getLogger("fedhet")
 CLOCKS_SECONDS = 5  # by which Flower lets the clocks of its machines differ
@@ -137,10 +135,7 @@ class FlowerCourier:
         hosts = self._nodes.hosts([msg.pid for msg in plan], self._members)
         sent = [(msg, int(node)) for msg in plan if (node := hosts[msg.pid])]
         records = self._members.records
-        messages = [message_of(msg, packer, node, records) for msg, node in sent]
-        if not self._near:
-            for message in messages:
-                message.content = parcel(message.content)
+        messages = [message_of(msg, packer, parcel, node, records) for msg, node in sent]
         if not (self._begun or self._near) and self._limits.deadline is None:
             log.info(
                 "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
@@ -198,45 +193,27 @@ def read_message(msg: Broadcast, node: int, reply: Message, more_bytes: int) -> 
         return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
     expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
     try:
-        res = _result(msg, reply)
+        arrays, carried = parcels.opened(reply.content)
     except Rejected as error:
         return wire.refusal(msg, error)
-    except Exception as error:  # noqa: BLE001 -- a reply may lack anything that Flower expects
-        problem = f"not a reply to this message: {type(error).__name__}: {error}"
-        return wire.refusal(msg, Rejected("unreadable", problem))
-    return wire.read_result(msg, res, 2 * expected + more_bytes)
-
-
-def _as_evaluation(msg: Broadcast) -> bool:
-    """Whether Flower's evaluation messages carry it: their replies have no room for a model."""
-    return msg.phase == EVALUATE and KEEP not in msg.extras
+    return wire.read_arrays(msg, arrays, carried, 2 * expected + more_bytes)
 
 
 def message_of(
     msg: Broadcast,
     packer: wire.MessagePacker,
+    parcel: parcels.Parcels,
     node: int,
     records: Mapping[str, ConfigRecord],
 ) -> Message:
     """The message as Flower carries it to the node, with further records."""
-    recorddict_compat = private(RECORDS)
-    if _as_evaluation(msg):
-        content = recorddict_compat.evaluateins_to_recorddict(
-            wire.evaluate_ins(msg, packer), keep_input=True
-        )
-        kind = MessageType.EVALUATE
-    else:
-        content = recorddict_compat.fitins_to_recorddict(wire.fit_ins(msg, packer), keep_input=True)
-        kind = MessageType.TRAIN
+    parameters, config = packer(msg)
+    content = parcel(parameters.tensors, config)
     content.config_records.update(records)
+    # The final model is kept by the function for training: the other may be the owner's.
+    evaluates = msg.phase == EVALUATE and KEEP not in msg.extras
+    kind = MessageType.EVALUATE if evaluates else MessageType.TRAIN
     return Message(content, node, kind, group_id=str(msg.round))
-
-
-def _result(msg: Broadcast, reply: Message) -> FitRes | EvaluateRes:
-    content, recorddict_compat = parcels.opened(reply.content), private(RECORDS)
-    if _as_evaluation(msg):
-        return recorddict_compat.recorddict_to_evaluateres(content)
-    return recorddict_compat.recorddict_to_fitres(content, keep_input=False)
 
 
 def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float | None, str]:

@@ -29,6 +29,7 @@ from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
 from fedhet.flower.grid import GridMembers, settings_records
 from fedhet.flower.nodes import Nodes, nodes_of
+from fedhet.flower.parcels import Parcels
 from fedhet.flower.server import FlowerCourier, message_of, read_message
 from fedhet.flower.tasks import job_of, lines_of
 from fedhet.job import Job, begin
@@ -282,9 +283,9 @@ class Strategy(FlowersStrategy):
     def _messages(self, grid: Grid, config: Mapping[str, Any]) -> list[Message]:
         assert self._rounds is not None
         records = settings_records(self._lines, config)
-        packer = wire.MessagePacker()
+        packer, parcel = wire.MessagePacker(), Parcels()
         self._asked = self._rounds.hosted(GridMembers(grid, records))
-        return [message_of(msg, packer, int(node), records) for node, msg in self._asked]
+        return [message_of(msg, packer, parcel, int(node), records) for node, msg in self._asked]
 
     def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """The replies of the clients that were asked: each is on a node of its own."""

@@ -68,6 +68,7 @@ REASONS = ("failed", LOST)  # of a failure that a client reports itself
 AGREED = "agreed"  # in the header of a message
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 HEADER = "fedhet"
+EXAMPLES = "num-examples"  # with what a reply carries
 # Bytes of one extra in a config or metrics dictionary, which Flower sends in one piece.
 INLINE_LIMIT = 32 * 2**20
 HEADER_LIMIT = 2**20  # characters; a ResNet-152 has 40,000
@@ -295,28 +296,47 @@ def _read_reply(
 
 
 def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
-    """`read_reply` from Flower's own types.
+    """`read_arrays` from the types of Flower's classic API.
 
     Of a reply that says that the client has failed, nothing is read but that.
 
     Args:
-        msg: the message that was sent.
+        msg, limit: as for `read_arrays`.
         res: what the client returned.
-        limit: the number of bytes above which a reply is refused unread.
     """
+    status = res.status
+    failed = () if status.code is Code.OK else (status.code.name, status.message)
     tensors = res.parameters.tensors if isinstance(res, FitRes) else []
-    size = _size([*tensors, *res.metrics, *res.metrics.values(), res.status.message])
+    return read_arrays(msg, tensors, {**res.metrics, EXAMPLES: res.num_examples}, limit, failed)
+
+
+def read_arrays(
+    msg: Broadcast,
+    tensors: list[bytes],
+    carried: dict[str, Any],
+    limit: int,
+    failed: tuple[str, ...] = (),
+) -> Reply:
+    """`read_reply` from what has arrived.
+
+    Args:
+        msg: the message that was sent.
+        tensors: the arrays, unread.
+        carried: what came with them, the number of examples among it.
+        limit: the number of bytes above which a reply is refused unread.
+        failed: the parts of the reason, where Flower says that there is no reply.
+    """
+    size = _size([*tensors, *carried, *carried.values(), *failed])
     if size > limit:
         problem = f"the reply has {size} bytes; at most {limit} are read"
         return refusal(msg, Rejected("too large", problem))
-    if res.status.code is not Code.OK:
-        cause = f"{res.status.code.name}: {clean(res.status.message)}"
-        return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
+    if failed:
+        return Failure(msg.pid, msg.phase, msg.step, ": ".join(map(clean, failed)), "no reply")
     try:
         arrays = [read_array(data) for data in tensors]
     except Rejected as error:
         return refusal(msg, error)
-    return read_reply(msg, (arrays, res.num_examples, dict(res.metrics)))
+    return read_reply(msg, (arrays, carried.pop(EXAMPLES, 0), carried))
 
 
 def _size(value: Any) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.compat.common import recorddict_compat
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
-from fedhet.flower import parcels, wire
+from fedhet.flower import apps, wire
 from fedhet.flower.grid import ASKS, GridMembers
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import FlowerCourier
@@ -27,7 +26,6 @@ class FakeGrid:
         pulls: how often somebody has looked.
         lives: for how many seconds each message was to be kept for its node.
         schedule: client -> the look at which its reply has arrived; 1 where it is not listed.
-        opened: the messages that clients were given, in which no parcel is left.
         copies: how often each reply arrives.
         errors: the clients for which Flower reports an error.
         undecodable: the clients whose replies Flower confirms, and then cannot decode.
@@ -41,7 +39,6 @@ class FakeGrid:
         self.pulls = 0
         self.lives: list[float] = []
         self.schedule: dict[int, int] = {}
-        self.opened: list[Message] = []
         self.copies = 1
         self.errors: set[int] = set()
         self.undecodable: set[int] = set()
@@ -79,7 +76,10 @@ class FakeGrid:
             raise KeyError("array-chunk")
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
-        return parcels.open_parcel(message, Context(1, 1, {}, RecordDict(), {}), self._serve)
+        client = self._make()
+        wire.Adapter(client)
+        content = self.alter(pid, apps.served(client, message.content))
+        return Message(content, reply_to=message)
 
     def _told(self, message: Message) -> Message | None:
         name, node = message.metadata.message_id, self.nodes.get(message.metadata.dst_node_id)
@@ -93,22 +93,6 @@ class FakeGrid:
             return None
         del self._messages[name]
         return Message(RecordDict({ASKS: ConfigRecord(node.properties)}), reply_to=message)
-
-    def _serve(self, message: Message, context: Context) -> Message:
-        self.opened.append(message)
-        pid = message.metadata.dst_node_id % 1000
-        client = wire.Adapter(self._make()).to_client()
-        if message.metadata.message_type == "evaluate":
-            ins: Any = recorddict_compat.recorddict_to_evaluateins(message.content, True)
-            content = recorddict_compat.evaluateres_to_recorddict(
-                self.alter(pid, client.evaluate(ins))
-            )
-        else:
-            ins = recorddict_compat.recorddict_to_fitins(message.content, True)
-            content = recorddict_compat.fitres_to_recorddict(
-                self.alter(pid, client.fit(ins)), keep_input=True
-            )
-        return Message(content, reply_to=message)
 
 
 class Node:

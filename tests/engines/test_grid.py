@@ -23,7 +23,7 @@ from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import grid as flower_grid
-from fedhet.flower import nodes, private
+from fedhet.flower import nodes
 from fedhet.flower import server as flower_server
 from fedhet.methods.scaffold import Scaffold
 
@@ -317,11 +317,3 @@ def test_the_digest_of_the_runs_app_is_logged_with_its_first_messages(
     for _ in range(2):
         on_grid.step()
     assert caplog.messages.count("the app of this run has the SHA-256 0123") == 1
-
-
-def test_a_flower_without_its_records_is_named(
-    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(private.NAMES, private.RECORDS, "colour")
-    with pytest.raises(RunFailed, match="fedhet needs Flower's flwr"):
-        OnGrid(federation).step()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
@@ -61,7 +60,7 @@ def test_the_table_has_what_node_and_its_processes_replace() -> None:
         name for part in ("node", "client") for name in looked_up(MODULES[f"fedhet.deploy.{part}"])
     }
     assert found <= TABLE
-    assert TABLE - found == {"NodeState", "get_tasks", "claim_task", "recorddict_compat"}
+    assert TABLE - found == {"NodeState", "get_tasks", "claim_task"}
 
 
 def test_the_rules_find_what_breaks_them() -> None:
@@ -92,12 +91,9 @@ def test_a_name_with_other_parameters_is_none(name: str, monkeypatch: pytest.Mon
         private.private(name)
 
 
-def test_a_module_or_command_that_is_gone_is_a_missing_name(
+def test_a_command_that_is_gone_is_a_missing_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "flwr.compat.common", None)  # as if there were none
-    with pytest.raises(RunFailed, match=r"needs Flower's flwr.compat.common:record"):
-        private.private(private.RECORDS)
     monkeypatch.setattr(private, "entry_points", lambda **_: [])
     for name in private.OF_NODES:
         with pytest.raises(RunFailed, match=r"needs Flower's command fl.*, which flwr"):

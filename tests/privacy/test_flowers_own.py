@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from composing import composed
 from contracts.test_flower_server import LINES, FlowerRun
+from flwr.app import Message
 from flwr.client import ClientApp
 from flwr.client.mod import (
     LocalDpMod,
@@ -19,6 +20,7 @@ from flwr.client.mod import (
     secaggplus_mod,
 )
 from flwr.common import Context, RecordDict, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.compat.common import recorddict_compat
 from flwr.server import Server
 from flwr.server.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -35,7 +37,6 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.flower.server import _result, message_of
 from fedhet.job import Job
 from fedhet.stores import MemoryStore
 
@@ -110,14 +111,16 @@ def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:
         monkeypatch.setattr(TaskIdentity, name, value)
     job = Job(composed("method=fedavg", *LINES), toy_task())
     (msg, *_) = job.strategy.plan(1).messages
-    message = message_of(msg, wire.MessagePacker({}), 1, {})
+    ins = wire.fit_ins(msg, wire.MessagePacker({}))
+    message = Message(recorddict_compat.fitins_to_recorddict(ins, keep_input=True), 1, "train")
     message.metadata.__dict__["_message_id"] = "a"
     store = MemoryStore()
     client = wire.Adapter(job.client(store)).to_client()
     app = ClientApp(client_fn=lambda context: client, mods=list(mods))
     node = {"partition-id": 0, "num-partitions": 1}
     answer = app(message, Context(1, 1, node, RecordDict(), {}))
-    return wire.read_result(msg, _result(msg, answer), 10**9)
+    result = recorddict_compat.recorddict_to_fitres(answer.content, keep_input=False)
+    return wire.read_result(msg, result, 10**9)
 
 
 def test_noise_of_a_mod_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
