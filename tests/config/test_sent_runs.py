@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 from omegaconf import OmegaConf
 
 import fedhet
@@ -17,8 +19,11 @@ from fedhet.config import cached, compose
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import parse
 from fedhet.core.errors import ConfigError, clean
+from fedhet.data.toy import toy_task
 from fedhet.engines.flwr import _run_config
+from fedhet.flower import grid
 from fedhet.flower.apps import FLOWER_NAMES, _overrides, client_for, strategy_of
+from fedhet.flower.clientapp import client_of
 from fedhet.flower.wire import told
 from fedhet.job import Job
 
@@ -136,6 +141,24 @@ def refusals(sent: Any) -> tuple[str, str]:
     reason = client._reason
     assert "cannot serve this run" in reason
     return str(refused.value), reason
+
+
+@pytest.mark.usefixtures("read_once")
+def test_no_node_of_an_app_of_ones_own_resolves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the settings come in a message of the server."""
+    monkeypatch.chdir(tmp_path)
+    node: Any = context()
+    classes = ["model._target_=os.system", "server_opt={_target_: subprocess.Popen, args: [ls]}"]
+    for line in (*ATTEMPTS.values(), *classes):
+        settings = ConfigRecord({grid.LINES: ["method=fedavg", line]})
+        message: Any = SimpleNamespace(content=RecordDict({grid.SETTINGS: settings}))
+        client: Any = client_of(message, node, replace(toy_task(1), sizes=[]), None)
+        problem = client.get_properties({})["problem"]
+        assert "cannot serve this run" in problem and SECRET not in problem
+        assert str(Path.cwd()) not in problem
+    assert not list(tmp_path.iterdir())
 
 
 # ---- the keys of the run config beside overrides
