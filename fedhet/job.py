@@ -159,6 +159,7 @@ class Job:
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
         limits: what the node of this process allows the run.
+        own_loop: whether clients train by a loop of the app's owner, in the place of fedhet's.
         folder, loop: the run folder and the run's steps; None before `begin`.
     """
 
@@ -167,6 +168,7 @@ class Job:
     engine: str = "local"
     local: LocalData | None = None
     limits: Limits = UNLIMITED
+    own_loop: bool = False
     folder: Path | None = field(default=None, init=False)
     loop: Loop | None = field(default=None, init=False)
 

@@ -14,7 +14,7 @@ from fedhet.core.limits import Limits
 from fedhet.core.task import Task
 from fedhet.flower import apps
 from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
-from fedhet.flower.nodes import place_of
+from fedhet.flower.nodes import OWN_LOOP, place_of
 from fedhet.flower.owner import OwnersSite, OwnLoop, check_own_loop
 from fedhet.flower.tasks import job_of, told_of
 from fedhet.stores import store_at_site
@@ -49,7 +49,8 @@ def client_of(
         whole = task(context) if callable(task) else task
         job = job_of(lines, whole.at(*place.values()), Limits.of(node))
         with apps.foreign():
-            client = job.client(store_at_site, told_of(job, place))
+            told = told_of(job, place) | ({OWN_LOOP: True} if loop else {})
+            client = job.client(store_at_site, told)
         config = dict(records.get(CONFIG, {}))
         if loop is None and config and ASKS in message.content:
             raise ConfigError(

@@ -24,6 +24,7 @@ log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
 MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
 ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
+OWN_LOOP = "own-loop"  # the property of a node that trains by a loop of its owner's
 PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
 Answer = dict[str, Any] | str  # what a node tells of itself, or why it does not
 
@@ -70,6 +71,7 @@ class Nodes:
         limits: how long to wait for nodes, and how many are enough.
         clients: those of whom each has a node, which tells how many samples it has; or None.
         data: a digest of the data that every node must have, too; None: it is not compared.
+        own_loop: whether a node trains by a loop of its owner's.
         agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
     """
 
@@ -82,18 +84,19 @@ class Nodes:
         self._asked: set[str] = set()
         self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
-        self._begun = False
+        self._begun = self.own_loop = False
         self.data = data
         self.agreed: dict[str, list[float]] | None = None
 
     def join(self, members: Members) -> None:
-        """Wait for the nodes, if the run cannot begin before each has said how many samples it has.
+        """Wait for the nodes, unless the settings of the run say all that the server must know.
 
         Raises:
             RunFailed: too few have joined within the time that they have for it.
         """
-        if self.clients is not None:
+        if self.data is None:
             self.hosts((), members)
+        if self.clients is not None:
             self.clients.begin()
 
     def hosts(self, pids: Iterable[int], members: Members) -> dict[int, str | None]:
@@ -229,6 +232,7 @@ class Nodes:
             self.clients.learn(partition, answer)
         self._by_partition[partition] = cid
         self._total = total
+        self.own_loop |= answer.get(OWN_LOOP) is True
 
     def in_order(
         self,

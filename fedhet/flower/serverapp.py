@@ -17,8 +17,9 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy import Strategy as FlowersStrategy
 from torch import Tensor, nn
 
+from fedhet.core import check
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.messages import Failure, Reply
+from fedhet.core.messages import STEPS, Failure, Reply
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.evaluation import Selection
@@ -36,10 +37,12 @@ from fedhet.job import Job, begin
 from fedhet.privacy import account
 from fedhet.process import pinned_threads
 from fedhet.record import terminal
+from fedhet.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # What the round of Flower's own `start` cannot do -> the settings that ask for it.
+EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
 NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
     "replies.deadline": lambda method: method.setting.replies.deadline,
     "replies.enough": lambda method: method.setting.replies.enough,
@@ -81,8 +84,11 @@ class Strategy(FlowersStrategy):
         overrides: Sequence[str] = (),
         fraction_evaluate: float | None = None,
     ) -> None:
-        own = [] if fraction_evaluate is None else ["eval.clients=false"]
-        self._lines = lines_of(method, plugins, (*overrides, *own))
+        own = []
+        if fraction_evaluate is not None:
+            check.number("fraction_evaluate", fraction_evaluate, open_low=0, high=1)
+            own = ["eval.clients=false"]
+        self._lines = (*lines_of(method, plugins, overrides), *own)
         self._task = task
         self._job = job_of(self._lines, task)
         check_cohorts(self._job.strategy)
@@ -93,7 +99,8 @@ class Strategy(FlowersStrategy):
                     f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
                     " without a global model, no client evaluates by a function of your own"
                 )
-            self._own = FedAvg(fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1)
+            few = {"min_evaluate_nodes": 1, "min_available_nodes": 1}
+            self._own = FedAvg(fraction_evaluate=fraction_evaluate, **few)
         self.history: list[Row] = []
         self._rounds: Rounds | None = None  # of Flower's own start
         self._given = ArrayRecord()
@@ -119,14 +126,16 @@ class Strategy(FlowersStrategy):
                 which the weights are those of `fedhet.run`.
             num_rounds: of the training, in place of the setting `rounds`. Phases before it come on
                 top.
-            timeout: seconds that a client may take for a message, in place of `replies.deadline`.
+            timeout: seconds that a client may take for a message, and all nodes for an evaluation
+                by a function of your own, in place of `replies.deadline`.
             train_config: what a training loop of your own gets besides the run's settings; without
                 such a loop it is refused.
             evaluate_config: what an evaluate function of your own gets.
             evaluate_fn: (round, arrays) -> what you score of the global model, before the first
                 round and after each.
-            run_dir: where the run is recorded, as fedhet's own runs are; None for nowhere.
-            resume: whether the run in that folder goes on.
+            run_dir: a folder on the server's machine where the run is recorded, as fedhet's own
+                runs are; None for nowhere.
+            resume: whether the run in that folder goes on, after its last checkpoint.
 
         Returns:
             The final model, by the names of its state dict, and by round the means of the clients'
@@ -143,21 +152,31 @@ class Strategy(FlowersStrategy):
             raise ConfigError("evaluate_config without fraction_evaluate has no effect: set eval.*")
         if resume and run_dir is None:
             raise ConfigError("resume=True without run_dir, the folder of the run that goes on")
+        if resume and not Path(str(run_dir)).is_dir():
+            raise ConfigError(f"resume=True: there is no run in run_dir={run_dir}")
         more = [] if num_rounds is None else [f"rounds={num_rounds}"]
         more += [] if timeout is None else [f"replies.deadline={timeout}"]
         lines = (*self._lines, *more)
         folder = {} if run_dir is None else {"run_dir": str(run_dir), "resumes": resume}
         job = self._begun(lines, initial_arrays, run_dir_given=run_dir is not None, **folder)
         nodes = self._nodes(job)
-        ask = self._own and partial(_evaluated, self._own, grid, evaluate_config)
+        ask = None
+        if self._own is not None:
+            seconds = job.strategy.setting.replies.deadline
+            ask = partial(_evaluated, self._own, grid, evaluate_config, seconds)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
         records = settings_records(lines, train_config)
         members = GridMembers(grid, records)
         with pinned_threads(job.config.run.engine.threads):
             nodes.join(members)
+            job.own_loop = nodes.own_loop
             loop = self._loop(job)
-            loop.callbacks.append(results)
+            for row in (
+                row for one in loop.callbacks if isinstance(one, Recorder) for row in one.rows
+            ):
+                results.add(loop.method, row)  # of a run that goes on
+            loop.callbacks.insert(0, results)  # so that the record has what the owner scores
             loop.run(FlowerCourier(members, nodes))
         return results.result
 
@@ -320,36 +339,57 @@ class FlowersResult(Callback):
         self._evaluate = evaluate_fn
 
     def begun(self, loop: Loop) -> None:
-        self._score(loop, {})
+        if self._evaluate and not self.rows and (first := _scored("", self._evaluate, loop)):
+            self.result.evaluate_metrics_serverapp[loop.round] = MetricRecord(first)
 
     def settled(self, loop: Loop, row: Row) -> None:
-        method, result = loop.method, self.result
-        self.rows.append(row | recorded_numbers(loop.current))
-        if metrics := _metrics(row["metrics"]):
-            result.train_metrics_clientapp[loop.round] = metrics
-        means: MetricRecord | None = _metrics(means_of(method, row))
+        metrics = row["metrics"]
         if self._ask and row["phase"] == "train":
-            means = self._ask(loop.round, ArrayRecord(final_weights(method)))
-        if means:
-            result.evaluate_metrics_clientapp[loop.round] = means
-        self._score(loop, global_of(method, row))
+            metrics.update(_scored(EVALUATED, self._ask, loop))
+        if self._evaluate:
+            metrics.update(_scored(SERVER, self._evaluate, loop))
+        if shown := {name: value for name, value in metrics.items() if name != STEPS}:
+            log.info("%s", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+        self.add(loop.method, row | recorded_numbers(loop.current))
+
+    def add(self, method: FedStrategy, row: Row) -> None:
+        """Add a step, as it stands in rounds.jsonl."""
+        self.rows.append(row)
+        named = row["metrics"].items()
+        evaluated, scored = (
+            {name.removeprefix(prefix): value for name, value in named if name.startswith(prefix)}
+            for prefix in (EVALUATED, SERVER)
+        )
+        trained = {n: value for n, value in named if not n.startswith((EVALUATED, SERVER))}
+        for found, metrics in (
+            (self.result.train_metrics_clientapp, trained),
+            (self.result.evaluate_metrics_clientapp, evaluated or means_of(method, row)),
+            (self.result.evaluate_metrics_serverapp, {**global_of(method, row), **scored}),
+        ):
+            if metrics := _metrics(metrics):
+                found[row["round"]] = metrics
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         self.result.arrays = ArrayRecord(final_weights(loop.method))
 
-    def _score(self, loop: Loop, scores: Mapping[str, float]) -> None:
-        """Note the scores on the server after the last step, those of the owner among them."""
-        own = self._evaluate and self._evaluate(loop.round, ArrayRecord(final_weights(loop.method)))
-        if metrics := _metrics({**scores, **(own or {})}):
-            self.result.evaluate_metrics_serverapp[loop.round] = metrics
-
 
 def _evaluated(
-    own: FedAvg, grid: Grid, config: ConfigRecord | None, server_round: int, arrays: ArrayRecord
+    own: FedAvg,
+    grid: Grid,
+    config: ConfigRecord | None,
+    seconds: float | None,
+    server_round: int,
+    arrays: ArrayRecord,
 ) -> MetricRecord | None:
-    """The means of what the nodes' own evaluate functions return."""
+    """The means of what the nodes' own evaluate functions return within the seconds."""
     asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
-    return own.aggregate_evaluate(server_round, grid.send_and_receive(asked))
+    return own.aggregate_evaluate(server_round, grid.send_and_receive(asked, timeout=seconds))
+
+
+def _scored(prefix: str, evaluate: EvaluateFn, loop: Loop) -> dict[str, float]:
+    """What a function of the owner scores of the global model after this round."""
+    scores = evaluate(loop.round, ArrayRecord(final_weights(loop.method))) or {}
+    return {f"{prefix}{name}": value for name, value in scores.items()}  # type: ignore[misc]
 
 
 def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedhet import config
+from fedhet.config.lines import key_of
+from fedhet.core.errors import ConfigError
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.task import PARTS, Task
 from fedhet.data.given import check_settings, check_task
@@ -15,7 +17,21 @@ from fedhet.job import Job
 
 
 def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
-    """The settings of a run as overrides."""
+    """The settings of a run as overrides.
+
+    Raises:
+        ConfigError: a text stands for a list, or the method or the plug-ins are given twice.
+    """
+    for name, given in (("plugins", plugins), ("overrides", overrides)):
+        if isinstance(given, str):
+            raise ConfigError(f"{name}={given!r} is a text; expected a list of texts")
+    twice = {"method": method, **({"plugin": list(plugins)} if plugins else {})}
+    for line in overrides:
+        if (key := key_of(line)) in twice:
+            raise ConfigError(
+                f"the strategy was made with {key}={twice[key]!r}, and its overrides have {line}:"
+                " leave one out"
+            )
     chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
     return (*chosen, *overrides)
 

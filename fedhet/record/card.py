@@ -144,6 +144,10 @@ The last loss on the global test set is {{ summary.loss | score }}.
 
 ## Settings
 
+{% if environment.own_loop %}
+The clients trained by a loop of the app's owner, which `client` says nothing of.
+
+{% endif %}
 ```yaml
 {{ settings | safe }}```
 

@@ -110,7 +110,8 @@ def claim(folder: Path, explicit: bool) -> Path:
                 raise uncreatable("hydra.run.dir", folder, error) from error
         if explicit:
             raise ConfigError(
-                f"hydra.run.dir={folder}: that folder already holds a run; name another"
+                f"hydra.run.dir={folder}: that folder already holds a run; name another, or"
+                " resume it"
             )
         count += 1
         folder = base.with_name(f"{base.name}-{count}")

@@ -131,6 +131,7 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
         f"{threads} threads": threads != 1,
         "engine.compile, amp or channels_last": workspace.speed != Speed(),
         f"engine.fused: {job.together} clients as one": job.together > 0,
+        "clients train by a loop of the app's owner": job.own_loop,
         "real clients draw noise that no seed repeats": workspace.noise and not workspace.simulated,
     }
     why_not = [reason for reason, holds in reasons.items() if holds]
@@ -138,6 +139,7 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
         "engine": job.engine,
         "device": str(workspace.device),
         "threads": threads,
+        "own_loop": job.own_loop,
         "bit_exact": not why_not,
         "why_not_exact": why_not,
     }
@@ -175,8 +177,8 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
     before = _recorded_config(folder)
     for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
         raise ConfigError(
-            f"resume={folder}: {key} was {was} in this run, and would be {now}: conf/, the task"
-            " or the version of fedhet has changed since"
+            f"resume={folder}: {key} was {was} in this run, and would be {now}: the settings,"
+            " conf/, the task or the version of fedhet have changed since"
         )
     recorded = read_or_empty(folder / "partition.json")
     if recorded and recorded != json.loads(as_json(partition)):

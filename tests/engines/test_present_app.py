@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -158,9 +159,11 @@ def test_a_run_that_was_stopped_goes_on(launch: Callable[..., Any], tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         strategy_of("scaffold", *lines).start(Stops(app_of()), run_dir=folder)
-    grid = AppGrid(app_of(), first=90)
-    result = strategy_of("scaffold", *lines).start(grid, run_dir=folder, resume=True)
+    grid, strategy = AppGrid(app_of(), first=90), strategy_of("scaffold", *lines)
+    result = strategy.start(grid, run_dir=folder, resume=True)
     assert sha256(result.arrays) == run.summary["weights_sha256"]
+    assert [row["round"] for row in strategy.history] == [1, 2, 3, 4]
+    assert list(result.evaluate_metrics_clientapp) == [1, 2, 3, 4]
     assert min(int(group) for _, _, group in grid.heard) == 3
     assert fedhet.load_run(folder).summary["weights_sha256"] == run.summary["weights_sha256"]
 
@@ -213,6 +216,16 @@ def test_arguments_that_cannot_act_are_refused() -> None:
         strategy_of("fedavg").start(grid, train_config=ConfigRecord({"lr": 1}))
     with pytest.raises(ConfigError, match="resume=True without run_dir"):
         strategy_of("fedavg").start(grid, resume=True)
+    with pytest.raises(ConfigError, match="resume=True: there is no run in run_dir=nowhere"):
+        strategy_of("fedavg").start(grid, run_dir="nowhere", resume=True)
+    with pytest.raises(ConfigError, match=r"method='fedavg', and its overrides have method=local"):
+        strategy_of("fedavg", "method=local")
+    with pytest.raises(ConfigError, match=r"plugin=\['moon'\], and its overrides have \+plugin="):
+        strategy_of("fedavg", "+plugin=[drift]", plugins=["moon"])
+    with pytest.raises(ConfigError, match=r"overrides='client.lr=.1' is a text; expected a list"):
+        fedhet.flower.Strategy("fedavg", of_server(), overrides="client.lr=.1")
+    with pytest.raises(ConfigError, match="fraction_evaluate=2 is not allowed"):
+        strategy_of("fedavg", fraction_evaluate=2)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +315,19 @@ def test_a_loop_of_the_owner_is_what_trains(method: str, lines: list[str]) -> No
         assert "fednorm.weight_max" in strategy.history[-1]
 
 
+def test_the_record_says_that_another_loop_has_trained(tmp_path: Path) -> None:
+    """Also where the server's task has all data, so that it need not ask the nodes for sizes."""
+    for name, task in (("sizes", of_server()), ("data", toy_task(4))):
+        strategy = strategy_of("fedavg", task=task)
+        strategy.start(AppGrid(app_of(loop=own_loop)), num_rounds=1, run_dir=tmp_path / name)
+        environment = json.loads((tmp_path / name / "environment.json").read_text())
+        assert environment["own_loop"] and not environment["bit_exact"]
+        card = (tmp_path / name / "model_card.md").read_text()
+        assert "trained by a loop of the app's owner" in card
+        (row,) = map(json.loads, (tmp_path / name / "rounds.jsonl").read_text().splitlines())
+        assert row["metrics"]["train_loss"] > 0
+
+
 def test_the_mean_is_that_of_what_the_loops_return() -> None:
     """Each client adds its number to every weight."""
 
@@ -385,6 +411,29 @@ def test_nodes_may_evaluate_by_a_function_of_the_owner(flowers: bool) -> None:
     score = (0 + 1 + 4 + 9) / 6
     for number in (1, 2):
         assert result.evaluate_metrics_clientapp[number]["score"] == pytest.approx(score)
+    if not flowers:
+        row = strategy.history[-1]
+        assert row["metrics"]["evaluate.score"] == pytest.approx(score)
+
+
+def test_an_evaluation_of_the_owner_has_a_deadline() -> None:
+    grid = AppGrid(app_of())
+    asked: list[float | None] = []
+
+    def never(messages: Any, *, timeout: float | None = None) -> list[Message]:
+        asked.append(timeout)
+        return []
+
+    grid.send_and_receive = never  # type: ignore[method-assign]
+    result = strategy_of("fedavg", fraction_evaluate=1.0).start(grid, num_rounds=1, timeout=7)
+    assert asked == [7] and not result.evaluate_metrics_clientapp
+
+
+def test_a_run_that_a_failure_ends_says_what_goes_on() -> None:
+    grid = AppGrid(app_of())
+    grid.silent = {1}
+    with pytest.raises(RunFailed, match=r"client 1 failed .* on_failure=skip goes on without it"):
+        strategy_of("fedavg", "replies.grace=0").start(grid, num_rounds=1, timeout=0.2)
 
 
 def test_a_loop_may_move_the_model() -> None:

@@ -333,8 +333,7 @@ class Backup:
         failures = Outliers.found(opened) if self.possible and not again else []
         for failed in failures:
             note(failed)
-            if strategy.setting.ends_run(failed):
-                raise RunFailed(str(failed))
+            strategy.setting.survive(failed)
             log.warning("round %d is undone: %s", opened.round, failed)
         if not failures:
             return None

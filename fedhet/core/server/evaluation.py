@@ -158,8 +158,7 @@ def received(
             continue
         failures.append(reply)
         note(reply)
-        if strategy.setting.ends_run(reply):
-            raise RunFailed(str(reply))
+        strategy.setting.survive(reply)
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
     for failure in failures:

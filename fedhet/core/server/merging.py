@@ -367,10 +367,7 @@ class NormFilter(Mean):
                 why = f"more than merge.factor={self.factor:g} times the median of this step"
                 why = f"{why}, {usual:.4g}"
             cause = f"the norm of its {kind} is {own[kind]:.4g}, {why}"
-            failed = step.failure(update.pid, cause, "outlier")
-            if step.ends_run(failed):
-                failed.cause += "; on_failure=skip leaves such updates out, and the run goes on"
-            step.record(failed)
+            step.record(step.failure(update.pid, cause, "outlier"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from fedhet.core import streams
-from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Expected, Method, Phase, Plugin, Step
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
@@ -54,7 +53,7 @@ class OpenStep:
         seen: owner -> the step as its functions see it.
         expected: owner -> what it expects of a reply.
         device: where the aggregation takes place.
-        ends_run: whether the run does not go on without a client that failed.
+        survive: ends the run, unless it goes on without a client that failed.
         failures: the clients that did not deliver.
         accepted: the number of updates that were merged.
         bytes: "up" and "down" -> bytes by kind.
@@ -79,7 +78,7 @@ class OpenStep:
     seen: dict[str, Step]
     expected: dict[str, Mapping[str, Expected]]
     device: torch.device
-    ends_run: Callable[[Failure], bool]
+    survive: Callable[[Failure], None]
     failures: list[Failure] = field(default_factory=list)
     accepted: int = 0
     bytes: dict[str, dict[str, int]] = field(default_factory=lambda: {"up": {}, "down": {}})
@@ -112,8 +111,7 @@ class OpenStep:
             RunFailed: it does.
         """
         self.failures.append(failed)
-        if self.ends_run(failed):
-            raise RunFailed(str(failed))
+        self.survive(failed)
 
     def measure(self, metrics: dict[str, float]) -> None:
         """Add one client's metrics to the means and sums."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fedhet.core.errors import RunFailed
 from fedhet.core.groups import Course, Evaluation, LocalSettings
 from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.messages import LOST, Failure
@@ -41,9 +42,14 @@ class Setting(Course):
         """Whether this is a lost state, and the run lets its client begin again without one."""
         return reason == LOST and self.on_lost_state == "restart"
 
-    def ends_run(self, failure: Failure) -> bool:
-        """Whether the run does not go on without the client."""
-        return self.on_failure == "stop" and not self.starts_afresh(failure.reason)
+    def survive(self, failure: Failure) -> None:
+        """End the run, unless it goes on without the client.
+
+        Raises:
+            RunFailed: it does not.
+        """
+        if self.on_failure == "stop" and not self.starts_afresh(failure.reason):
+            raise RunFailed(f"{failure}; on_failure=skip goes on without it")
 
     def share(self, phase: Phase) -> float:
         """The share of the clients that take part in a step of the phase, unless it says itself."""

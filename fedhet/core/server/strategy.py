@@ -225,7 +225,7 @@ class FedStrategy(Strategy):
             seen=seen,
             expected={piece.GROUP: piece.expects(seen[piece.GROUP]) for piece in pieces},
             device=self.workspace.device,
-            ends_run=setting.ends_run,
+            survive=setting.survive,
         )
 
     def _step(
