@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from fedhet.core.errors import ConfigError, RunFailed, clean, printed
 from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
 from fedhet.deploy.kit import read_record
-from fedhet.flower.turns import WAITS
 from fedhet.record.files import write_json
 from fedhet.record.schema import read_object
 
@@ -25,7 +24,7 @@ MOST_RUNS = 5  # in a status
 # What is large and in no app.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "outputs", "multirun", "build")
 _IDS: dict[Any, Any] = {str: str}  # the form of nodes.json
-_STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} (?:run \d+|another run))", re.MULTILINE)
+_STEP = re.compile(r"fedhet: (\w+ \d+)(?=, .* s$)", re.MULTILINE)
 
 
 class Node(NamedTuple):
@@ -218,7 +217,7 @@ def status(out: Path) -> Status:
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
         details = row.get("status-details", "N/A").replace("N/A", "")
         step = ""
-        if state == "running" and number.isdecimal():  # or for which run it waits
+        if state == "running" and number.isdecimal():
             logged = flwr(home, "log", number, CONNECTION, "--show")
             step = ["no step yet", *_STEP.findall(logged)][-1]
         runs.append((number, f"{state} {details}".strip(), step, since))

@@ -49,7 +49,6 @@ from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
-from fedhet.flower.turns import take_turn
 from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
@@ -287,7 +286,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 def strategy_of(context: Context) -> ConfiguredStrategy:
-    """The strategy of a run under `flwr run`, when it is the run's turn.
+    """The strategy of a run under `flwr run`.
 
     Args:
         context: Flower's context of the run.
@@ -305,7 +304,6 @@ def strategy_of(context: Context) -> ConfiguredStrategy:
     except UnknownChoice as error:
         raise ConfigError(_explained(error)) from None
     pin_threads(settings.run.engine.threads)
-    take_turn(context.run_id)
     return ConfiguredStrategy(settings)
 
 
