@@ -16,7 +16,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
-from fedhet.flower.grid import GridMembers, near, pause_of, pulled, run_of
+from fedhet.flower.grid import RAISED, GridMembers, near, pause_of, pulled, run_of
 from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
@@ -190,7 +190,8 @@ def read_message(msg: Broadcast, node: int, reply: Message, more_bytes: int) -> 
     """
     if reply.has_error():
         cause = f"node {node}: {clean(reply.error.reason)}"
-        return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
+        reason = "failed" if reply.error.code == RAISED else "no reply"
+        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
     try:
         arrays, carried = parcels.opened(reply.content)

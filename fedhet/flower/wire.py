@@ -17,13 +17,10 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,53 +78,12 @@ _WEIGHTS = ""  # the name of the weights among the digests; no extra has an empt
 LONGEST_INTEGER = 2**62
 MOST_METRICS = 1000
 LONGEST_NAME = 200
-HIDDEN = "<path>"
-# A path in quotes may contain spaces; another one ends at a space, without punctuation.
-_QUOTED = r"""(?<=')/[^']+(?=')|(?<=")/[^"]+(?=")"""
-_REST = r"""[^\s'"]*[^\s'",;:.)\]}]"""
-# Neither the // of https:// nor a slash within a relative path or a term such as train/val.
-_START = r"(?:(?<=file:)///|(?<![\w.<>*/:])//(?!/)|(?<![\w.<>*/])/(?!/))"
 
 
-class WireClient(NumPyClient):
-    """A client of Flower that serves evaluation messages as it serves the others, in `fit`.
-
-    Attributes:
-        paths: the paths in the node config of a machine whose folders the server may not learn;
-            None where the node is simulated.
-    """
-
-    paths: Collection[Path] | None = None
-
-    def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message."""
-        raise NotImplementedError
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = read_broadcast(parameters, config)
-        # At the deadline the work ends by itself, unless it hangs outside of Python.
-        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            reply = self._told(self.handle(msg))
-            return reply_arrays(msg, reply)
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
-
-    def _told(self, reply: Reply) -> Reply:
-        """The reply without what the server may not learn, which is logged here."""
-        if self.paths is None or isinstance(reply, Upload):
-            return reply
-        log.error("client %d: %s", reply.pid, clean(reply.cause))
-        return replace(reply, cause=told(reply.cause, self.paths))
-
-
-class Adapter(WireClient):
+class Adapter(NumPyClient):
     """Serves Flower's messages by a method's client, to which it is attached.
+
+    Flower's messages of an evaluation are served as the others.
 
     Args:
         client: the client.
@@ -140,8 +96,19 @@ class Adapter(WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._client.properties
 
-    def handle(self, msg: Broadcast) -> Reply:
-        return self._client.handle(msg)
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        msg = read_broadcast(parameters, config)
+        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
+            return reply_arrays(msg, self._client.handle(msg))
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        _, examples, metrics = self.fit(parameters, config)
+        return 0.0, examples, metrics
 
 
 # ---- server to client
@@ -348,16 +315,6 @@ def _size(value: Any) -> int:
 def refusal(msg: Broadcast, error: Rejected) -> Failure:
     """The failure of the client whose reply to `msg` is refused."""
     return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
-
-
-def sender(carried: Any) -> int:
-    """The client that has signed a reply.
-
-    Raises:
-        Rejected: the header is damaged.
-    """
-    pid: int = read(read_header(carried), "pid", int, low=0)
-    return pid
 
 
 # ---- weights and extras
@@ -691,33 +648,3 @@ def local_settings(values: Mapping[str, Any]) -> LocalSettings:
         return LocalSettings(**values)
     except ConfigError as error:
         raise Rejected("unreadable", clean(f"local training: {error}")) from error
-
-
-# ---- what a node tells the server of an error
-def told(text: str, named: Iterable[Path] = ()) -> str:
-    """The text as the server gets it.
-
-    Args:
-        text: the message of an error.
-        named: paths in the node config, of which the last component is told. Of all other paths,
-            and of what is below any, nothing is.
-    """
-    names = {str(path): path.name for path in named}
-    hidden = _folders() | {str(Path(path).parent) for path in names}
-    known = {
-        form: short
-        for path, short in {**dict.fromkeys(hidden, HIDDEN), **names}.items()
-        for form in (path, repr(path)[1:-1])  # as it is, and as it is in quotes
-        if "/" in path.strip("/") or path[:1] == "/" != path
-    }
-    one = rf"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?!\w)"
-    in_quotes = rf"""(?<='){one}[^']*(?=')|(?<="){one}[^"]*(?=")"""
-    pattern = rf"{in_quotes}|{one}(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
-    return re.sub(pattern, lambda found: known.get(found[found.lastindex or 0], HIDDEN), text)
-
-
-def _folders() -> set[str]:
-    """Folders of this machine, which may be relative or have spaces in their names."""
-    environment = {value for value in os.environ.values() if "/" in value}
-    own = {str(Path.home()), tempfile.gettempdir(), str(Path.cwd())}
-    return own | environment | {str(Path(value)) for value in environment}

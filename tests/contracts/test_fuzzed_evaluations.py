@@ -142,7 +142,7 @@ def test_fuzzed_descriptions_of_sites(tmp_path: Path, cases: int) -> None:
         deployment.join(workspace, number, share_counts=True)
         for number, workspace in enumerate("abc", 1)
     ]
-    properties = [node.client.get_properties({}) for node in nodes]
+    properties = [node.who() for node in nodes]
     read = deployment.nodes._description
     others = [read(one) for one in properties[1:]]
     passed = 0
