@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -30,24 +30,13 @@ RENEW = "the operator makes a new certificate with `deploy init --renew`"
 SECONDS = 10.0  # for a server to answer
 
 
-class Check(NamedTuple):
-    """One line.
-
-    Attributes:
-        name: what was checked.
-        ok: whether it is as it should be.
-        text: what was found; if it is wrong, what to do.
-    """
-
-    name: str
-    ok: bool
-    text: str
-
-
 def checks(
     place: ServerFolder | SiteFolder, overrides: Sequence[str], disk_gb: float
-) -> Iterator[Check]:
+) -> Iterator[tuple[str, bool, str]]:
     """Check a server or a site.
+
+    Yields what was checked, whether it is as it should be, and what was found: if it is wrong, what
+    to do.
 
     Args:
         place: the server or the site.
@@ -77,9 +66,9 @@ def checks(
     steps["disk"] = partial(_disk, place.state, disk_gb)
     for name, step in steps.items():
         try:
-            yield Check(name, True, step())
+            yield name, True, step()
         except (ConfigError, DataError, ImportError, OSError) as error:
-            yield Check(name, False, clean(str(error)))
+            yield name, False, clean(str(error))
 
 
 # ---- keys and certificates

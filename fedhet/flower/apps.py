@@ -30,6 +30,7 @@ from fedhet.core.errors import (
     SUBMITTED,
     ConfigError,
     DataError,
+    Rejected,
     RunFailed,
     UnknownChoice,
     clean,
@@ -243,9 +244,11 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = strategy_of(context)
     try:
         strategy.start(grid)
-    except RunFailed:
-        # Flower would print the error too, with a traceback and an exit code of its own.
+    except (RunFailed, Rejected) as error:
         recorded = strategy.job.loop is not None
+        if not recorded:
+            log.error("the run does not begin: %s", error)
+        # Flower would print the error too, with a traceback and an exit code of its own.
         if not recorded or SUBMITTED not in os.environ or traceback_wanted():
             raise
 

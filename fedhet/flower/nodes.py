@@ -78,7 +78,6 @@ class Nodes:
         self.clients = clients
         self._by_partition: dict[int, str] = {}
         self._asked: set[str] = set()
-        self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = False
         self.data = data
@@ -104,12 +103,6 @@ class Nodes:
         if len(known) < max(1, self._total) or not members.ids() >= set(known.values()):
             self._gather(members)
         return {pid: known.get(pid % self._total) for pid in pids}
-
-    def absence(self, pid: int) -> str:
-        """Why no node hosts the client."""
-        if pid % self._total in self._joined:
-            return "its node had joined, and is not connected any more"
-        return "its node has not joined"
 
     def _gather(self, members: Members) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
@@ -186,7 +179,6 @@ class Nodes:
                 if not self._begun:
                     raise RunFailed(problem) from error
                 log.warning("%s; the run goes on without it", problem)
-        self._joined.update(self._by_partition)
 
     def _enter(self, cid: str, answer: dict[str, Any]) -> None:
         """Note which partition-id the node has.

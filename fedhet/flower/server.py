@@ -104,7 +104,7 @@ class FlowerCourier:
         looks = count()
         for msg in plan:
             if msg.pid in absent:
-                cause = self._nodes.absence(msg.pid)
+                cause = "its node is not connected"
                 yield Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
@@ -208,8 +208,7 @@ def message_of(
     records: Mapping[str, ConfigRecord],
 ) -> Message:
     """The message as Flower carries it to the node, with further records."""
-    parameters, config = packer(msg)
-    content = parcel(parameters.tensors, config)
+    content = parcel(*packer(msg))
     content.config_records.update(records)
     # The final model is kept by the function for training: the other may be the owner's.
     evaluates = msg.phase == EVALUATE and KEEP not in msg.extras

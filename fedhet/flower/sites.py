@@ -21,7 +21,7 @@ from fedhet.config import Config
 from fedhet.core.check import boolean
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError, DataError, MachineError, Rejected, RunFailed
+from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
@@ -207,22 +207,11 @@ class SiteNodes(Nodes):
         self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
 
     def join(self, members: Members) -> None:
-        """Wait for the sites.
-
-        Raises:
-            RunFailed, Rejected: as `agree`; the log says so, too.
-        """
-        try:
-            self.agreed_on = self.agree(members)
-        except (RunFailed, Rejected) as error:
-            log.error("the run does not begin: %s", error)
-            raise
-
-    def agree(self, members: Members) -> Agreement:
         """Wait for the sites, and join what they tell of their data.
 
         Raises:
             RunFailed: a node is no declared site, its data do not fit, or too few have joined.
+            Rejected: what they tell does not fit together.
         """
         self._gather(members)
         sites = range(self._total)
@@ -230,8 +219,7 @@ class SiteNodes(Nodes):
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
         self._warn(agreed)
-        self.agreed = agreed.statistics
-        return agreed
+        self.agreed_on, self.agreed = agreed, agreed.statistics
 
     def _warn(self, agreed: Agreement) -> None:
         """Say which site outweighs all others together: nobody can count its samples."""

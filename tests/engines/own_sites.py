@@ -88,8 +88,7 @@ class Node:
 
     def serve(self, msg: Broadcast, agreed: Any = None) -> Reply:
         """Its reply to a message of the run."""
-        config = wire.MessagePacker(agreed)(msg)
-        content = Parcels()(config[0].tensors, config[1])
+        content = Parcels()(*wire.MessagePacker(agreed)(msg))
         return read_message(msg, self.context.node_id, self.answer(content), 2**20)
 
     def tell(self) -> Any:
@@ -140,7 +139,8 @@ class Deployment:
         self.nodes = SiteNodes(self._limits, declaration(self.cfg)[0])
 
     def agree(self) -> Agreement:
-        return self.nodes.agree(self.members)
+        self.nodes.join(self.members)
+        return self.nodes.agreed_on
 
     def host(self, pid: int) -> Any:
         """The node that hosts the client, or None."""

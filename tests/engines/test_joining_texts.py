@@ -74,7 +74,8 @@ class Joining:
 
     def weights(self) -> str:
         """The digest of the weights after three rounds of messages to the nodes."""
-        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agree(self.members))
+        self.nodes.join(self.members)
+        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agreed_on)
         job = Job(self.settings, engine="flwr", local=data)
         for number in (1, 2, 3):
             replies = []
@@ -87,7 +88,7 @@ class Joining:
 
     def refusal(self) -> str:
         with pytest.raises(RunFailed) as refused:
-            self.nodes.agree(self.members)
+            self.nodes.join(self.members)
         return refused.value.reason
 
 
