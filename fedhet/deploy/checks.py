@@ -58,7 +58,6 @@ def checks(
             "key": partial(_node_key, folder / "node.key"),
             "certificate": partial(_dates, folder / "ca.crt"),
             "server": partial(_server, place),
-            "clock": partial(_clock, place),
             "port": partial(_port, port, "SuperNode", "127.0.0.1", None),
             "data": partial(_data, place, overrides),
         }
@@ -217,11 +216,10 @@ def holder(port: int) -> str:
     return "a process of another user"
 
 
-def _reached(place: SiteFolder) -> tuple[int, float | None]:
-    """What `_ask` has of the server."""
-    host, port = split_address("server", place.server)
+def _server(place: SiteFolder) -> str:
+    """The server: whether it answers, by which certificate, and what time it is there."""
     try:
-        return _ask(host, port, place.folder / "ca.crt")
+        status, skew = _ask(*split_address("server", place.server), place.folder / "ca.crt")
     except ssl.SSLCertVerificationError as error:
         raise DataError(
             f"the certificate of {place.server} is refused: {error.verify_message}; look at the"
@@ -232,26 +230,21 @@ def _reached(place: SiteFolder) -> tuple[int, float | None]:
             f"{place.server} cannot be reached ({error}): is the SuperLink running, and do the"
             " firewalls on both sides let this machine connect to it?"
         ) from error
-
-
-def _server(place: SiteFolder) -> str:
-    status, _ = _reached(place)
-    if status != http.HTTPStatus.OK:
-        raise DataError(f"{place.server} answers with {status}: it is no SuperLink")
-    return f"{place.server} answers, and its certificate is that of our authority"
-
-
-def _clock(place: SiteFolder) -> str:
-    _, skew = _reached(place)
-    if skew is None:
-        raise DataError(f"{place.server} does not say what time it is: is it a SuperLink?")
+    if status != http.HTTPStatus.OK or skew is None:
+        raise DataError(
+            f"{place.server} is no SuperLink: it answers with {status}"
+            f"{', and does not say what time it is' if skew is None else ''}"
+        )
     if not -BEHIND < skew < AHEAD:
         direction = "ahead of" if skew > 0 else "behind"
         raise DataError(
             f"this clock is {abs(skew):.0f} s {direction} that of {place.server}, and Flower admits"
             f" {AHEAD} s ahead and {BEHIND} s behind: let both follow a time server (NTP)"
         )
-    return f"{abs(skew):.0f} s from that of {place.server}"
+    return (
+        f"{place.server} answers, its certificate is that of our authority, and its clock is"
+        f" {abs(skew):.0f} s from this one"
+    )
 
 
 # ---- this machine

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.client import NumPyClient
 
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import Limits
 from fedhet.core.task import Task
@@ -41,13 +44,8 @@ def client_of(
         raise ConfigError(
             "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
         )
-    place = place_of(node)
     lines = apps.checked_lines(records[SETTINGS].get(LINES))
-    apps.check_threads(lines)
-    whole = task(context) if callable(task) else task
-    job = job_of(lines, whole.at(*place.values()), Limits.of(node))
-    with apps.foreign():
-        client = job.client(store_at_site, told_of(job, place))
+    client = client_at(node, lines, task(context) if callable(task) else task, store_at_site)
     config = dict(records.get(CONFIG, {}))
     if loop is None and config and ASKS in message.content:
         raise ConfigError(
@@ -57,5 +55,30 @@ def client_of(
     if loop is not None:
         check_own_loop(client.method, client.plugins)
         client.site_of = partial(OwnersSite, loop=loop, config=config)
+    return client
+
+
+def client_at(
+    node_config: Mapping[str, Any],
+    lines: tuple[str, ...],
+    task: Task,
+    store: Store | Callable[[str], Store],
+) -> FedClient:
+    """The client of a node that has one.
+
+    Args:
+        node_config: Flower's configuration of the node.
+        lines: the run's settings as overrides.
+        task: the node's, or that of all clients, of whom the node takes its own.
+        store: where the client's state is.
+
+    Raises:
+        ConfigError, DataError: the settings do not fit the node, or not the task.
+    """
+    place = place_of(node_config)
+    apps.check_threads(lines)
+    job = job_of(lines, task.at(*place.values()), Limits.of(node_config))
+    with apps.foreign():
+        client = job.client(store, told_of(job, place))
     wire.Adapter(client)
     return client

@@ -203,8 +203,8 @@ class SiteNodes(Nodes):
         super().__init__(limits)
         self._declared = declared
         self._total = len(declared.sites)
-        self._descriptions: dict[int, SiteDescription] = {}
-        self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
+        # client -> the node that alone is its site in this run, and what that has told
+        self._bound: dict[int, tuple[str, SiteDescription]] = {}
 
     def join(self, members: Members) -> None:
         """Wait for the sites, and join what they tell of their data.
@@ -214,8 +214,8 @@ class SiteNodes(Nodes):
             Rejected: what they tell does not fit together.
         """
         self._gather(members)
-        sites = range(self._total)
-        agreed = Agreement.of(self._declared, [self._descriptions.get(pid) for pid in sites])
+        told = [self._bound.get(pid, ("", None))[1] for pid in range(self._total)]
+        agreed = Agreement.of(self._declared, told)
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
         self._warn(agreed)
@@ -233,12 +233,21 @@ class SiteNodes(Nodes):
             )
 
     def _enter(self, cid: str, answer: dict[str, Any]) -> None:
+        """Note which site the node is; no other one, and no other data, can take its place.
+
+        Raises:
+            ValueError: it is none, or another node is, or its data are others.
+        """
         description = self._description(answer)
-        pid = list(self._declared.sites).index(description.site)
-        self._check_bound(pid, description, cid)
-        self._by_partition[pid] = cid
-        self._descriptions[pid] = description
-        self._bound[pid] = cid
+        site = description.site
+        pid = list(self._declared.sites).index(site)
+        expected = str((self._declared.nodes or {}).get(site, cid))
+        node, before = self._bound.get(pid, (expected, description))
+        if cid != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {node}")
+        if before != description:
+            raise ValueError(f"site {site!r} has other data than when the run began")
+        self._by_partition[pid], self._bound[pid] = cid, (cid, description)
 
     def _description(self, properties: dict[str, Any]) -> SiteDescription:
         text = properties.get("description")
@@ -251,18 +260,3 @@ class SiteNodes(Nodes):
 
     def names(self, pids: Iterable[int]) -> str:
         return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
-
-    def _check_bound(self, pid: int, description: SiteDescription, node: str) -> None:
-        """Refuse another node for a site, or other data of it.
-
-        Raises:
-            ValueError: saying which.
-        """
-        site = description.site
-        expected = (self._declared.nodes or {}).get(site)
-        if expected is not None and str(expected) != node:
-            raise ValueError(f"it claims to be site {site!r}, which is node {expected}")
-        if self._bound.get(pid, node) != node:
-            raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
-        if self._descriptions.get(pid, description) != description:
-            raise ValueError(f"site {site!r} has other data than when the run began")
