@@ -62,6 +62,7 @@ REASONS = ("failed", LOST)  # of a failure that a client reports itself
 AGREED = "agreed"  # in the header of a message
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 HEADER = "fedhet"
+ARRAY = "fedhet.array."  # and a number: an array among the metrics of an evaluation
 EXAMPLES = "num-examples"  # with what a reply carries
 HEADER_LIMIT = 2**20  # characters; a ResNet-152 has 40,000
 _READERS: dict[tuple[int, int], Any] = {
@@ -102,8 +103,9 @@ class Adapter(NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
+        arrays, examples, metrics = self.fit(parameters, config)
+        tensors = ndarrays_to_parameters(arrays).tensors  # for which Flower has no other place
+        return 0.0, examples, {**metrics, **{f"{ARRAY}{i:06}": t for i, t in enumerate(tensors)}}
 
 
 # ---- server to client
@@ -264,8 +266,11 @@ def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
     """
     status = res.status
     failed = () if status.code is Code.OK else (status.code.name, status.message)
-    tensors = res.parameters.tensors if isinstance(res, FitRes) else []
-    return read_arrays(msg, tensors, {**res.metrics, EXAMPLES: res.num_examples}, limit, failed)
+    carried = {**res.metrics, EXAMPLES: res.num_examples}
+    if isinstance(res, FitRes):
+        return read_arrays(msg, res.parameters.tensors, carried, limit, failed)
+    tensors = [carried.pop(key) for key in sorted(carried) if key.startswith(ARRAY)]
+    return read_arrays(msg, tensors, carried, limit, failed)
 
 
 def read_arrays(
