@@ -258,7 +258,7 @@ class StrategyAdapter(Rounds, Strategy):
         """
         packer = wire.MessagePacker()
         asked = self._asked(client_manager) if self.evaluating else []
-        return [(proxy, wire.evaluate_ins(msg, packer)) for proxy, msg in asked]
+        return [(proxy, wire.fit_ins(msg, packer, EvaluateIns)) for proxy, msg in asked]
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]

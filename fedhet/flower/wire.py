@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -70,6 +70,7 @@ _READERS: dict[tuple[int, int], Any] = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 _WEIGHTS = ""  # the name of the weights among the parts; no extra has an empty name
+Ins = TypeVar("Ins", FitIns, EvaluateIns)
 Part = tuple[list[Any], list[str]]  # arrays, and their digest followed by their names
 LONGEST_INTEGER = 2**62
 MOST_METRICS = 1000
@@ -133,16 +134,10 @@ class MessagePacker:
         return self._packed[id(value)][1]
 
 
-def fit_ins(msg: Broadcast, packer: MessagePacker) -> FitIns:
-    """The message as what Flower sends to `NumPyClient.fit`."""
+def fit_ins(msg: Broadcast, packer: MessagePacker, kind: type[Ins] = FitIns) -> Ins:
+    """The message as what Flower sends to `NumPyClient.fit`, or as EvaluateIns to `evaluate`."""
     tensors, config = packer(msg)
-    return FitIns(Parameters(tensors, "numpy.ndarray"), config)
-
-
-def evaluate_ins(msg: Broadcast, packer: MessagePacker) -> EvaluateIns:
-    """The message as what Flower sends to `NumPyClient.evaluate`."""
-    ins = fit_ins(msg, packer)
-    return EvaluateIns(ins.parameters, ins.config)
+    return kind(Parameters(tensors, "numpy.ndarray"), config)
 
 
 def write_broadcast(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
