@@ -42,7 +42,8 @@ class OtherCode(ConfigError):
 class MachineError(ConfigError):
     """The message of a ConfigError has what no other machine may learn.
 
-    It names a file or a folder of this machine, or repeats an error of code that is not fedhet's.
+    It names a file or a folder of this machine, has a value of the data, or repeats an error of
+    code that is not fedhet's.
     """
 
 
