@@ -145,7 +145,6 @@ def client_app(
     lines = lines_of(method, plugins, overrides)
 
     def client_fn(context: Context) -> Client:
-        store = ContextStore(context.state)
-        return client_at(context.node_config, lines, task(context), store).to_client()
+        return client_at(context, lines, task, ContextStore(context.state)).to_client()
 
     return ClientApp(client_fn=client_fn)

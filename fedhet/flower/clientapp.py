@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.client import NumPyClient
@@ -39,13 +38,13 @@ def client_of(
         ConfigError, DataError, ImportError, OSError: the message is of something else, the node's
             configuration is wrong, or this machine cannot serve the run.
     """
-    node, records = context.node_config, message.content.config_records
+    records = message.content.config_records
     if SETTINGS not in records:
         raise ConfigError(
             "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
         )
     lines = apps.checked_lines(records[SETTINGS].get(LINES))
-    client = client_at(node, lines, task(context) if callable(task) else task, store_at_site)
+    client = client_at(context, lines, task, store_at_site)
     config = dict(records.get(CONFIG, {}))
     if loop is None and config and ASKS in message.content:
         raise ConfigError(
@@ -59,25 +58,26 @@ def client_of(
 
 
 def client_at(
-    node_config: Mapping[str, Any],
+    context: Context,
     lines: tuple[str, ...],
-    task: Task,
+    task: Task | Callable[[Context], Task],
     store: Store | Callable[[str], Store],
 ) -> FedClient:
     """The client of a node that has one.
 
     Args:
-        node_config: Flower's configuration of the node.
+        context: Flower's context of the node.
         lines: the run's settings as overrides.
-        task: the node's, or that of all clients, of whom the node takes its own.
+        task: as for `fedhet.flower.train`.
         store: where the client's state is.
 
     Raises:
         ConfigError, DataError: the settings do not fit the node, or not the task.
     """
-    place = place_of(node_config)
+    place = place_of(context.node_config)
     apps.check_threads(lines)
-    job = job_of(lines, task.at(*place.values()), Limits.of(node_config))
+    whole = task(context) if callable(task) else task
+    job = job_of(lines, whole.at(*place.values()), Limits.of(context.node_config))
     with apps.foreign():
         client = job.client(store, told_of(job, place))
     wire.Adapter(client)
