@@ -93,7 +93,10 @@ class DiskStore:
         content = path.read_bytes()
         stated, data = content[:HASH_BYTES], content[HASH_BYTES:]
         if hashlib.sha256(data).digest() != stated:
-            raise LostState(f"{path} is damaged: its content does not have the hash it began with")
+            raise LostState(
+                f"client {pid}: its state of round {version} is damaged on this machine: the file"
+                " does not have the content whose hash it begins with"
+            )
         return safetensors.torch.load(data)
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:

@@ -19,7 +19,7 @@ from omegaconf._utils import get_yaml_loader
 from fedhet.config import pieces
 from fedhet.config.aliases import unfolded
 from fedhet.core.check import did_you_mean
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import MachineError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -276,7 +276,7 @@ def _files(group: str) -> dict[str, Path]:
         for path in root.rglob("*.yaml"):
             choice = path.relative_to(root).with_suffix("").as_posix()
             if choice in files:
-                raise ConfigError(
+                raise MachineError(
                     f"{group}={choice} exists twice: {files[choice]} and {path}; rename one of them"
                 )
             files[choice] = path
@@ -289,7 +289,7 @@ def _check_layout(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         stray = next(path.rglob("*.yaml"), None) if path.is_dir() else path
         if path.name not in known and stray is not None and stray.suffix == ".yaml":
-            raise ConfigError(
+            raise MachineError(
                 f"{stray} belongs to no group{did_you_mean(path.name, known)}; the folders in"
                 f" {folder} must be among {', '.join(known)}"
             )
@@ -305,7 +305,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         loaded: Any = _Loader(unfolded(path.read_text(encoding="utf-8"))).get_single_data()
     except (yaml.YAMLError, OSError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        raise MachineError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: it must hold settings `key: value`")
+        raise MachineError(f"{path}: it must hold settings `key: value`")
     return loaded

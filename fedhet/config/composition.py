@@ -36,7 +36,7 @@ from fedhet.config.bases import Bases
 from fedhet.config.lines import key_of
 from fedhet.config.settings import RunSettings
 from fedhet.config.targets import check_targets
-from fedhet.core.errors import ConfigError, UnknownChoice
+from fedhet.core.errors import ConfigError, MachineError, UnknownChoice
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
@@ -342,7 +342,7 @@ def _as_config_error() -> Iterator[None]:
     except ConfigError:
         raise
     except yaml.YAMLError as error:  # its lines name the file and the place
-        raise ConfigError(" ".join(str(error).split())) from error
+        raise MachineError(" ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         pieces = [getattr(error, "full_key", None), error, error.__cause__]
         texts = [

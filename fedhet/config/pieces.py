@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, MachineError
 
 ENTRY_POINTS, EXPERIMENTS = "fedhet.conf", "fedhet.experiments"
 SEARCH_PATH = "FEDHET_CONF"  # folders separated as in PATH
@@ -124,5 +124,5 @@ def locations(package: str) -> list[Path]:
 def _existing(word: str, origin: str) -> Path:
     folder = Path(word)
     if not folder.is_dir():
-        raise ConfigError(f"{origin}={word}: there is no such folder")
+        raise MachineError(f"{origin}={word}: there is no such folder")
     return folder.resolve()

@@ -39,6 +39,14 @@ class OtherCode(ConfigError):
     """The code is not that with which the experiment began."""
 
 
+class MachineError(ConfigError):
+    """The message of a ConfigError has what no other machine may learn.
+
+    It names a file or a folder of this machine, has a value of the data, or repeats an error of
+    code that is not fedhet's.
+    """
+
+
 class DataError(ValueError):
     """A data file is missing or damaged.
 
@@ -111,6 +119,21 @@ def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
     return ConfigError(
         f"{setting}: the folder {folder} cannot be created or written to: {error.strerror}"
     )
+
+
+def told(error: Exception) -> str:
+    """What another machine learns of an error.
+
+    Of settings, of a message and of a lost state it is the whole text, which has nothing but what
+    the run has named. Of any other error it is the class: the text may have values of samples or
+    paths of this machine, whose own log has it. A run that this machine has submitted to itself
+    learns everything.
+    """
+    name = type(error).__name__
+    ours = isinstance(error, ConfigError | Rejected | LostState)
+    if SUBMITTED in os.environ or (ours and not isinstance(error, MachineError)):
+        return f"{name}: {error}"
+    return f"{name}; the node's own log says more"
 
 
 def reason_of(error: BaseException) -> str:

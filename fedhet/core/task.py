@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fedhet.core import objects, targets
 from fedhet.core.check import MOST_SAMPLES, counted, integer, one_of
-from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.core.errors import ConfigError, DataError, MachineError, clean
 
 
 @dataclass(frozen=True)
@@ -484,6 +484,6 @@ class Task:
             )
         low, high = (float(bound) for bound in x.aminmax())
         if not (low >= 0 and high <= 1):  # true for NaN, too
-            raise ConfigError(
+            raise MachineError(
                 f"{requirement}; these lie in [{low:g}, {high:g}]: scale them in your file"
             )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedhet.config import Config, compose
 from fedhet.config.lines import key_of
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, HeldClients, Samples, Task
 from fedhet.core.workspace import Workspace
@@ -152,7 +152,7 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
     try:
         losses = criterion(output, y)
     except Exception as error:
-        raise ConfigError(
+        raise MachineError(
             f"Task: {batch}, the criterion {name} does not take the model's output,"
             f" {output.dtype} of shape {tuple(output.shape)}, with targets that are {y.dtype} of"
             f" shape {tuple(y.shape)}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -176,9 +176,9 @@ def _check(args: argparse.Namespace) -> int:
     # Where `deploy run` will look for what this decodes.
     os.environ["FEDHET_CACHE"] = folders.environment(place)["FEDHET_CACHE"]
     code = 0
-    for found in checks.checks(place, args.overrides, args.disk):
-        print(f"{'ok' if found.ok else 'failed':<8}{found.name}: {found.text}", flush=True)
-        code = code if found.ok else FAILED
+    for name, ok, text in checks.checks(place, args.overrides, args.disk):
+        print(f"{'ok' if ok else 'failed':<8}{name}: {text}", flush=True)
+        code = code if ok else FAILED
     return code
 
 
@@ -190,18 +190,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    found = superlink.status(args.folder)
+    sites, runs = superlink.status(args.folder)
     console = terminal.Output()
     for title, rows, names in (
-        ("sites", found.sites, ("site", "status", "since (UTC)", "node id")),
-        ("runs", found.runs, ("run", "status", "last step", "since (UTC)")),
+        ("sites", sites, ("site", "status", "since (UTC)", "node id")),
+        ("runs", runs, ("run", "status", "last step", "since (UTC)")),
     ):
         columns = [Column(name, overflow="fold") for name in names]
         table = Table(*columns, title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    return 0 if all(status == "online" for _, status, *_ in found.sites) else FAILED
+    return 0 if all(status == "online" for _, status, *_ in sites) else FAILED
 
 
 if __name__ == "__main__":

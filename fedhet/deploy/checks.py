@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -30,24 +30,13 @@ RENEW = "the operator makes a new certificate with `deploy init --renew`"
 SECONDS = 10.0  # for a server to answer
 
 
-class Check(NamedTuple):
-    """One line.
-
-    Attributes:
-        name: what was checked.
-        ok: whether it is as it should be.
-        text: what was found; if it is wrong, what to do.
-    """
-
-    name: str
-    ok: bool
-    text: str
-
-
 def checks(
     place: ServerFolder | SiteFolder, overrides: Sequence[str], disk_gb: float
-) -> Iterator[Check]:
+) -> Iterator[tuple[str, bool, str]]:
     """Check a server or a site.
+
+    Yields what was checked, whether it is as it should be, and what was found: if it is wrong, what
+    to do.
 
     Args:
         place: the server or the site.
@@ -69,7 +58,6 @@ def checks(
             "key": partial(_node_key, folder / "node.key"),
             "certificate": partial(_dates, folder / "ca.crt"),
             "server": partial(_server, place),
-            "clock": partial(_clock, place),
             "port": partial(_port, port, "SuperNode", "127.0.0.1", None),
             "data": partial(_data, place, overrides),
         }
@@ -77,9 +65,9 @@ def checks(
     steps["disk"] = partial(_disk, place.state, disk_gb)
     for name, step in steps.items():
         try:
-            yield Check(name, True, step())
+            yield name, True, step()
         except (ConfigError, DataError, ImportError, OSError) as error:
-            yield Check(name, False, clean(str(error)))
+            yield name, False, clean(str(error))
 
 
 # ---- keys and certificates
@@ -228,11 +216,10 @@ def holder(port: int) -> str:
     return "a process of another user"
 
 
-def _reached(place: SiteFolder) -> tuple[int, float | None]:
-    """What `_ask` has of the server."""
-    host, port = split_address("server", place.server)
+def _server(place: SiteFolder) -> str:
+    """The server: whether it answers, by which certificate, and what time it is there."""
     try:
-        return _ask(host, port, place.folder / "ca.crt")
+        status, skew = _ask(*split_address("server", place.server), place.folder / "ca.crt")
     except ssl.SSLCertVerificationError as error:
         raise DataError(
             f"the certificate of {place.server} is refused: {error.verify_message}; look at the"
@@ -243,26 +230,21 @@ def _reached(place: SiteFolder) -> tuple[int, float | None]:
             f"{place.server} cannot be reached ({error}): is the SuperLink running, and do the"
             " firewalls on both sides let this machine connect to it?"
         ) from error
-
-
-def _server(place: SiteFolder) -> str:
-    status, _ = _reached(place)
-    if status != http.HTTPStatus.OK:
-        raise DataError(f"{place.server} answers with {status}: it is no SuperLink")
-    return f"{place.server} answers, and its certificate is that of our authority"
-
-
-def _clock(place: SiteFolder) -> str:
-    _, skew = _reached(place)
-    if skew is None:
-        raise DataError(f"{place.server} does not say what time it is: is it a SuperLink?")
+    if status != http.HTTPStatus.OK or skew is None:
+        raise DataError(
+            f"{place.server} is no SuperLink: it answers with {status}"
+            f"{', and does not say what time it is' if skew is None else ''}"
+        )
     if not -BEHIND < skew < AHEAD:
         direction = "ahead of" if skew > 0 else "behind"
         raise DataError(
             f"this clock is {abs(skew):.0f} s {direction} that of {place.server}, and Flower admits"
             f" {AHEAD} s ahead and {BEHIND} s behind: let both follow a time server (NTP)"
         )
-    return f"{abs(skew):.0f} s from that of {place.server}"
+    return (
+        f"{place.server} answers, its certificate is that of our authority, and its clock is"
+        f" {abs(skew):.0f} s from this one"
+    )
 
 
 # ---- this machine

@@ -20,7 +20,6 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.data.frames import CsvFormat
 from fedhet.deploy.certificates import check_host
-from fedhet.flower.turns import QUEUE
 from fedhet.process import direct_loopback
 from fedhet.record.files import write_text
 
@@ -226,14 +225,12 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
     """The variables for the Flower process of a server or a site."""
-    queue, own = {}, []
-    if isinstance(place, ServerFolder):  # its helpers ask it at the address on which it listens
-        queue, own = {QUEUE: str(place.state / "queue")}, [place.listen]
+    # The server's helpers ask it at the address on which it listens.
+    own = [place.listen] if isinstance(place, ServerFolder) else []
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
         "FEDHET_CACHE": str(place.state / "cache"),  # the user of a service may have no home
-        **queue,
         **os.environ,
         **flower_environment(place.state / "flwr"),
         **direct_loopback(*own),

@@ -9,14 +9,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedhet.core.errors import ConfigError, RunFailed, clean, printed
 from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
 from fedhet.deploy.kit import read_record
-from fedhet.flower.turns import WAITS
 from fedhet.record.files import write_json
 from fedhet.record.schema import read_object
 
@@ -24,8 +24,9 @@ SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
 # What is large and in no app.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "outputs", "multirun", "build")
+Row = tuple[str, str, str, str]
 _IDS: dict[Any, Any] = {str: str}  # the form of nodes.json
-_STEP = re.compile(rf"fedhet: (\w+ \d+(?=, .* s$)|{WAITS} (?:run \d+|another run))", re.MULTILINE)
+_STEP = re.compile(r"fedhet: (\w+ \d+)(?=, .* s$)", re.MULTILINE)
 
 
 class Node(NamedTuple):
@@ -69,13 +70,19 @@ def digest(app: Path) -> str:
         return hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
-def flwr(home: Path, *arguments: str, cwd: Path | None = None) -> str:
+def flwr(
+    home: Path,
+    *arguments: str,
+    cwd: Path | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Call one of Flower's commands and return what it prints.
 
     Args:
         home: the folder with the config.toml that names the connection.
         arguments: those of `flwr`.
         cwd: the folder in which it works, if it is another one than that of this process.
+        variables: of its environment, beside those of this process.
 
     Raises:
         RunFailed: it fails, or takes too long.
@@ -84,7 +91,12 @@ def flwr(home: Path, *arguments: str, cwd: Path | None = None) -> str:
     try:
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
-            env={**os.environ, **flower_environment(home), "COLUMNS": "999"},  # unwrapped
+            env={
+                **os.environ,
+                **flower_environment(home),
+                **variables,
+                "COLUMNS": "999",
+            },  # unwrapped
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -105,9 +117,9 @@ def flwr(home: Path, *arguments: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _answer(home: Path, key: str, *arguments: str) -> list[dict[str, Any]]:
+def listed(home: Path, key: str, *arguments: str, **how: Any) -> list[dict[str, str]]:
     """The list under `key` in a command's JSON; every value in it is made a clean text."""
-    text = flwr(home, *arguments, "--format", "json")
+    text = flwr(home, *arguments, "--format", "json", **how)
     try:
         rows = json.loads(text)[key]
         return [{name: clean(str(value)) for name, value in row.items()} for row in rows]
@@ -128,7 +140,7 @@ def nodes(home: Path) -> list[Node]:
             row.get("status", ""),
             row.get(since.get(row.get("status", ""), "created-at"), ""),
         )
-        for row in _answer(home, "nodes", "supernode", "ls", CONNECTION)
+        for row in listed(home, "nodes", "supernode", "ls", CONNECTION)
         if row.get("status") != "unregistered"
     ]
 
@@ -185,20 +197,12 @@ def read_ids(out: Path) -> dict[str, str]:
 
 
 # ---- status
-class Status(NamedTuple):
-    """Who is online, and which runs there are.
+def status(out: Path) -> tuple[list[Row], list[Row]]:
+    """Ask the SuperLink who is online, and which runs there are.
 
-    Attributes:
-        sites: (site, status, since, node id) of each.
-        runs: (run id, status, step, since) of the newest ones; the step is that of a running one.
-    """
-
-    sites: Sequence[tuple[str, str, str, str]]
-    runs: Sequence[tuple[str, str, str, str]]
-
-
-def status(out: Path) -> Status:
-    """Ask the SuperLink for its nodes and runs.
+    Returns:
+        (site, status, since, node id) of each site, and (run id, status, step, since) of the newest
+        runs; the step is that of a running one.
 
     Raises:
         DataError: the folder is no deployment, or damaged.
@@ -212,14 +216,14 @@ def status(out: Path) -> Status:
     ]
     everyone = [*known, *(("(unknown)", node) for node in found.values())]
     runs = []
-    for row in _answer(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
+    for row in listed(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
         state, number = row.get("status", ""), row.get("run-id", "")
         times = ("finished-at", "running-at", "starting-at", "pending-at")
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
         details = row.get("status-details", "N/A").replace("N/A", "")
         step = ""
-        if state == "running" and number.isdecimal():  # or for which run it waits
+        if state == "running" and number.isdecimal():
             logged = flwr(home, "log", number, CONNECTION, "--show")
             step = ["no step yet", *_STEP.findall(logged)][-1]
         runs.append((number, f"{state} {details}".strip(), step, since))
-    return Status([(site, node.status, node.since, node.id) for site, node in everyone], runs)
+    return [(site, node.status, node.since, node.id) for site, node in everyone], runs

@@ -28,6 +28,7 @@ from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
+from fedhet.deploy import superlink
 from fedhet.deploy.folders import BIN, flower_environment
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.handover import delivery
@@ -95,8 +96,9 @@ def run(job: Job) -> Path:
         command = ["run", str(app), "local", *options]
         run_id = _submit(command, environment, recorded_end, temporary.end_processes)
         if not (end := recorded_end()):
-            status, details = _status(run_id, environment)
-            end = {"reason": f"Flower reports {status}: {details}"}
+            runs = superlink.listed(home, "runs", "ls", "local", variables=environment)
+            said = {run["run-id"]: f"{run['status']}: {run['status-details']}" for run in runs}
+            end = {"reason": f"Flower reports {said.get(run_id, 'unknown')}"}
     if end.get("status") != "ok":
         raise RunFailed(end["reason"], str(folder))
     if not (folder / "checkpoints").exists():  # the run can take no more rounds
@@ -153,10 +155,6 @@ def _free_ports() -> tuple[int, int]:
 
 
 # ---- the submitted run
-def _flwr(arguments: list[str]) -> list[str]:
-    return [str(BIN / "flwr"), *arguments]
-
-
 def _submit(
     arguments: list[str],
     environment: dict[str, str],
@@ -176,7 +174,7 @@ def _submit(
     """
     log: list[str] = []
     with subprocess.Popen(
-        _flwr(arguments),
+        [str(BIN / "flwr"), *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -222,22 +220,6 @@ def _last_line_seen(log: list[str], ended: float) -> bool:
     """Whether the server app has done all: its log begins and ends with the folder."""
     waited = time.monotonic() - ended
     return waited > FINISH_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
-
-
-def _status(run_id: str, environment: dict[str, str]) -> tuple[str, str]:
-    """(status, details) of the run, as `flwr ls` reports them."""
-    listing = subprocess.run(
-        _flwr(["ls", "local", "--format", "json"]),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    runs: list[dict[str, Any]] = json.loads(listing.stdout or "{}").get("runs", [])
-    for run in runs:
-        if str(run["run-id"]) == run_id:
-            return run["status"], run["status-details"]
-    return "unknown", printed(listing.stdout + listing.stderr)
 
 
 @contextmanager

@@ -138,19 +138,13 @@ def client_app(
     """
     from flwr.client import ClientApp
 
-    from fedhet.flower import wire
-    from fedhet.flower.nodes import place_of
-    from fedhet.flower.tasks import job_of, lines_of, told_of
-    from fedhet.process import pin_threads
+    from fedhet.flower.clientapp import client_at
+    from fedhet.flower.tasks import lines_of
     from fedhet.stores import ContextStore
 
+    lines = lines_of(method, plugins, overrides)
+
     def client_fn(context: Context) -> Client:
-        place = place_of(context.node_config)
-        own = task(context).at(*place.values())
-        job = job_of(lines_of(method, plugins, overrides), own)
-        pin_threads(job.config.run.engine.threads)
-        client = job.client(ContextStore(context.state), told_of(job, place))
-        wire.Adapter(client)
-        return client.to_client()
+        return client_at(context, lines, task, ContextStore(context.state)).to_client()
 
     return ClientApp(client_fn=client_fn)

@@ -18,8 +18,8 @@ from flwr.common import (
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
-from fedhet.core.errors import RunFailed
-from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.errors import RunFailed, clean
+from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.evaluation import global_scores
 from fedhet.core.server.loop import Loop, Request, recorded_numbers
@@ -30,6 +30,7 @@ from fedhet.flower.nodes import Answer, Members, nodes_of
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
+Reader = Callable[[Broadcast, str], Reply | None]
 ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
 
 
@@ -64,6 +65,7 @@ class Rounds(Callback):
         self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
         self._steps = self._loop.steps()
         self._request: Request | None = None
+        self._hosts: dict[int, str | None] = {}
         self._begun = False
         self._row: Row = {}
 
@@ -108,9 +110,20 @@ class Rounds(Callback):
 
     def hosted(self, members: Members) -> list[tuple[str, Broadcast]]:
         """The messages that are due, with the nodes that host their clients."""
-        awaited = self.awaited
-        hosts = self.nodes.hosts(awaited, members)
-        return [(node, msg) for pid, msg in awaited.items() if (node := hosts[pid])]
+        self._hosts = self.nodes.hosts(self.awaited, members)
+        return [(node, msg) for pid, msg in self.awaited.items() if (node := self._hosts[pid])]
+
+    def in_order(self, read: Reader, silent: str = "no reply to Flower") -> Iterator[Reply]:
+        """The replies of all clients that are asked, each of whom is on a node of its own.
+
+        Args:
+            read: (message, its node) -> the reply, or None if there is none.
+            silent: why there is none.
+        """
+        for pid, msg in self.awaited.items():
+            node = self._hosts.get(pid)
+            reply = read(msg, node) if node else None
+            yield reply or Failure(pid, msg.phase, msg.step, silent, "no reply")
 
     def answer(self, replies: Iterable[Reply]) -> None:
         """Go on with the replies to the messages that are due.
@@ -245,7 +258,7 @@ class StrategyAdapter(Rounds, Strategy):
         """
         packer = wire.MessagePacker()
         asked = self._asked(client_manager) if self.evaluating else []
-        return [(proxy, wire.evaluate_ins(msg, packer)) for proxy, msg in asked]
+        return [(proxy, wire.fit_ins(msg, packer, EvaluateIns)) for proxy, msg in asked]
 
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
@@ -295,9 +308,26 @@ class StrategyAdapter(Rounds, Strategy):
         return [(proxies[node], msg) for node, msg in hosted]
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
-        """The replies of the clients that were asked."""
+        """The replies of the clients that were asked.
+
+        Of Flower's failures, pairs of a node and its result are of that node's client; exceptions
+        name no node, so each is a cause for all who are silent.
+        """
+        pairs = [*results, *(one for one in failures if isinstance(one, tuple))]
+        arrived = {proxy.cid: res for proxy, res in pairs}
+        raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
+        causes = "; ".join(sorted(raised)) or "Flower reports none"
         more_bytes = self._method.setting.replies.max_bytes
-        return self.nodes.in_order(self.awaited, results, failures, more_bytes)
+
+        def read(msg: Broadcast, node: str) -> Reply | None:
+            expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+            res = arrived.get(node)
+            return res and wire.read_result(msg, res, 2 * expected + more_bytes)
+
+        silent = sorted(
+            set(self.awaited) - {p for p, node in self._hosts.items() if node in arrived}
+        )
+        return self.in_order(read, f"no reply from clients {silent}: {causes}")
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import Grid
@@ -25,31 +25,29 @@ from fedhet.config import pieces
 from fedhet.config.interpolations import literal
 from fedhet.config.overrides import leaf_keys, parse
 from fedhet.config.resuming import RESUME, is_resumption
-from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import (
     SUBMITTED,
     ConfigError,
     DataError,
+    Rejected,
     RunFailed,
     UnknownChoice,
     clean,
+    told,
     traceback_wanted,
 )
 from fedhet.core.limits import Limits
-from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.server.loop import Loop
-from fedhet.data.files import NotFound, confined
+from fedhet.data.files import confined
 from fedhet.data.local.data import LocalData, is_local
-from fedhet.data.local.reading import PrivateDataError
 from fedhet.experiment import definition
 from fedhet.flower import wire
-from fedhet.flower.grid import ASKS
+from fedhet.flower.grid import ASKS, RAISED
 from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy
-from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere, refused
-from fedhet.flower.turns import take_turn
+from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
 from fedhet.job import Job, begin, try_settings
 from fedhet.process import pin_threads
 from fedhet.record import terminal
@@ -71,42 +69,27 @@ FLOWER_NAMES = {
 }
 
 
-class Refusal(wire.WireClient):
-    """Answers each message of a run that this machine cannot serve with the reason.
-
-    Args:
-        reason: why the run cannot be served.
-        properties: the client's answer to the question who hosts whom.
-    """
-
-    def __init__(self, reason: str, properties: dict[str, Any]) -> None:
-        self._reason = reason
-        self._properties = properties
-
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._properties
-
-    def handle(self, msg: Broadcast) -> Failure:
-        return Failure(msg.pid, msg.phase, msg.step, self._reason)
-
-
 def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) -> Message:
     """The reply to a message of a run: to a step, an evaluation, or who the node is.
+
+    Where this machine cannot serve the run, because it lacks a piece, a package or data, the reply
+    is an error of Flower's with what `told` says of the reason.
 
     Args:
         message, context: as Flower gives them.
         make: makes the client that serves it.
-
-    Raises:
-        RuntimeError: the app has raised an exception, which Flower reports to the server.
     """
     try:
         return Message(served(make(), message.content), reply_to=message)
     except Exception as error:
-        log.exception("the message cannot be served")
-        # Of an exception, too, the server learns no path of this machine.
-        reason = refused(context.node_config, error, f"{type(error).__name__}: {error}")
-        raise RuntimeError(clean(reason)) from None
+        expected = isinstance(error, ConfigError | DataError | ImportError | OSError)
+        log.error(
+            "cannot serve this run: %s", clean(str(error)), exc_info=None if expected else error
+        )
+        site = context.node_config.get("site")
+        whose = f"the node of site {site!r}" if site else "its node"
+        reason = clean(f"{whose} cannot serve this run: {told(error)}")
+        return Message(Error(RAISED, reason), reply_to=message)
 
 
 def served(client: NumPyClient, content: RecordDict) -> RecordDict:
@@ -116,8 +99,8 @@ def served(client: NumPyClient, content: RecordDict) -> RecordDict:
         Rejected: the message is damaged.
     """
     if ASKS in content:
-        told = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
-        return RecordDict({ASKS: told})
+        about = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
+        return RecordDict({ASKS: about})
     tensors, carried = opened(content)
     arrays, examples, metrics = client.fit(list(map(wire.read_array, tensors)), carried)
     tensors = ndarrays_to_parameters(arrays).tensors
@@ -131,56 +114,41 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPy
         context: Flower's context of the node.
         store: where the clients' states are; where that depends on the run, a function.
 
-    Returns:
-        The client; one that replies with failures if this machine cannot serve the run, because it
-        lacks a piece, a package or data.
-
     Raises:
-        ConfigError: the node was started without partition-id or num-partitions.
+        ConfigError, DataError, ImportError, OSError: this machine cannot serve the run, or the node
+            was started without partition-id or num-partitions.
     """
     node = context.node_config
-    try:
-        limits, own = Limits.of(node), OwnData.of(node)
-        overrides = _overrides(context)
-        if own is not None:
-            return _cached_site(overrides, own, store)  # type: ignore[arg-type]
-    except (ConfigError, DataError, ImportError, OSError) as error:
-        reason = _refused(node, error)
-        return Refusal(reason, {"problem": reason})
-    properties = place_of(node, f", or, with data of its own, {EXAMPLE}")
-
-    def make() -> FedClient:
-        check_threads(overrides)
-        job = _cached_job(overrides, limits)
-        with foreign():
-            return job.client(store, {**properties, "data": job.data_digest})
-
-    return client_or_refusal(node, properties, make)
-
-
-def client_or_refusal(
-    node_config: Mapping[str, Any], properties: dict[str, Any], make: Callable[[], FedClient]
-) -> NumPyClient:
-    """The client that is made; one that replies with failures if this machine cannot make it.
-
-    Args:
-        node_config: Flower's configuration of the node.
-        properties: what a node that cannot serve the run tells, beside the reason.
-        make: makes the client.
-    """
-    try:
-        client = make()
-    except (ConfigError, DataError, ImportError, OSError) as error:
-        reason = _refused(node_config, error)
-        return Refusal(reason, {**properties, "problem": reason})
-    wire.Adapter(client).paths = ()
+    limits, own = Limits.of(node), OwnData.of(node)
+    overrides = _overrides(context)
+    if own is not None:
+        return _cached_site(overrides, own, store)  # type: ignore[arg-type]
+    place = place_of(node, f", or, with data of its own, {EXAMPLE}")
+    check_threads(overrides)
+    job = _cached_job(overrides, limits)
+    with foreign():
+        client = job.client(store, {**place, "data": job.data_digest})
+    wire.Adapter(client)
     return client
 
 
-def _refused(node_config: Mapping[str, Any], error: Exception) -> str:
-    reason = f"its node cannot serve this run: {_explained(error)}"
-    log.error(clean(reason))
-    return clean(refused(node_config, error, reason))
+def composed(
+    lines: tuple[str, ...], compose: Callable[[tuple[str, ...]], config.Config] = config.cached
+) -> config.Config:
+    """The run's settings.
+
+    Raises:
+        ConfigError: one is wrong; of a name that only other machines know, the message says how
+            this one gets to know it.
+    """
+    try:
+        return compose(lines)
+    except UnknownChoice as error:
+        raise ConfigError(
+            f"{error}. A piece that is not part of fedhet must be on every machine of the run:"
+            " install its package on each, or start its processes with"
+            f" {pieces.SEARCH_PATH} and {pieces.TRUST}"
+        ) from None
 
 
 def check_threads(overrides: tuple[str, ...]) -> config.Config:
@@ -189,7 +157,7 @@ def check_threads(overrides: tuple[str, ...]) -> config.Config:
     Raises:
         ConfigError: this node has not so many cores, or a setting is wrong.
     """
-    settings = config.cached(overrides)
+    settings = composed(overrides)
     threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
         raise ConfigError(f"engine.threads={threads}: this node has {cores} cores, and no more")
@@ -202,18 +170,15 @@ def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages.
 
     Raises:
-        PrivateDataError: the data cannot be read, or are not as the run's settings say; of a
-            missing file that is told.
+        DataError: the data cannot be read, or are not as the run's settings say.
     """
     job = Job(config.cached(overrides), engine="flwr", limits=limits)
     try:
         if not is_local(job.config.cfg):
             with foreign():
                 _ = job.data_digest
-    except NotFound:
-        raise
-    except (ConfigError, DataError, OSError) as error:
-        raise PrivateDataError(str(error)) from error
+    except ConfigError as error:  # which may have values of samples
+        raise DataError(str(error)) from error
     return job
 
 
@@ -279,15 +244,17 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = strategy_of(context)
     try:
         strategy.start(grid)
-    except RunFailed:
-        # Flower would print the error too, with a traceback and an exit code of its own.
+    except (RunFailed, Rejected) as error:
         recorded = strategy.job.loop is not None
+        if not recorded:
+            log.error("the run does not begin: %s", error)
+        # Flower would print the error too, with a traceback and an exit code of its own.
         if not recorded or SUBMITTED not in os.environ or traceback_wanted():
             raise
 
 
 def strategy_of(context: Context) -> ConfiguredStrategy:
-    """The strategy of a run under `flwr run`, when it is the run's turn.
+    """The strategy of a run under `flwr run`.
 
     Args:
         context: Flower's context of the run.
@@ -298,18 +265,12 @@ def strategy_of(context: Context) -> ConfiguredStrategy:
     terminal.log_to_stderr()
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
     logging.getLogger("flwr").addFilter(lambda record: bool(record.getMessage().strip()))
-    try:
-        settings = _server_settings(
-            list(_overrides(context)), str(context.run_config.get(RESUME, ""))
-        )
-    except UnknownChoice as error:
-        raise ConfigError(_explained(error)) from None
+    settings = _server_settings(_overrides(context), str(context.run_config.get(RESUME, "")))
     pin_threads(settings.run.engine.threads)
-    take_turn(context.run_id)
     return ConfiguredStrategy(settings)
 
 
-def _server_settings(lines: list[str], resumed: str) -> config.Config:
+def _server_settings(lines: tuple[str, ...], resumed: str) -> config.Config:
     """The run's configuration; the clients compose the same one, without the server's folders.
 
     Raises:
@@ -321,7 +282,7 @@ def _server_settings(lines: list[str], resumed: str) -> config.Config:
             f" overrides, and name its folder beside them (--run-config \"overrides='...'"
             f" {RESUME}='<run folder>'\")"
         )
-    settings = config.compose(lines, sent=True)
+    settings = composed(lines, partial(config.compose, sent=True))
     if SUBMITTED not in os.environ:  # engine=flwr submits the runs of an experiment one by one
         definition.refuse(lines)
     if not resumed:
@@ -372,13 +333,3 @@ def checked_lines(lines: Any) -> tuple[str, ...]:
             f"the run's overrides have {length} characters; at most {LONGEST_OVERRIDES} are read"
         )
     return tuple(lines)
-
-
-def _explained(error: Exception) -> str:
-    """The error, and for a name that only other machines know, how this one gets to know it."""
-    if not isinstance(error, UnknownChoice):
-        return str(error)
-    return (
-        f"{error}. A piece that is not part of fedhet must be on every machine of the run: install"
-        f" its package on each, or start its processes with {pieces.SEARCH_PATH} and {pieces.TRUST}"
-    )

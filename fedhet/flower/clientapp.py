@@ -9,10 +9,11 @@ from flwr.app import Context, Message
 from flwr.client import NumPyClient
 
 from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import Limits
 from fedhet.core.task import Task
-from fedhet.flower import apps
+from fedhet.flower import apps, wire
 from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
 from fedhet.flower.nodes import OWN_LOOP, place_of
 from fedhet.flower.owner import OwnersSite, OwnLoop, check_own_loop
@@ -26,7 +27,7 @@ def client_of(
     task: Task | Callable[[Context], Task],
     loop: OwnLoop | None,
 ) -> NumPyClient:
-    """The client that serves a message of a `Strategy`; one that says why if it cannot be served.
+    """The client that serves a message of a `Strategy`.
 
     Args:
         message, context: as Flower gives them.
@@ -34,32 +35,51 @@ def client_of(
         loop: the owner's training loop; None for fedhet's.
 
     Raises:
-        ConfigError: the message is of something else, or the node's configuration is wrong.
+        ConfigError, DataError, ImportError, OSError: the message is of something else, the node's
+            configuration is wrong, or this machine cannot serve the run.
     """
-    node, records = context.node_config, message.content.config_records
+    records = message.content.config_records
     if SETTINGS not in records:
         raise ConfigError(
             "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
         )
-    place = place_of(node)
     lines = apps.checked_lines(records[SETTINGS].get(LINES))
+    client = client_at(context, lines, task, store_at_site)
+    config = dict(records.get(CONFIG, {}))
+    if loop is None and config and ASKS in message.content:
+        raise ConfigError(
+            f"train_config={config} has no effect without a training loop of your own: give its"
+            " settings to fedhet.flower.Strategy, such as overrides=['client.lr=0.1']"
+        )
+    if loop is not None:
+        check_own_loop(client.method, client.plugins)
+        client.site_of = partial(OwnersSite, loop=loop, config=config)
+        client.properties[OWN_LOOP] = True
+    return client
 
-    def make() -> FedClient:
-        apps.check_threads(lines)
-        whole = task(context) if callable(task) else task
-        job = job_of(lines, whole.at(*place.values()), Limits.of(node))
-        with apps.foreign():
-            told = told_of(job, place) | ({OWN_LOOP: True} if loop else {})
-            client = job.client(store_at_site, told)
-        config = dict(records.get(CONFIG, {}))
-        if loop is None and config and ASKS in message.content:
-            raise ConfigError(
-                f"train_config={config} has no effect without a training loop of your own: give its"
-                " settings to fedhet.flower.Strategy, such as overrides=['client.lr=0.1']"
-            )
-        if loop is not None:
-            check_own_loop(client.method, client.plugins)
-            client.site_of = partial(OwnersSite, loop=loop, config=config)
-        return client
 
-    return apps.client_or_refusal(node, dict(place), make)
+def client_at(
+    context: Context,
+    lines: tuple[str, ...],
+    task: Task | Callable[[Context], Task],
+    store: Store | Callable[[str], Store],
+) -> FedClient:
+    """The client of a node that has one.
+
+    Args:
+        context: Flower's context of the node.
+        lines: the run's settings as overrides.
+        task: as for `fedhet.flower.train`.
+        store: where the client's state is.
+
+    Raises:
+        ConfigError, DataError: the settings do not fit the node, or not the task.
+    """
+    place = place_of(context.node_config)
+    apps.check_threads(lines)
+    whole = task(context) if callable(task) else task
+    job = job_of(lines, whole.at(*place.values()), Limits.of(context.node_config))
+    with apps.foreign():
+        client = job.client(store, told_of(job, place))
+    wire.Adapter(client)
+    return client

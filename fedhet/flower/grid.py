@@ -25,6 +25,7 @@ SETTINGS = "fedhet.settings"  # the record with the run's settings, under LINES
 LINES = "overrides"
 CONFIG = "config"  # Flower's name of the record that the owner gives to `start` as train_config
 ASKS = "fedhet.asks"  # the record of the question who a node is, and of the answer
+RAISED = 2  # Flower's code of an error that an app at a node has raised
 AGAIN_SECONDS = 30.0  # after which a node that has not answered is asked again; then twice as long
 # Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
 NEAR_SECONDS = 0.02
@@ -90,12 +91,12 @@ class GridMembers:
                 node = asked.pop(name, "")
                 if node in silent:
                     del silent[node]
-                    yield node, _told(reply)
+                    yield node, read_answer(reply)
             if not replies:
                 time.sleep(min(pause_of(self.grid, len(ids), next(looks)), left))
 
 
-def _told(reply: Message | Rejected) -> Answer:
+def read_answer(reply: Message | Rejected) -> Answer:
     """What a node tells of itself, or why it does not."""
     if isinstance(reply, Rejected):
         return str(reply)

@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedhet.core.errors import ConfigError, Rejected, RunFailed, clean
+from fedhet.core.errors import ConfigError, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.task import HeldClients
-from fedhet.flower import wire
 
 if TYPE_CHECKING:
     from fedhet.core.server.strategy import FedStrategy
@@ -82,7 +80,6 @@ class Nodes:
         self.clients = clients
         self._by_partition: dict[int, str] = {}
         self._asked: set[str] = set()
-        self._joined: set[int] = set()  # partitions, also of nodes that have left
         self._total = 0
         self._begun = self.own_loop = False
         self.data = data
@@ -109,12 +106,6 @@ class Nodes:
         if len(known) < max(1, self._total) or not members.ids() >= set(known.values()):
             self._gather(members)
         return {pid: known.get(pid % self._total) for pid in pids}
-
-    def absence(self, pid: int) -> str:
-        """Why no node hosts the client."""
-        if pid % self._total in self._joined:
-            return "its node had joined, and is not connected any more"
-        return "its node has not joined"
 
     def _gather(self, members: Members) -> None:
         """Ask new nodes who they are. The first time, wait until all have joined."""
@@ -179,7 +170,10 @@ class Nodes:
         for cid in new:
             self._asked.add(cid)
             try:
-                self._enter(cid, answers.get(cid, f"no answer within {seconds:g} s"))
+                answer = answers.get(cid, f"no answer within {seconds:g} s")
+                if isinstance(answer, str):
+                    raise ValueError(f"it does not say who it is: {answer}")
+                self._enter(cid, answer)
             except ValueError as error:
                 if cid not in members.ids():  # it has left meanwhile, and may come back
                     self._asked.discard(cid)
@@ -188,20 +182,14 @@ class Nodes:
                 if not self._begun:
                     raise RunFailed(problem) from error
                 log.warning("%s; the run goes on without it", problem)
-        self._joined.update(self._by_partition)
 
-    def _enter(self, cid: str, answer: Answer) -> None:
+    def _enter(self, cid: str, answer: dict[str, Any]) -> None:
         """Note which partition-id the node has.
 
         Raises:
             ValueError: it does not say, or contradicts the other nodes.
         """
-        if isinstance(answer, str):
-            raise ValueError(f"it does not report its partition-id: {answer}")
         partition, total = (answer.get(name) for name in PLACE)
-        problem, alone = answer.get("problem"), self.clients is not None
-        if isinstance(problem, str) and (partition is None or alone):
-            raise ValueError(problem)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
             raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
         if total > MOST_NODES:
@@ -210,9 +198,8 @@ class Nodes:
             raise ValueError(
                 f"it has num-partitions={total}, others have {self._total}; all must have the same"
             )
-        # A node that cannot serve the run at all says why when it is asked to.
         found = answer.get("data")
-        if self.data not in (None, found) and "problem" not in answer:
+        if self.data not in (None, found):
             raise ValueError(
                 "its samples, or how they are shared out, are not those of the server (digest"
                 f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
@@ -233,50 +220,6 @@ class Nodes:
         self._by_partition[partition] = cid
         self._total = total
         self.own_loop |= answer.get(OWN_LOOP) is True
-
-    def in_order(
-        self,
-        sent: dict[int, Broadcast],
-        results: list[tuple[Any, Any]],
-        failures: list[Any],
-        more_bytes: int,
-    ) -> Iterator[Reply]:
-        """The replies in the order of `sent`, a message for each client.
-
-        Flower's failures name the node at most: they are those of its clients without a reply, and
-        every other client without one has failed, too. A reply that nobody has asked for, or a
-        second one, is left out and logged.
-
-        Args:
-            sent: client -> its message.
-            results: Flower's pairs of proxy and result.
-            failures: what Flower reports instead of a result: an exception, or a pair as above.
-            more_bytes: how many bytes a reply may have beyond twice those of its message.
-        """
-        by_pid: dict[int, Any] = {}
-        for proxy, res in results:
-            try:
-                pid = wire.sender(dict(res.metrics))
-                if self._total and self._by_partition.get(pid % self._total) != proxy.cid:
-                    problem = f"it is signed by client {pid}, which is on another node"
-                    raise Rejected("not asked", problem)
-                if pid not in sent or pid in by_pid:
-                    raise Rejected("not asked", f"client {pid} was not asked, or has replied")
-                by_pid[pid] = res
-            except Rejected as error:
-                log.warning("a reply of node %s is left out: %s", proxy.cid, error)
-        # Such a reply may be as large as any, so its text is not made.
-        failed = {one[0].cid: one[1] for one in failures if isinstance(one, tuple)}
-        raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
-        causes = "; ".join(sorted(raised)) or "Flower reports none"
-        silent = f"no reply from clients {[pid for pid in sent if pid not in by_pid]}: {causes}"
-        for pid, msg in sent.items():
-            node = self._by_partition.get(pid % self._total) if self._total else None
-            if (res := by_pid.get(pid, failed.get(node))) is not None:
-                expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-                yield wire.read_result(msg, res, 2 * expected + more_bytes)
-            else:
-                yield Failure(pid, msg.phase, msg.step, silent, "no reply")
 
 
 def nodes_of(method: FedStrategy) -> Nodes:

@@ -89,14 +89,15 @@ class OwnersSite(Site):
         """As `Site.fit`, by the owner's loop.
 
         Raises:
-            ValueError: the training is not plainly of the model on the client's samples.
+            ConfigError: the training is not plainly of the model on the client's samples, or the
+                loop returns something else than numbers.
         """
         if alone:
             return super().fit(start, terms, alone=True, **how)
         changed = [f"a term of the kind {term.kind!r}" for term in (*terms, *self.terms)]
         changed += [f"{name}=..." for name, value in how.items() if value not in (None, "")]
         if changed:
-            raise ValueError(
+            raise ConfigError(
                 f"the method, or a plug-in, {REFUSES} it trains with {changed[0]}; without one,"
                 " fedhet trains"
             )
@@ -106,7 +107,7 @@ class OwnersSite(Site):
         if isinstance(metrics, Real):
             metrics = {LOSS: metrics}
         if not isinstance(metrics, Mapping | None):
-            raise TypeError(
+            raise ConfigError(
                 f"your training loop returned a {type(metrics).__name__}; expected numbers by name,"
                 " a number, or None"
             )

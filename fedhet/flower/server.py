@@ -16,7 +16,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
-from fedhet.flower.grid import GridMembers, near, pause_of, pulled, run_of
+from fedhet.flower.grid import RAISED, GridMembers, near, pause_of, pulled, run_of
 from fedhet.flower.nodes import Nodes
 
 log = logging.getLogger("fedhet")
@@ -104,7 +104,7 @@ class FlowerCourier:
         looks = count()
         for msg in plan:
             if msg.pid in absent:
-                cause = self._nodes.absence(msg.pid)
+                cause = "its node is not connected"
                 yield Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
                 continue
             while msg.pid not in exchange.held and not (verdict := exchange.verdict):
@@ -190,7 +190,8 @@ def read_message(msg: Broadcast, node: int, reply: Message, more_bytes: int) -> 
     """
     if reply.has_error():
         cause = f"node {node}: {clean(reply.error.reason)}"
-        return Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
+        reason = "failed" if reply.error.code == RAISED else "no reply"
+        return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
     try:
         arrays, carried = parcels.opened(reply.content)
@@ -207,8 +208,7 @@ def message_of(
     records: Mapping[str, ConfigRecord],
 ) -> Message:
     """The message as Flower carries it to the node, with further records."""
-    parameters, config = packer(msg)
-    content = parcel(parameters.tensors, config)
+    content = parcel(*packer(msg))
     content.config_records.update(records)
     # The final model is kept by the function for training: the other may be the owner's.
     evaluates = msg.phase == EVALUATE and KEEP not in msg.extras

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.core.messages import STEPS, Failure, Reply
+from fedhet.core.messages import STEPS, Broadcast, Reply
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.evaluation import Selection
@@ -303,20 +303,20 @@ class Strategy(FlowersStrategy):
         assert self._rounds is not None
         records = settings_records(self._lines, config)
         packer, parcel = wire.MessagePacker(), Parcels()
-        self._asked = self._rounds.hosted(GridMembers(grid, records))
-        return [message_of(msg, packer, parcel, int(node), records) for node, msg in self._asked]
+        asked = self._rounds.hosted(GridMembers(grid, records))
+        return [message_of(msg, packer, parcel, int(node), records) for node, msg in asked]
 
     def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """The replies of the clients that were asked: each is on a node of its own."""
         assert self._rounds is not None
-        arrived = {reply.metadata.src_node_id: reply for reply in replies}
-        nodes = {msg.pid: int(node) for node, msg in self._asked}
+        arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
         more_bytes = self._job.strategy.setting.replies.max_bytes
-        for pid, msg in self._rounds.awaited.items():
-            if (reply := arrived.get(nodes.get(pid, 0))) is None:
-                yield Failure(pid, msg.phase, msg.step, "no reply to Flower", "no reply")
-            else:
-                yield read_message(msg, nodes[pid], reply, more_bytes)
+
+        def read(msg: Broadcast, node: str) -> Reply | None:
+            reply = arrived.get(node)
+            return reply and read_message(msg, int(node), reply, more_bytes)
+
+        return self._rounds.in_order(read)
 
 
 class FlowersResult(Callback):

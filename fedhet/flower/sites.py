@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.client import NumPyClient
 
 from fedhet.config import Config
 from fedhet.core.check import boolean
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError, DataError, Rejected, RunFailed
+from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
@@ -30,11 +31,9 @@ from fedhet.data.frames import CsvFormat
 from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, read_statistics
-from fedhet.data.local.reading import PrivateDataError, SiteFiles
-from fedhet.data.tokens import FILE as TOKENIZER
+from fedhet.data.local.reading import SiteFiles
 from fedhet.flower import wire
-from fedhet.flower.nodes import Answer, Members, Nodes
-from fedhet.flower.wire import told
+from fedhet.flower.nodes import Members, Nodes
 from fedhet.job import Job
 
 log = logging.getLogger("fedhet")
@@ -79,26 +78,13 @@ class OwnData:
         paths = {key: Path(str(given[key])) for key in _PATHS if key in given}
         for key, path in paths.items():
             if not path.is_absolute():
-                raise ConfigError(f"node config: {key}={str(path)!r} must be an absolute path")
+                raise MachineError(f"node config: {key}={str(path)!r} must be an absolute path")
         shares = boolean("node config: share-counts", given.get("share-counts", False))
         form = CsvFormat.of_query(str(given.get("read", "")))
         return cls(given["site"], SiteFiles(**paths, form=form), shares, Limits.of(node_config))
 
 
-def refused(node_config: Mapping[str, Any], error: Exception, reason: str) -> str:
-    """What the server learns of an error here: no values of samples, and no folders."""
-    if isinstance(error, PrivateDataError):
-        site = node_config.get("site")
-        unfit = f"site {site!r} does" if site else "the data of this node do"
-        return (
-            f"{unfit} not fit the declaration: a file cannot be read, or a sample is not as"
-            " declared; the SuperNode's own log says which"
-        )
-    named = [Path(str(node_config[key])) for key in _PATHS if key in node_config]
-    return told(reason, [*named, *(path.parent / TOKENIZER for path in named)])
-
-
-class SiteClient(wire.WireClient):
+class SiteClient(NumPyClient):
     """Answers a run's question who it is, and each message with the normalisation agreed on.
 
     Args:
@@ -175,7 +161,7 @@ class SiteClient(wire.WireClient):
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        wire.Adapter(client).paths = self._own.files.named
+        wire.Adapter(client)
         return client
 
     def fit(
@@ -217,35 +203,23 @@ class SiteNodes(Nodes):
         super().__init__(limits)
         self._declared = declared
         self._total = len(declared.sites)
-        self._descriptions: dict[int, SiteDescription] = {}
-        self._bound: dict[int, str] = {}  # client -> the node that alone is its site in this run
+        # client -> the node that alone is its site in this run, and what that has told
+        self._bound: dict[int, tuple[str, SiteDescription]] = {}
 
     def join(self, members: Members) -> None:
-        """Wait for the sites.
-
-        Raises:
-            RunFailed, Rejected: as `agree`; the log says so, too.
-        """
-        try:
-            self.agreed_on = self.agree(members)
-        except (RunFailed, Rejected) as error:
-            log.error("the run does not begin: %s", error)
-            raise
-
-    def agree(self, members: Members) -> Agreement:
         """Wait for the sites, and join what they tell of their data.
 
         Raises:
             RunFailed: a node is no declared site, its data do not fit, or too few have joined.
+            Rejected: what they tell does not fit together.
         """
         self._gather(members)
-        sites = range(self._total)
-        agreed = Agreement.of(self._declared, [self._descriptions.get(pid) for pid in sites])
+        told = [self._bound.get(pid, ("", None))[1] for pid in range(self._total)]
+        agreed = Agreement.of(self._declared, told)
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
         self._warn(agreed)
-        self.agreed = agreed.statistics
-        return agreed
+        self.agreed_on, self.agreed = agreed, agreed.statistics
 
     def _warn(self, agreed: Agreement) -> None:
         """Say which site outweighs all others together: nobody can count its samples."""
@@ -258,19 +232,24 @@ class SiteNodes(Nodes):
                 *(self._declared.sites[trained.index(most)], most, others),
             )
 
-    def _enter(self, cid: str, answer: Answer) -> None:
-        if isinstance(answer, str):
-            raise ValueError(f"it does not say which site it is: {answer}")
+    def _enter(self, cid: str, answer: dict[str, Any]) -> None:
+        """Note which site the node is; no other one, and no other data, can take its place.
+
+        Raises:
+            ValueError: it is none, or another node is, or its data are others.
+        """
         description = self._description(answer)
-        pid = list(self._declared.sites).index(description.site)
-        self._check_bound(pid, description, cid)
-        self._by_partition[pid] = cid
-        self._descriptions[pid] = description
-        self._bound[pid] = cid
+        site = description.site
+        pid = list(self._declared.sites).index(site)
+        expected = str((self._declared.nodes or {}).get(site, cid))
+        node, before = self._bound.get(pid, (expected, description))
+        if cid != node:
+            raise ValueError(f"it claims to be site {site!r}, which is node {node}")
+        if before != description:
+            raise ValueError(f"site {site!r} has other data than when the run began")
+        self._by_partition[pid], self._bound[pid] = cid, (cid, description)
 
     def _description(self, properties: dict[str, Any]) -> SiteDescription:
-        if isinstance(problem := properties.get("problem"), str):
-            raise ValueError(problem)
         text = properties.get("description")
         if not isinstance(text, str) or len(text) > DESCRIPTION_LIMIT:
             raise ValueError("it does not say which site it is")
@@ -281,18 +260,3 @@ class SiteNodes(Nodes):
 
     def names(self, pids: Iterable[int]) -> str:
         return f"the sites {[self._declared.sites[pid] for pid in sorted(pids)]}"
-
-    def _check_bound(self, pid: int, description: SiteDescription, node: str) -> None:
-        """Refuse another node for a site, or other data of it.
-
-        Raises:
-            ValueError: saying which.
-        """
-        site = description.site
-        expected = (self._declared.nodes or {}).get(site)
-        if expected is not None and str(expected) != node:
-            raise ValueError(f"it claims to be site {site!r}, which is node {expected}")
-        if self._bound.get(pid, node) != node:
-            raise ValueError(f"it claims to be site {site!r}, which is node {self._bound[pid]}")
-        if self._descriptions.get(pid, description) != description:
-            raise ValueError(f"site {site!r} has other data than when the run began")

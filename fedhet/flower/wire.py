@@ -1,11 +1,11 @@
 """The messages of a step as Flower carries them, in both directions.
 
-The parameter list holds the weights. Extras travel in Flower's config dictionary (down) and metrics
-dictionary (up): scalars as they are, tensors and trees as safetensors bytes under "fedhet.<name>".
-An extra above INLINE_LIMIT follows the weights in the parameter list instead. The header is JSON
-under the key "fedhet": what the message is, the names of the tensors, and a digest of each part
-and of itself, so that a damaged message is noticed. A reply repeats the phase, the step and the
-round of the message that it answers, so that an old reply cannot be taken for a new one.
+The parameter list holds the tensors: those of the weights, then those of each extra that is a
+tensor or a tree. The header is JSON under the key "fedhet" of Flower's config dictionary (down) or
+metrics dictionary (up): what the message is, the other extras, the names of the tensors, and a
+digest of each part and of itself, so that a damaged message is noticed. A reply repeats the phase,
+the step and the round of the message that it answers, so that an old reply cannot be taken for a
+new one.
 
 Whatever arrives is hostile until it is checked: what reads it raises Rejected and nothing else.
 """
@@ -17,17 +17,14 @@ import io
 import json
 import logging
 import math
-import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
 from functools import partial
-from pathlib import Path
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
-import safetensors.torch
 import torch
 from flwr.client import NumPyClient
 from flwr.common import (
@@ -41,14 +38,12 @@ from flwr.common import (
 )
 from torch import Tensor
 
-from fedhet.core import trees
 from fedhet.core.check import EXACT
 from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError, Rejected, clean
 from fedhet.core.messages import (
     LOST,
     Broadcast,
-    Extra,
     Extras,
     Failure,
     LocalSettings,
@@ -58,7 +53,6 @@ from fedhet.core.messages import (
 )
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.process import exit_after
-from fedhet.record.files import check_header
 from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet")
@@ -68,66 +62,25 @@ REASONS = ("failed", LOST)  # of a failure that a client reports itself
 AGREED = "agreed"  # in the header of a message
 ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
 HEADER = "fedhet"
+ARRAY = "fedhet.array."  # and a number: an array among the metrics of an evaluation
 EXAMPLES = "num-examples"  # with what a reply carries
-# Bytes of one extra in a config or metrics dictionary, which Flower sends in one piece.
-INLINE_LIMIT = 32 * 2**20
 HEADER_LIMIT = 2**20  # characters; a ResNet-152 has 40,000
 _READERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_LAYOUT = ("names", "trees", "behind", "digests", "digest")
-_WEIGHTS = ""  # the name of the weights among the digests; no extra has an empty name
+_WEIGHTS = ""  # the name of the weights among the parts; no extra has an empty name
+Ins = TypeVar("Ins", FitIns, EvaluateIns)
+Part = tuple[list[Any], list[str]]  # arrays, and their digest followed by their names
 LONGEST_INTEGER = 2**62
 MOST_METRICS = 1000
 LONGEST_NAME = 200
-HIDDEN = "<path>"
-# A path in quotes may contain spaces; another one ends at a space, without punctuation.
-_QUOTED = r"""(?<=')/[^']+(?=')|(?<=")/[^"]+(?=")"""
-_REST = r"""[^\s'"]*[^\s'",;:.)\]}]"""
-# Neither the // of https:// nor a slash within a relative path or a term such as train/val.
-_START = r"(?:(?<=file:)///|(?<![\w.<>*/:])//(?!/)|(?<![\w.<>*/])/(?!/))"
 
 
-class WireClient(NumPyClient):
-    """A client of Flower that serves evaluation messages as it serves the others, in `fit`.
-
-    Attributes:
-        paths: the paths in the node config of a machine whose folders the server may not learn;
-            None where the node is simulated.
-    """
-
-    paths: Collection[Path] | None = None
-
-    def handle(self, msg: Broadcast) -> Reply:
-        """Serve a message."""
-        raise NotImplementedError
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        msg = read_broadcast(parameters, config)
-        # At the deadline the work ends by itself, unless it hangs outside of Python.
-        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            reply = self._told(self.handle(msg))
-            return reply_arrays(msg, reply)
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        _, examples, metrics = self.fit(parameters, config)
-        return 0.0, examples, metrics
-
-    def _told(self, reply: Reply) -> Reply:
-        """The reply without what the server may not learn, which is logged here."""
-        if self.paths is None or isinstance(reply, Upload):
-            return reply
-        log.error("client %d: %s", reply.pid, clean(reply.cause))
-        return replace(reply, cause=told(reply.cause, self.paths))
-
-
-class Adapter(WireClient):
+class Adapter(NumPyClient):
     """Serves Flower's messages by a method's client, to which it is attached.
+
+    Flower's messages of an evaluation are served as the others.
 
     Args:
         client: the client.
@@ -140,8 +93,20 @@ class Adapter(WireClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._client.properties
 
-    def handle(self, msg: Broadcast) -> Reply:
-        return self._client.handle(msg)
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        msg = read_broadcast(parameters, config)
+        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
+            return reply_arrays(msg, self._client.handle(msg))
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        arrays, examples, metrics = self.fit(parameters, config)
+        tensors = ndarrays_to_parameters(arrays).tensors  # for which Flower has no other place
+        return 0.0, examples, {**metrics, **{f"{ARRAY}{i:06}": t for i, t in enumerate(tensors)}}
 
 
 # ---- server to client
@@ -155,34 +120,24 @@ class MessagePacker:
 
     def __init__(self, agreed: dict[str, list[float]] | None = None) -> None:
         self._agreed = {} if agreed is None else {AGREED: agreed}
-        # Each object is kept beside its bytes, so that its id cannot be given to another.
-        self._packed: dict[tuple[str, int], tuple[object, Encoded]] = {}
+        # Each object is kept beside its part, so that its id cannot be given to another.
+        self._packed: dict[int, tuple[object, Part]] = {}
 
-    def __call__(self, msg: Broadcast) -> tuple[Parameters, dict[str, Any]]:
-        parts = [self._once(_WEIGHTS, msg.weights)]
-        parts += [self._once(name, value) for name, value in msg.extras.items()]
-        encoded = Encoded.joined(parts)
-        header = _header(msg) | self._agreed
-        return Parameters(encoded.arrays, "numpy.ndarray"), encoded.sealed(header, msg.weights)
+    def __call__(self, msg: Broadcast) -> tuple[list[bytes], dict[str, Any]]:
+        return pack(msg.weights, msg.extras, _header(msg) | self._agreed, self._once)
 
-    def _once(self, name: str, value: Any) -> Encoded:
-        """The weights or an extra, with arrays as bytes."""
-        key = name, id(value)
-        if key not in self._packed:
-            encoded = Encoded.of_extra(name, value) if name else Encoded.of_weights(value)
-            encoded.arrays = ndarrays_to_parameters(encoded.arrays).tensors
-            self._packed[key] = value, encoded
-        return self._packed[key][1]
+    def _once(self, value: Tensor | AnyTree) -> Part:
+        """The part, with arrays as bytes."""
+        if id(value) not in self._packed:
+            arrays, listed = part_of(value)
+            self._packed[id(value)] = value, (ndarrays_to_parameters(arrays).tensors, listed)
+        return self._packed[id(value)][1]
 
 
-def fit_ins(msg: Broadcast, packer: MessagePacker) -> FitIns:
-    """The message as what Flower sends to `NumPyClient.fit`."""
-    return FitIns(*packer(msg))
-
-
-def evaluate_ins(msg: Broadcast, packer: MessagePacker) -> EvaluateIns:
-    """The message as what Flower sends to `NumPyClient.evaluate`."""
-    return EvaluateIns(*packer(msg))
+def fit_ins(msg: Broadcast, packer: MessagePacker, kind: type[Ins] = FitIns) -> Ins:
+    """The message as what Flower sends to `NumPyClient.fit`, or as EvaluateIns to `evaluate`."""
+    tensors, config = packer(msg)
+    return kind(Parameters(tensors, "numpy.ndarray"), config)
 
 
 def write_broadcast(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -306,8 +261,11 @@ def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
     """
     status = res.status
     failed = () if status.code is Code.OK else (status.code.name, status.message)
-    tensors = res.parameters.tensors if isinstance(res, FitRes) else []
-    return read_arrays(msg, tensors, {**res.metrics, EXAMPLES: res.num_examples}, limit, failed)
+    carried = {**res.metrics, EXAMPLES: res.num_examples}
+    if isinstance(res, FitRes):
+        return read_arrays(msg, res.parameters.tensors, carried, limit, failed)
+    tensors = [carried.pop(key) for key in sorted(carried) if key.startswith(ARRAY)]
+    return read_arrays(msg, tensors, carried, limit, failed)
 
 
 def read_arrays(
@@ -350,104 +308,47 @@ def refusal(msg: Broadcast, error: Rejected) -> Failure:
     return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
 
 
-def sender(carried: Any) -> int:
-    """The client that has signed a reply.
-
-    Raises:
-        Rejected: the header is damaged.
-    """
-    pid: int = read(read_header(carried), "pid", int, low=0)
-    return pid
-
-
 # ---- weights and extras
-@dataclass
-class Encoded:
-    """Weights or extras as Flower carries them.
+def part_of(value: Tensor | AnyTree) -> Part:
+    """The arrays of a tensor or a tree, and what the header says of them: digest and names.
 
-    Attributes:
-        arrays: what follows the weights in the parameter list.
-        entries: what goes into the config or metrics dictionary.
-        names: extra -> the names of its tree, in order ([""] for a tensor). safetensors sorts
-            names, but a tree has the order of the state dictionary in every engine.
-        behind: the extras in `arrays`.
-        digests: part -> SHA-256 of its content; "" for the weights.
+    A tree has the order of its names in every engine.
     """
-
-    arrays: list[Any] = field(default_factory=list)
-    entries: dict[str, Any] = field(default_factory=dict)
-    names: dict[str, list[str]] = field(default_factory=dict)
-    behind: list[str] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_weights(cls, weights: AnyTree) -> Encoded:
-        """The weights, which come first in the parameter list."""
-        arrays = [_array(t) for t in weights.values()]
-        return cls(arrays, digests={_WEIGHTS: digest_of(arrays)})
-
-    @classmethod
-    def of_extra(cls, name: str, value: Extra) -> Encoded:
-        """One extra.
-
-        Raises:
-            TypeError: it cannot travel; the message names it.
-        """
-        check_extras({name: value}, {})
-        if not isinstance(value, Tensor | dict):
-            digests = {name: digest_of([json.dumps(value).encode()])}
-            return cls(entries={f"{HEADER}.{name}": value}, digests=digests)
-        tree = {"": value} if isinstance(value, Tensor) else value
-        names = {name: list(tree)}
-        if trees.nbytes(tree) > INLINE_LIMIT:
-            arrays = [_array(t) for t in tree.values()]
-            return cls(arrays, names=names, behind=[name], digests={name: digest_of(arrays)})
-        data = safetensors.torch.save(
-            {key: t.detach().cpu().contiguous() for key, t in tree.items()}
-        )
-        entries = {f"{HEADER}.{name}": data}
-        return cls(entries=entries, names=names, digests={name: digest_of([data])})
-
-    @classmethod
-    def joined(cls, parts: Iterable[Encoded]) -> Encoded:
-        """All of the parts together, in their order."""
-        whole = cls()
-        for part in parts:
-            whole.arrays += part.arrays
-            whole.entries |= part.entries
-            whole.names |= part.names
-            whole.behind += part.behind
-            whole.digests |= part.digests
-        return whole
-
-    def sealed(self, header: dict[str, Any], weights: AnyTree) -> dict[str, Any]:
-        """The dictionary that Flower carries, with the header that `unpack` reads."""
-        layout = {
-            "names": list(weights),
-            "trees": self.names,
-            "behind": self.behind,
-            "digests": self.digests,
-        }
-        content = {**header, **layout}
-        text = json.dumps({**content, "digest": seal(content)})
-        if len(text) > HEADER_LIMIT:
-            raise TypeError(
-                f"the header of a message has {len(text)} characters; at most {HEADER_LIMIT} travel"
-            )
-        return {**self.entries, HEADER: text}
+    tree = {"": value} if isinstance(value, Tensor) else value
+    arrays = [t.detach().cpu().numpy() for t in tree.values()]
+    return arrays, [digest_of(arrays), *tree]
 
 
 def pack(
-    weights: AnyTree, extras: Extras, header: dict[str, Any]
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+    weights: AnyTree,
+    extras: Extras,
+    header: dict[str, Any],
+    part: Callable[[Tensor | AnyTree], Part] = part_of,
+) -> tuple[list[Any], dict[str, Any]]:
     """(parameter list, config or metrics dictionary) of one message.
+
+    Args:
+        weights, extras: what it carries.
+        header: what it is.
+        part: `part_of`, or what remembers its results.
 
     Raises:
         TypeError: an extra cannot travel; the message names it.
     """
-    parts = (Encoded.of_extra(name, value) for name, value in extras.items())
-    encoded = Encoded.joined([Encoded.of_weights(weights), *parts])
-    return encoded.arrays, encoded.sealed(header, weights)
+    check_extras(extras, {})
+    large = {name: value for name, value in extras.items() if isinstance(value, Tensor | dict)}
+    parts = {name: part(value) for name, value in {_WEIGHTS: weights, **large}.items()}
+    content = {
+        **header,
+        "parts": {name: listed for name, (_, listed) in parts.items()},
+        "scalars": {name: value for name, value in extras.items() if name not in large},
+    }
+    text = json.dumps({**content, "digest": seal(content)})
+    if len(text) > HEADER_LIMIT:
+        raise TypeError(
+            f"the header of a message has {len(text)} characters; at most {HEADER_LIMIT} travel"
+        )
+    return [array for arrays, _ in parts.values() for array in arrays], {HEADER: text}
 
 
 def unpack(
@@ -459,34 +360,24 @@ def unpack(
         Rejected: the message is damaged, or not one of fedhet's.
     """
     header = read_header(carried)
-    names, tree_names, behind, digests = _layout(header)
-    expected = len(names) + sum(len(tree_names[name]) for name in behind)
+    parts, extras = _layout(header)
+    expected = sum(len(names) for _, *names in parts.values())
     if len(arrays) != expected:
         raise Rejected(
             "corrupt", f"the message carries {len(arrays)} arrays but its header names {expected}"
         )
-    parts: dict[str, list[Any]] = {_WEIGHTS: arrays[: len(names)]}
-    position = len(names)
-    for name in behind:
-        end = position + len(tree_names[name])
-        parts[name] = arrays[position:end]
-        position = end
-    inline = {
-        str(key).removeprefix(f"{HEADER}."): value
-        for key, value in carried.items()
-        if str(key).startswith(f"{HEADER}.")
-    }
-    for name, value in inline.items():
-        parts[name] = [value if isinstance(value, bytes) else json.dumps(value).encode()]
-    _check_digests(parts, digests)
-    extras: Extras = {}
-    for name, value in inline.items():
-        extras[name] = _decode(name, value, tree_names) if isinstance(value, bytes) else value
-    for name in behind:
-        tensors = map(_tensor, parts[name])
-        extras[name] = _unwrap(dict(zip(tree_names[name], tensors, strict=True)))
-    weights = dict(zip(names, map(_tensor, parts[_WEIGHTS]), strict=True))
-    return weights, extras, {key: header[key] for key in header if key not in _LAYOUT}
+    rest, weights = iter(arrays), dict[str, Tensor]()
+    for name, (digest, *names) in parts.items():
+        pieces = list(islice(rest, len(names)))
+        if digest_of(pieces) != digest:
+            what = f"extra {name!r}" if name else "the weights"
+            raise Rejected("corrupt", f"{what}: the content does not have the digest in the header")
+        tree = dict(zip(names, map(_tensor, pieces), strict=True))
+        if name == _WEIGHTS:
+            weights = tree
+        else:
+            extras[name] = tree[""] if names == [""] else tree
+    return weights, extras, header
 
 
 def read_header(carried: Any) -> dict[str, Any]:
@@ -553,38 +444,19 @@ def seal(header: Mapping[str, Any]) -> str:
     return digest_of([json.dumps(header, sort_keys=True).encode()])
 
 
-def _layout(
-    header: dict[str, Any],
-) -> tuple[list[str], dict[str, list[str]], list[str], dict[str, str]]:
-    """What the header says about tensors: names, names in trees, extras behind, digests."""
-    layout: list[Any] = [header.get(key) for key in _LAYOUT[:4]]
-    names, tree_names, behind, digests = layout
-    good = _is_names(names) and _is_names(behind) and isinstance(tree_names, dict)
-    good = good and all(map(_is_names, tree_names.values())) and {*behind} <= {*tree_names}
-    if not good or not isinstance(digests, dict) or not has_form([*digests.values()], [str]):
+def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
+    """Take from the header its parts, as `part_of` lists them, and the extras in it."""
+    parts, scalars = header.pop("parts", None), header.pop("scalars", None)
+    good = has_form([parts], [{str: [str]}]) and all(parts.values()) and _WEIGHTS in parts
+    good = good and all(len({*names}) == len(names) for _, *names in parts.values())
+    good = good and isinstance(scalars, dict) and not scalars.keys() & parts.keys()
+    if not good or not {type(value) for value in scalars.values()} <= {bool, int, float, str}:
         raise Rejected(
             "unreadable",
-            f"{', '.join(_LAYOUT[:4])} in the header are no lists of different names, names of each"
-            " extra's tensors, and digests",
+            "parts and scalars in the header are no lists of a digest and different names, and no"
+            " values by name",
         )
-    return names, tree_names, behind, digests
-
-
-def _is_names(value: Any) -> bool:
-    return has_form(value, [str]) and len({*value}) == len(value)
-
-
-def _check_digests(parts: Mapping[str, list[Any]], digests: Mapping[str, str]) -> None:
-    if set(parts) != set(digests):
-        raise Rejected("corrupt", "the message does not have the parts that its header lists")
-    for name, pieces in parts.items():
-        if digest_of(pieces) != digests[name]:
-            what = f"extra {name!r}" if name else "the weights"
-            raise Rejected("corrupt", f"{what}: the content does not have the digest in the header")
-
-
-def _array(t: Tensor) -> np.ndarray:
-    return t.detach().cpu().numpy()
+    return parts, scalars
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -593,24 +465,6 @@ def _tensor(array: np.ndarray) -> Tensor:
     except (TypeError, ValueError) as error:
         problem = f"an array of type {array.dtype} is no tensor"
         raise Rejected("wrong content", problem) from error
-
-
-def _unwrap(tree: Tree) -> Tensor | Tree:
-    return tree[""] if list(tree) == [""] else tree
-
-
-def _decode(name: str, value: bytes, tree_names: Mapping[str, list[str]]) -> Tensor | Tree:
-    try:
-        check_header(value[:8])
-        tree = safetensors.torch.load(value)
-    except Exception as error:
-        raise Rejected("corrupt", f"extra {name!r} is damaged: {error}") from error
-    keys = tree_names.get(name, [])
-    if set(tree) != set(keys):
-        raise Rejected(
-            "corrupt", f"extra {name!r}: its tensors are not those that the header names"
-        )
-    return _unwrap({key: tree[key] for key in keys})
 
 
 # ---- single fields of a header
@@ -691,33 +545,3 @@ def local_settings(values: Mapping[str, Any]) -> LocalSettings:
         return LocalSettings(**values)
     except ConfigError as error:
         raise Rejected("unreadable", clean(f"local training: {error}")) from error
-
-
-# ---- what a node tells the server of an error
-def told(text: str, named: Iterable[Path] = ()) -> str:
-    """The text as the server gets it.
-
-    Args:
-        text: the message of an error.
-        named: paths in the node config, of which the last component is told. Of all other paths,
-            and of what is below any, nothing is.
-    """
-    names = {str(path): path.name for path in named}
-    hidden = _folders() | {str(Path(path).parent) for path in names}
-    known = {
-        form: short
-        for path, short in {**dict.fromkeys(hidden, HIDDEN), **names}.items()
-        for form in (path, repr(path)[1:-1])  # as it is, and as it is in quotes
-        if "/" in path.strip("/") or path[:1] == "/" != path
-    }
-    one = rf"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})(?!\w)"
-    in_quotes = rf"""(?<='){one}[^']*(?=')|(?<="){one}[^"]*(?=")"""
-    pattern = rf"{in_quotes}|{one}(?:{_REST})?|{_QUOTED}|{_START}{_REST}"
-    return re.sub(pattern, lambda found: known.get(found[found.lastindex or 0], HIDDEN), text)
-
-
-def _folders() -> set[str]:
-    """Folders of this machine, which may be relative or have spaces in their names."""
-    environment = {value for value in os.environ.values() if "/" in value}
-    own = {str(Path.home()), tempfile.gettempdir(), str(Path.cwd())}
-    return own | environment | {str(Path(value)) for value in environment}

@@ -28,7 +28,7 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.client.client import DELIVER, FedClient, evaluated_views
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, Rejected
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.callbacks import Callback
@@ -97,13 +97,14 @@ def keep(job: Job, client: FedClient) -> Upload:
     """Write the models that the client's message is about; its reply says no more than that.
 
     Raises:
-        ValueError: the message is not one of such a run, or its model is not the server's.
+        ConfigError: the message is not one of such a run.
+        Rejected: its model is not the server's.
         WriteError: the files cannot be written; an earlier delivery is as it was.
     """
     msg, workspace = client.msg, client.workspace
     stated = msg.text(DELIVER)
     if not job.config.run.deliver:
-        raise ValueError("the server delivers a model, and the run's settings do not (deliver)")
+        raise ConfigError("the server delivers a model, and the run's settings do not (deliver)")
     models: dict[str, Tree] = {}
 
     def take(view: str, model: nn.Module) -> None:
@@ -120,9 +121,10 @@ def keep(job: Job, client: FedClient) -> Upload:
         models["model"] = {**workspace.initial, **msg.weights}
         digest = trees.sha256({"model": models["model"]})
     if stated != (digest or ""):
-        raise ValueError(
+        raise Rejected(
+            "wrong content",
             f"the final model here has the digest {str(digest)[:16]}, that of the server"
-            f" {(stated or 'None')[:16]!r}"
+            f" {(stated or 'None')[:16]!r}",
         )
     about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
     home = _root() / msg.run_id / str(msg.pid)
@@ -135,13 +137,14 @@ def _root() -> Path:
     """The folder that this site has chosen.
 
     Raises:
-        ValueError: it is not absolute, or the default one is open to other users.
+        ConfigError: it is not absolute.
+        ValueError: the default one is open to other users.
     """
     named = os.environ.get(VARIABLE)
     if not named:
         return own_folder(DEFAULT)
     if not Path(named).is_absolute():
-        raise ValueError(f"{VARIABLE} must be an absolute path")
+        raise ConfigError(f"{VARIABLE} must be an absolute path")
     return Path(named)
 
 

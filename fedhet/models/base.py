@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, MachineError
 from fedhet.core.workspace import Workspace
 
 
@@ -78,7 +78,7 @@ def trial_output(model: nn.Module, x: Tensor, problem: str) -> Any:
             return functional_call(model, buffers, (x,))
         except Exception as error:
             line = str(error).partition("\n")[0]
-            raise ConfigError(f"{problem}: {type(error).__name__}: {line}") from error
+            raise MachineError(f"{problem}: {type(error).__name__}: {line}") from error
 
 
 def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError, clean
+from fedhet.core.errors import ConfigError, MachineError, clean
 from fedhet.data.files import permitted
 from fedhet.models.base import Classifier, image_shape, trial_output
 from fedhet.record.files import read_tensors
@@ -158,13 +158,13 @@ def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
 def _read(file: str) -> dict[str, Tensor]:
     path = permitted(Path(file).expanduser().absolute())
     if not path.is_file():
-        raise ConfigError(f"model.weights={file}: there is no file {path}; nothing is downloaded")
+        raise ConfigError(f"model.weights={file}: there is no such file; nothing is downloaded")
     try:
         if path.suffix == ".safetensors":
             return read_tensors(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(
+        raise MachineError(
             f"model.weights={file} is not readable: {str(error).partition(chr(10))[0]}"
         ) from error
     if not isinstance(content, dict):

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from asking import answered
 from contracts.hostile import Federation, skipping
 from contracts.short import slow
+from flwr.app import RecordDict
 from flwr.common import Code, GetPropertiesRes, Status
 
 import fedhet
@@ -22,8 +24,8 @@ from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.flower.adapter import ManagerMembers
-from fedhet.flower.apps import client_for
+from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
+from fedhet.flower.apps import answer, client_for
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.server import read_message
 from fedhet.record import terminal
@@ -139,8 +141,11 @@ class Proxy:
         return self.answer
 
 
-def answered(**properties: Any) -> GetPropertiesRes:
+def telling(**properties: Any) -> GetPropertiesRes:
     return GetPropertiesRes(Status(Code.OK, ""), properties)
+
+
+ALL = telling(**{"partition-id": 0, "num-partitions": 1})
 
 
 @pytest.mark.parametrize(
@@ -150,8 +155,8 @@ def answered(**properties: Any) -> GetPropertiesRes:
         KeyError(EVIL),
         TypeError(LONG),
         GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, LONG), {}),
-        answered(**{"partition-id": LONG, "num-partitions": EVIL}),
-        answered(**{"partition-id": 0, "num-partitions": 2**60}),
+        telling(**{"partition-id": LONG, "num-partitions": EVIL}),
+        telling(**{"partition-id": 0, "num-partitions": 2**60}),
     ],
     ids=["left", "unreadable", "long", "status", "properties", "a world of nodes"],
 )
@@ -174,15 +179,18 @@ def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
     run = skipping(federation)
     msg = run.strategy.plan(1).messages[0]
     replies = [
-        SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(reason=LONG)),
+        SimpleNamespace(has_error=lambda: True, error=SimpleNamespace(code=0, reason=LONG)),
         SimpleNamespace(has_error=lambda: False, content={EVIL: EVIL}),
     ]
     for reply in replies:
         failure = read_message(msg, 7, cast("Any", reply), 0)
         assert isinstance(failure, Failure) and is_clean(failure.cause)
-    nodes = Nodes(run.strategy.setting.replies)
-    failures = list(nodes.in_order({0: msg}, [], [RuntimeError(LONG)] * 20, 0))
-    assert len(failures) == 1 and is_clean(failures[0].cause)
+    adapter = StrategyAdapter(run.strategy)
+    manager: Any = SimpleNamespace(num_available=lambda: 1, all=lambda: {"1": Proxy(ALL)})
+    adapter.begin(1, ManagerMembers(manager))
+    failures = list(adapter._in_order([], [RuntimeError(LONG)] * 20))
+    assert len(failures) == 3
+    assert all(is_clean(one.cause) for one in failures if isinstance(one, Failure))
 
 
 # ---- the server's texts at a client
@@ -191,9 +199,13 @@ def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> N
         run_config={"overrides": f'"method={EVIL}"'},
         node_config={"partition-id": 0, "num-partitions": 1},
     )
+
+    def app(message: Any, context: Any) -> Any:
+        return answer(message, context, lambda: client_for(context, cast("Any", None)))
+
     with caplog.at_level(logging.ERROR, logger="fedhet"):
-        client: Any = client_for(context, cast("Any", None))
-    assert is_clean(client._reason)
+        reply = answered(RecordDict(), context, app)
+    assert is_clean(str(reply.error.reason))
     assert caplog.records and all(is_clean(record.getMessage()) for record in caplog.records)
 
 

@@ -20,7 +20,7 @@ import torch
 from contracts.fuzzing import CASES, damage, flipped, mutate
 from contracts.hostile import LIMIT, Federation, forge
 from engines.own_sites import Deployment, write_sites
-from flwr.common import Code, EvaluateRes, Parameters, Status
+from flwr.common import Code, EvaluateRes, Parameters, Status, ndarrays_to_parameters
 from targets.tasks import task_of
 
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload
@@ -44,7 +44,9 @@ from fedhet.record.run_folder import Recorder
 
 def arrived(msg: Broadcast, reply: Reply, draw: random.Random | None) -> Reply:
     """The reply as it is read, after it was damaged or its header was forged."""
-    _, examples, carried = wire.reply_arrays(msg, reply)
+    arrays, examples, carried = wire.reply_arrays(msg, reply)
+    for number, tensor in enumerate(ndarrays_to_parameters(arrays).tensors):
+        carried[f"{wire.ARRAY}{number:06}"] = tensor
     res: Any = SimpleNamespace(metrics=carried, parameters=Parameters([], ""))
     if draw is not None and draw.random() < 0.1:
         damage(res, draw)
@@ -142,7 +144,7 @@ def test_fuzzed_descriptions_of_sites(tmp_path: Path, cases: int) -> None:
         deployment.join(workspace, number, share_counts=True)
         for number, workspace in enumerate("abc", 1)
     ]
-    properties = [node.client.get_properties({}) for node in nodes]
+    properties = [node.who() for node in nodes]
     read = deployment.nodes._description
     others = [read(one) for one in properties[1:]]
     passed = 0

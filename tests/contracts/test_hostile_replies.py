@@ -42,21 +42,30 @@ def set_field(name: str, value: Any) -> Callable[[Header], Any]:
     return lambda header: header.update({name: value})
 
 
+def set_part(name: str, value: Any) -> Callable[[Header], Any]:
+    return lambda header: header["parts"].update({name: value})
+
+
 def set_metric(name: str, value: Any) -> Callable[[Header], Any]:
     return lambda header: header["metrics"].update({name: value})
 
 
 FORGED: list[Any] = [
-    (lambda h: h["names"].pop(), "corrupt"),
-    (set_field("names", 5), "unreadable"),
-    (set_field("names", ["a", "a", "b", "c"]), "unreadable"),
-    (lambda h: h.pop("names"), "unreadable"),
+    (lambda h: h["parts"][""].pop(), "corrupt"),
+    (set_part("", 5), "unreadable"),
+    (set_part("", []), "unreadable"),
+    (set_part("", ["00", "a", "a", "b", "c"]), "unreadable"),
+    (lambda h: h["parts"].pop(""), "unreadable"),
     (lambda h: h.pop("metrics"), "unreadable"),
-    (set_field("trees", {"x": 3}), "unreadable"),
-    (set_field("behind", ["scaffold.c_plus"]), "corrupt"),
-    (set_field("behind", ["x"]), "unreadable"),
-    (lambda h: h["trees"]["scaffold.c_plus"].pop(), "corrupt"),
-    (set_field("digests", {"": "00"}), "corrupt"),
+    (set_part("x", 3), "unreadable"),
+    (set_part("x", ["00"]), "corrupt"),
+    (set_part("x", ["00", "y"]), "corrupt"),
+    (lambda h: h["parts"]["scaffold.c_plus"].pop(), "corrupt"),
+    (lambda h: h["parts"][""].__setitem__(0, "00"), "corrupt"),
+    (set_field("scalars", {"scaffold.c_plus": 1.0}), "unreadable"),
+    (set_field("scalars", {"x": None}), "unreadable"),
+    (set_field("scalars", {"x": [1.0]}), "unreadable"),
+    (set_field("scalars", {"x": 1.0}), "refused"),
     (set_field("pid", 99), "replayed"),
     (set_field("pid", True), "replayed"),
     (set_field("round", 7), "replayed"),
@@ -75,12 +84,13 @@ FORGED: list[Any] = [
     (set_field("keeps", 1), "unreadable"),
     (set_field("failure", 3), "unreadable"),
     *slow(
-        (set_field("names", None), "unreadable"),
-        (set_field("names", [["a"], 2, 3, 4]), "unreadable"),
+        (set_part("", None), "unreadable"),
+        (set_part("", ["00", ["a"], 2, 3, 4]), "unreadable"),
         (lambda h: h.pop("keeps"), "unreadable"),
-        (lambda h: h.pop("trees"), "unreadable"),
-        (set_field("behind", 3), "unreadable"),
-        (set_field("digests", 3), "unreadable"),
+        (lambda h: h.pop("parts"), "unreadable"),
+        (set_field("parts", 3), "unreadable"),
+        (lambda h: h.pop("scalars"), "unreadable"),
+        (set_field("scalars", 3), "unreadable"),
         (set_field("pid", "%100000000000000d"), "replayed"),
         (set_metric("a", [1.0]), "wrong content"),
         (set_metric("a", None), "wrong content"),

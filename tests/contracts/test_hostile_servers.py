@@ -77,7 +77,8 @@ BAD_HEADERS: list[Callable[[Header], Any]] = [
     set_local("lr", "1"),
     set_local("clip", "1"),
     set_local("optimizer", "lbfgs"),
-    lambda header: header.pop("names"),
+    lambda header: header.pop("parts"),
+    lambda header: header.pop("scalars"),
 ]
 
 

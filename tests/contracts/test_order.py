@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +11,12 @@ import pytest
 import torch
 from contracts.hostile import served
 from contracts.tasks import with_dropout
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+from flwr.common import FitRes
 
-from fedhet.core.groups import ReplyLimits
-from fedhet.core.messages import Broadcast, Failure, LocalSettings, Upload
+from fedhet.core.messages import Failure, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.flower.nodes import Nodes
+from fedhet.flower.adapter import StrategyAdapter
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
@@ -45,34 +44,47 @@ def test_the_order_in_which_clients_are_served(
     assert len(hashes) == 1
 
 
-def flower_results(run: Any, plan: list[Broadcast]) -> list[tuple[Any, FitRes]]:
-    """The clients' replies as Flower delivers them, without their nodes."""
+class Connected:
+    """So many nodes, each with the client of its number."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def ids(self) -> set[str]:
+        return set(map(str, range(self.count)))
+
+    def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Any]]:
+        for cid in ids:
+            yield cid, {"partition-id": int(cid), "num-partitions": self.count}
+
+
+def first_round(run: Any, count: int) -> tuple[StrategyAdapter, list[tuple[Any, FitRes]]]:
+    """What Flower's Server calls, and the replies of the clients as it delivers them."""
+    adapter = StrategyAdapter(run.strategy)
+    adapter.begin(1, Connected(count))
     packer = wire.MessagePacker()
-    return [(SimpleNamespace(cid="0"), served(run).fit(wire.fit_ins(msg, packer))) for msg in plan]
-
-
-def signed_by(res: FitRes) -> int:
-    return wire.read_header(res.metrics)["pid"]
+    hosted = adapter.hosted(Connected(count))
+    return adapter, [
+        (SimpleNamespace(cid=node), served(run).fit(wire.fit_ins(msg, packer)))
+        for node, msg in hosted
+    ]
 
 
 def test_replies_are_put_in_order_and_missing_ones_are_named(
     federation: Callable[..., Any],
 ) -> None:
     run = federation(toy_task(6), FedAvg)
-    plan = run.strategy.plan(1).messages
-    sent = {msg.pid: msg for msg in plan}
-    results = flower_results(run, plan)
+    adapter, results = first_round(run, 6)
     random.Random(3).shuffle(results)
-    nodes = Nodes(run.strategy.setting.replies)
-    replies = list(nodes.in_order(sent, results, [], 2**20))
-    assert [reply.pid for reply in replies] == list(sent)
+    replies = list(adapter._in_order(results, []))
+    assert [reply.pid for reply in replies] == list(adapter.awaited)
     assert all(isinstance(reply, Upload) for reply in replies)
 
-    without_3 = [(node, res) for node, res in results if signed_by(res) != 3]
-    replies = list(nodes.in_order(sent, without_3, [TimeoutError("no answer")], 2**20))
+    without_3 = [(node, res) for node, res in results if node.cid != "3"]
+    replies = list(adapter._in_order(without_3, [TimeoutError("no answer")]))
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     assert [(f.pid, f.phase, f.step) for f in failures] == [(3, "train", 1)]
-    assert "no answer" in failures[0].cause
+    assert failures[0].cause == "no reply from clients [3]: no answer"
 
 
 @pytest.mark.parametrize(
@@ -95,33 +107,20 @@ def test_a_reply_without_a_readable_header_is_a_failure(
     federation: Callable[..., Any], header: Any
 ) -> None:
     run = federation(toy_task(3), FedAvg)
-    plan = run.strategy.plan(1).messages
-    results = flower_results(run, plan)
+    adapter, results = first_round(run, 3)
     results[0][1].metrics["fedhet"] = header
-    nodes = Nodes(run.strategy.setting.replies)
-    replies = list(nodes.in_order({msg.pid: msg for msg in plan}, results, [], 2**20))
+    first = next(iter(adapter.awaited))
+    replies = list(adapter._in_order(results, []))
     assert [type(reply) for reply in replies] == [Failure, Upload, Upload]
-    assert (replies[0].pid, replies[0].phase, replies[0].step) == (plan[0].pid, "train", 1)
+    assert (replies[0].pid, replies[0].phase, replies[0].step) == (first, "train", 1)
 
 
-def test_a_reply_signed_for_a_client_of_another_node_is_left_out() -> None:
-    """Otherwise one node could reply in the name of another node's clients."""
-    here = SimpleNamespace(cid="here")
-    there = SimpleNamespace(cid="there")
-    nodes = Nodes(ReplyLimits())
-    nodes._by_partition = {0: here.cid, 1: there.cid}
-    nodes._total = 2
-    sent = {
-        pid: Broadcast(phase="train", step=1, round=1, local=LocalSettings(lr=0.1), pid=pid)
-        for pid in (0, 1)
-    }
-
-    def reply(pid: int, n: int) -> FitRes:
-        arrays, examples, metrics = wire.reply_arrays(sent[pid], Upload(pid, n))
-        return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), examples, metrics)
-
-    results = [(here, reply(1, 99)), (here, reply(0, 5)), (there, reply(1, 7))]
-    updates = [
-        reply for reply in nodes.in_order(sent, results, [], 2**20) if isinstance(reply, Upload)
-    ]
-    assert [update.num_examples for update in updates] == [5, 7]
+def test_a_node_cannot_reply_in_the_name_of_another_node_s_client(
+    federation: Callable[..., Any],
+) -> None:
+    run = federation(toy_task(3), FedAvg)
+    adapter, results = first_round(run, 3)
+    forged = [(results[0][0], results[1][1]), *results[1:]]
+    replies = list(adapter._in_order(forged, []))
+    assert [type(reply) for reply in replies] == [Failure, Upload, Upload]
+    assert "the reply is to another message: its pid is" in str(replies[0])

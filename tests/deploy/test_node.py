@@ -115,7 +115,7 @@ def test_the_messages_of_a_run_have_one_process(serving: Serving) -> None:
     assert serving.serve(7, "c") != first
 
 
-def test_runs_that_take_turns_keep_their_processes_and_a_third_ends_the_older_one(
+def test_two_runs_at_once_keep_their_processes_and_a_third_ends_the_older_one(
     serving: Serving,
 ) -> None:
     seven, eight = serving.serve(7, "a"), serving.serve(8, "b")

@@ -105,8 +105,8 @@ def test_the_kit_starts_a_deployment_that_trains(
         settings.write_text(settings.read_text().replace("fedavg", f"fedavg {overrides}"))
         config = ["--run-config", str(settings)]
         superlink.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
-        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
-        run, said, *_ = superlink.status(out).runs[0]
+        wait_for(lambda: superlink.status(out)[1][0][1].startswith("finished"), "the run")
+        run, said, *_ = superlink.status(out)[1][0]
         assert said.startswith("finished:completed")
         assert (server / "state/run/summary.json").exists()
         log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
@@ -118,8 +118,8 @@ def test_the_kit_starts_a_deployment_that_trains(
         (app / "client_app.py").write_text(f"{(app / 'client_app.py').read_text()}\n")
         settings.write_text(settings.read_text().replace("dir=run", "dir=other"))
         superlink.flwr(out / "operator", "run", str(app), "fedhet", *config)
-        wait_for(lambda: superlink.status(out).runs[0][1].startswith("finished"), "the run")
-        run, said, *_ = superlink.status(out).runs[0]
+        wait_for(lambda: superlink.status(out)[1][0][1].startswith("finished"), "the run")
+        run, said, *_ = superlink.status(out)[1][0]
         assert said.startswith("finished:failed") and "this site executes the app" in said
         log = superlink.flwr(out / "operator", "log", run, "fedhet", "--show")
         assert f"and not {digest(app)}" in log
@@ -172,7 +172,7 @@ def test_sites_get_new_keys_and_leave_while_a_run_goes_on(
         return {one["pid"] for row in rounds(run)[-1:] for one in row["failures"]}
 
     def states() -> dict[str, str]:
-        return {site: status for site, status, *_ in superlink.status(made).sites}
+        return {site: status for site, status, *_ in superlink.status(made)[0]}
 
     with running(sites["a"]):
         with running(sites["b"]):
@@ -197,6 +197,6 @@ def test_sites_get_new_keys_and_leave_while_a_run_goes_on(
         with running(sites["b"]):
             log = sites["b"] / "log"
             wait_for(lambda: "Exit Code: 305" in log.read_text(), "the refusal")
-        assert superlink.status(made).runs[0][1].startswith("running")
+        assert superlink.status(made)[1][0][1].startswith("running")
         steps = len(rounds(run))
         wait_for(lambda: len(rounds(run)) > steps, "another round")

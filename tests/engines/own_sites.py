@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asking import answered
 from composing import composed
-from flwr.app import Context, RecordDict
-from flwr.common import parameters_to_ndarrays
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sklearn.datasets import load_digits
 
 import fedhet
@@ -24,7 +24,10 @@ from fedhet.core.server.loop import Clock
 from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
-from fedhet.flower.apps import client_for
+from fedhet.flower.apps import answer, client_for
+from fedhet.flower.grid import ASKS, read_answer
+from fedhet.flower.parcels import Parcels
+from fedhet.flower.server import read_message
 from fedhet.flower.sites import SiteNodes
 from fedhet.job import Job, begin
 from fedhet.stores import MemoryStore
@@ -65,14 +68,32 @@ class Node:
         self.told: dict[str, Any] | None = None  # what it says of itself, if that is known
         self.alter: Callable[[dict[str, Any]], Any] = lambda properties: properties
 
+    def answer(self, content: RecordDict) -> Message:
+        """Its reply to a message, by a new client for each, as Flower has it."""
+
+        def app(message: Message, context: Context) -> Message:
+            return answer(message, context, lambda: client_for(context, self.store))
+
+        return answered(content, self.context, app)
+
+    def who(self) -> Any:
+        """What it says of itself, or why it cannot serve the run."""
+        return read_answer(self.answer(RecordDict({ASKS: ConfigRecord()})))
+
     @property
-    def client(self) -> Any:
-        """A new one for each message, as Flower has it."""
-        return client_for(self.context, self.store)
+    def problem(self) -> str:
+        """Why it cannot serve the run; "" if it can."""
+        who = self.who()
+        return who if isinstance(who, str) else ""
+
+    def serve(self, msg: Broadcast, agreed: Any = None) -> Reply:
+        """Its reply to a message of the run."""
+        content = Parcels()(*wire.MessagePacker(agreed)(msg))
+        return read_message(msg, self.context.node_id, self.answer(content), 2**20)
 
     def tell(self) -> Any:
         """Who it is."""
-        return self.alter(self.client.get_properties({}) if self.told is None else self.told)
+        return self.alter(self.who() if self.told is None else self.told)
 
 
 class Joined:
@@ -118,7 +139,8 @@ class Deployment:
         self.nodes = SiteNodes(self._limits, declaration(self.cfg)[0])
 
     def agree(self) -> Agreement:
-        return self.nodes.agree(self.members)
+        self.nodes.join(self.members)
+        return self.nodes.agreed_on
 
     def host(self, pid: int) -> Any:
         """The node that hosts the client, or None."""
@@ -140,12 +162,6 @@ def telling(change: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]
         }
 
     return alter
-
-
-def as_sent(msg: Broadcast, agreed: Any) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """What Flower hands to the client of a node."""
-    ins = wire.fit_ins(msg, wire.MessagePacker(agreed))
-    return parameters_to_ndarrays(ins.parameters), dict(ins.config)
 
 
 class Sites:
@@ -175,8 +191,7 @@ class Sites:
     def serve(self, msg: Broadcast) -> Reply:
         node: Any = self.deployment.host(msg.pid)
         self._monkeypatch.setenv("FEDHET_MODEL_DIR", str(self.models[msg.pid]))
-        reply = node.client.fit(*as_sent(msg, self.deployment.nodes.agreed))
-        self.served.append((msg, wire.read_reply(msg, reply)))
+        self.served.append((msg, node.serve(msg, self.deployment.nodes.agreed)))
         return self.served[-1][1]
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:

@@ -19,10 +19,15 @@ def folder(tmp_path: Path) -> Path:
     return write_sites(tmp_path)
 
 
-def test_a_site_with_more_samples_than_a_run_allows(folder: Path) -> None:
-    """It says so itself, and the server says so of one that does not."""
+def test_a_site_with_more_samples_than_a_run_allows(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own log says so, and the server says so of one that does not."""
     said = "site 'b' has 120 samples in one of its parts, more than dataset.max_samples=100"
-    assert said in Deployment(folder, "dataset.max_samples=100").refusal()
+    assert (
+        "site 'b' cannot serve this run" in Deployment(folder, "dataset.max_samples=100").refusal()
+    )
+    assert said in caplog.text
     for sizes in ([10**12, 10, 10], [80, 10**12, 10]):
         deployment = Deployment(folder, "dataset.max_samples=120", sites="bc")
         deployment.join("a", 1).alter = telling({"sizes": sizes})

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from composing import composed
-from own_sites import Deployment, as_sent, simulated, write_sites
+from own_sites import Deployment, simulated, write_sites
 
-from fedhet.core.errors import Rejected
+from fedhet.core.messages import Failure
 from fedhet.core.trees import sha256
 from fedhet.data.local.data import LocalData
-from fedhet.flower import wire
 from fedhet.job import Job
 
 
@@ -33,8 +32,7 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
         step = job.strategy.plan(number)
         for msg in step.messages:
             node = deployment.host(msg.pid)
-            sent = as_sent(msg, deployment.nodes.agreed)
-            replies.append(wire.read_reply(msg, node.client.fit(*sent)))  # type: ignore[union-attr]
+            replies.append(node.serve(msg, deployment.nodes.agreed))
         job.strategy.settle(step, replies)
     expected = simulated(folder, "eval.clients=false")
     assert sha256(job.strategy.weights) == expected.summary["weights_sha256"]
@@ -51,9 +49,8 @@ def test_a_message_for_another_site_is_refused(folder: Path) -> None:
     wrong = next(node for node in deployment.members.nodes.values())
     if int(wrong.cid) == msg.pid + 1:
         wrong = deployment.members.nodes[str((msg.pid + 1) % 3 + 1)]
-    sent = as_sent(msg, deployment.nodes.agreed)
-    reply = wire.read_reply(msg, wrong.client.fit(*sent))  # type: ignore[attr-defined]
-    assert "the message is for client" in reply.cause
+    reply = wrong.serve(msg, deployment.nodes.agreed)
+    assert isinstance(reply, Failure) and "the message is for client" in reply.cause
 
 
 def test_counts_are_told_only_by_sites_that_allow_it(folder: Path) -> None:
@@ -76,6 +73,5 @@ def test_a_site_refuses_a_normalisation_that_is_none(folder: Path) -> None:
     node: Any = deployment.host(msg.pid)
     mean = {"mean": [0.0] * 64}
     for agreed in (None, {}, mean, {**mean, "std": [0.0] * 64}, "auto"):
-        sent = as_sent(msg, agreed)
-        with pytest.raises(Rejected, match="agreed normalisation"):
-            node.client.fit(*sent)
+        reply = node.serve(msg, agreed)
+        assert isinstance(reply, Failure) and "agreed normalisation" in reply.cause

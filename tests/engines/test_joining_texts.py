@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 import pytest
 from composing import composed
-from own_sites import Joined, Node, as_sent
+from own_sites import Joined, Node
 from targets.test_texts import reviews, save_tokenizer
 
 import fedhet
@@ -22,7 +22,6 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.trees import sha256
 from fedhet.data.__main__ import main as data_main
 from fedhet.data.local.data import LocalData, declaration
-from fedhet.flower import wire
 from fedhet.flower.sites import SiteNodes
 from fedhet.job import Job
 
@@ -75,21 +74,21 @@ class Joining:
 
     def weights(self) -> str:
         """The digest of the weights after three rounds of messages to the nodes."""
-        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agree(self.members))
+        self.nodes.join(self.members)
+        data = LocalData.agreed_on(self.settings.cfg, self.nodes.agreed_on)
         job = Job(self.settings, engine="flwr", local=data)
         for number in (1, 2, 3):
             replies = []
             step = job.strategy.plan(number)
             for msg in step.messages:
                 node = self.members.nodes[str(self.nodes.hosts([msg.pid], self.members)[msg.pid])]
-                sent = as_sent(msg, self.nodes.agreed)
-                replies.append(wire.read_reply(msg, node.client.fit(*sent)))
+                replies.append(node.serve(msg, self.nodes.agreed))
             job.strategy.settle(step, replies)
         return sha256(job.strategy.weights)
 
     def refusal(self) -> str:
         with pytest.raises(RunFailed) as refused:
-            self.nodes.agree(self.members)
+            self.nodes.join(self.members)
         return refused.value.reason
 
 
@@ -116,7 +115,7 @@ def test_texts_at_sites_are_the_tokens_of_the_declared_tokenizer(
     (tmp_path / "b" / "tokenizer_config.json").rename(tmp_path / "tokenizer_config.json")
     joining = Joining(tmp_path, lines, tokenizer=elsewhere.with_suffix(".json"))
     assert joining.weights() == run.summary["weights_sha256"]
-    assert "there is no tokenizer" in Joining(tmp_path, lines).refusal()
+    assert "site 'b' cannot serve this run: DataError" in Joining(tmp_path, lines).refusal()
 
 
 def test_predictions_find_the_tokenizer_beside_the_file(
@@ -135,24 +134,26 @@ def test_predictions_find_the_tokenizer_beside_the_file(
     assert main([*arguments, f"--out={out}", "--tokenizer", named]) == 0
 
 
-def test_another_tokenizer_is_refused_when_the_site_joins(tmp_path: Path, lines: list[str]) -> None:
+def test_another_tokenizer_is_refused_when_the_site_joins(
+    tmp_path: Path, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     made = save_tokenizer(tmp_path / "b")
     made.add_tokens(["new"])
     made.save(str(tmp_path / "b" / "tokenizer.json"))
     reason = Joining(tmp_path, lines).refusal()
-    assert "tokenizer.json is not the tokenizer of this run" in reason
-    assert str(tmp_path) not in reason
+    assert "site 'b' cannot serve this run: DataError" in reason and str(tmp_path) not in reason
+    assert "tokenizer.json is not the tokenizer of this run" in caplog.text
     with pytest.raises(DataError, match=r"site 'b' .*is not the tokenizer of this run"):
         LocalData.simulated(config.compose([*lines, FILES]).cfg, "local")
 
 
 @pytest.mark.parametrize(("key", "value"), [("vocabulary", 16), ("padding", 0)])
 def test_what_the_tokenizer_says_must_be_what_is_declared(
-    tmp_path: Path, lines: list[str], key: str, value: int
+    tmp_path: Path, lines: list[str], key: str, value: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed = [line for line in lines if f".{key}=" not in line] + [f"dataset.{key}={value}"]
-    reason = Joining(tmp_path, changed).refusal()
-    assert f"its {key} is" in reason and f"the run declares {value}" in reason
+    assert "cannot serve this run: DataError" in Joining(tmp_path, changed).refusal()
+    assert f"its {key} is" in caplog.text and f"the run declares {value}" in caplog.text
 
 
 def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
@@ -160,7 +161,7 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
     frame.iloc[3, 0] = None
     frame.to_parquet(tmp_path / "b" / "t.parquet", index=False)
     reason = Joining(tmp_path, lines).refusal()
-    assert "the SuperNode's own log says which" in reason and "row" not in reason
+    assert "DataError; the node's own log says more" in reason and "row" not in reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_sites import Sites, as_sent
+from own_sites import Node, Sites
 
 from fedhet.core.messages import Failure
 from fedhet.flower import apps, wire
@@ -33,19 +33,11 @@ def test_a_message_that_the_machine_cannot_serve_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lacks the data of the run, for example."""
-    from flwr.common import Context, RecordDict
-
-    from fedhet.flower.apps import client_for
-    from fedhet.stores import MemoryStore
-
     sites = Sites(tmp_path, monkeypatch)
     msg = sites.job.strategy.plan(1).messages[0]
-    run_config = {"overrides": f"dataset=cifar10 data_dir={tmp_path}"}
-    node = {"partition-id": 0, "num-partitions": 1}
-    context = Context(1, 1, node, RecordDict(), run_config)
-    client: Any = client_for(context, MemoryStore())
-    reply = wire.read_reply(msg, client.fit(*wire.write_broadcast(msg)))
-    assert isinstance(reply, Failure) and "cannot serve this run" in reply.cause
+    lines = ["dataset=cifar10", f"data_dir={tmp_path}"]
+    reply = Node(tmp_path, 1, lines, partition_id=0, num_partitions=1).serve(msg)
+    assert isinstance(reply, Failure) and "cannot serve this run: NotFound" in reply.cause
 
 
 def test_a_message_that_a_site_cannot_serve_is_a_failure(
@@ -57,5 +49,5 @@ def test_a_message_that_a_site_cannot_serve_is_a_failure(
     node: Any = sites.deployment.host(1)
     (tmp_path / "b.npz").unlink()
     apps._cached_site.cache_clear()  # whichever site was asked last
-    reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, sites.deployment.nodes.agreed)))
-    assert isinstance(reply, Failure) and "no such file" in reply.cause
+    reply = node.serve(msg, sites.deployment.nodes.agreed)
+    assert isinstance(reply, Failure) and "site 'b' cannot serve this run: DataError" in reply.cause

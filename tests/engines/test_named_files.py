@@ -38,7 +38,7 @@ def problem(home: Path, *lines: str) -> str:
     run += [] if "partition" in chosen else ["partition.clients=2"]
     # Without max-model no model is built before its weights are looked for.
     node = Node(home, 1, run, partition_id=0, num_partitions=2, max_model=0)
-    return str(node.client.get_properties({}).get("problem", ""))
+    return node.problem
 
 
 def test_a_run_reads_what_is_in_the_folder_for_it(home: Path) -> None:
@@ -65,14 +65,14 @@ def test_a_run_reads_what_is_in_the_folder_for_it(home: Path) -> None:
 def test_a_run_reads_nothing_else(home: Path, lines: list[str]) -> None:
     (home / "elsewhere" / "p.json").write_text('{"name": "John Smith"}')
     reason = problem(home, *(line.format(home=home) for line in lines))
-    assert "FEDHET_DATA_DIR" in reason and str(home) not in reason and SECRET not in reason
+    assert "NotFound" in reason and str(home) not in reason and SECRET not in reason
 
 
 def test_without_such_a_folder_a_run_reads_no_file(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDHET_DATA_DIR")
-    assert "not set" in problem(home, "dataset.train=good.csv")
+    assert "NotFound" in problem(home, "dataset.train=good.csv")
     assert not problem(home, "dataset=digits")
 
 
@@ -88,14 +88,17 @@ def test_the_server_learns_no_cell_and_no_column(
     home: Path, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reason = problem(home, f"dataset.train={file}")
-    assert "own log says which" in reason
+    assert "DataError; the node's own log" in reason
     assert SECRET not in reason and "61234" not in reason
     assert SECRET in caplog.text
 
 
-def test_a_missing_file_is_named_as_the_run_names_it(home: Path) -> None:
+def test_the_server_learns_that_a_file_is_missing(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     reason = problem(home, "dataset.train=missing.csv")
-    assert "missing.csv" in reason and str(home) not in reason
+    assert "NotFound" in reason and str(home) not in reason
+    assert "missing.csv" in caplog.text
 
 
 def test_the_limit_ends_with_its_block(tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from own_sites import RUN, Deployment, Node, Sites, as_sent
+from own_sites import RUN, Deployment, Node, Sites
 
 from fedhet import config
 from fedhet.core.messages import Upload
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import Agreement
-from fedhet.flower import wire
 from fedhet.job import Job
 
 
@@ -45,7 +44,7 @@ def test_a_node_without_data_of_its_own_has_the_limits_of_its_operator(evaluates
     msg = evaluation_messages(job.strategy)[0]
     folder = Path()
     node = Node(folder, 1, lines, partition_id=0, num_partitions=2, evaluate=evaluates, min_test=1)
-    reply = wire.read_reply(msg, node.client.fit(*as_sent(msg, None)))
+    reply = node.serve(msg)
     assert isinstance(reply, Upload)
     assert bool(reply.metrics) == evaluates
     assert not [name for name in reply.metrics if name.endswith("loss")]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import packed_weights
 from maths.cases import named_case
 from torch import nn
 
@@ -18,7 +19,6 @@ from fedhet.core.messages import Failure
 from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.core.server.server_opt import FedAvgM
 from fedhet.data.toy import toy_task
-from fedhet.flower import wire
 from fedhet.methods.fedpcl import FedPCL
 from fedhet.methods.fedprox import FedProxPlugin
 
@@ -34,7 +34,7 @@ def test_only_prototypes_travel(federation: Callable[..., Any]) -> None:
 
     def look(plan: list[Any], replies: list[Any]) -> list[Any]:
         for msg, reply in zip(plan, replies, strict=True):
-            assert wire.write_broadcast(msg)[0] == [] and wire.reply_arrays(msg, reply)[0] == []
+            assert packed_weights(msg, reply) == ([], [])
             assert set(reply.extras) == {PROTOTYPES}
         return replies
 

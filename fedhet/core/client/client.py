@@ -16,7 +16,7 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.errors import LostState, traceback_wanted
+from fedhet.core.errors import ConfigError, LostState, Rejected, clean, told, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
 from fedhet.core.messages import (
@@ -127,31 +127,36 @@ class FedClient(NumPyClient):
                 if DELIVER not in msg.extras:
                     return self.assess()
                 if self.delivery is None:
-                    raise ValueError("the server delivers a model, and this client is at no site")
+                    raise ConfigError("the server delivers a model, and this client is at no site")
                 return self.delivery(self)
         except Exception as error:  # whatever it is, the server must learn whose it was
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
-            return Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}", reason)
+            whole, near = f"{type(error).__name__}: {error}", self.workspace.simulated
+            if not near:  # the server is another machine, and does not learn all
+                log.error("client %d: %s", msg.pid, clean(whole))
+            return Failure(msg.pid, msg.phase, msg.step, whole if near else told(error), reason)
 
     def receive(self, msg: Broadcast) -> None:
         """Take the message and open the state that it names.
 
         Raises:
-            ValueError: the message is for a client of another node, or the server's method or
-                plug-ins, or their settings, are not those of this client.
+            Rejected: the message is for a client of another node.
+            ConfigError: the server's method or plug-ins, or their settings, are not those of this
+                client.
         """
         clients, device = len(self.workspace.task.sizes), self.workspace.device
         nodes = self.properties.get("num-partitions", 1)
         here = self.properties.get("partition-id", 0)
         if not 0 <= msg.pid < clients or msg.pid % nodes != here:
-            raise ValueError(
+            raise Rejected(
+                "wrong content",
                 f"the message is for client {msg.pid}; this node has partition-id {here} of"
-                f" {nodes}, the run {clients} clients"
+                f" {nodes}, the run {clients} clients",
             )
         if msg.plugins != self._digests:
-            raise ValueError(
+            raise ConfigError(
                 "server and client differ in their method, in their plug-ins or in the settings of"
                 f" these: {msg.plugins} on the server, {self._digests} here"
             )
@@ -171,9 +176,10 @@ class FedClient(NumPyClient):
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
         serve = getattr(owner if name else self.half, phase, None)
         if not getattr(serve, "serves", False):
-            raise ValueError(
+            raise Rejected(
+                "wrong content",
                 f"phase {msg.phase!r} is not served here; the plug-ins are"
-                f" {[plugin.name for plugin in self.plugins]}"
+                f" {[plugin.name for plugin in self.plugins]}",
             )
         plugins = self.plugins if msg.trains else []
         self.site.data = self._data(plugins)
@@ -315,7 +321,7 @@ class FedClient(NumPyClient):
                 stays at the site. None: the reply has what may leave the site.
 
         Raises:
-            ValueError: the message requests what the run's settings here do not have.
+            ConfigError: the message requests what the run's settings here do not have.
         """
         workspace, asked, leaves = self.workspace, self.msg.extras, visit is None
         evaluation = workspace.evaluation
@@ -335,7 +341,7 @@ class FedClient(NumPyClient):
             ),
         }
         for why in (why for why, is_so in refused.items() if is_so):
-            raise ValueError(why)
+            raise ConfigError(why)
         if leaves and not workspace.limits.evaluate:
             return Upload(self.pid, self.num_examples)
         given = self.views()

@@ -32,27 +32,22 @@ from fedhet.data.tokens import Texts, find_tokenizer
 log = logging.getLogger("fedhet.data")
 
 
-class PrivateDataError(DataError):
-    """An error whose message may have values of samples or names of files, which stay here."""
-
-
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Let errors begin with the place; a setting that data contradict is an error of the data."""
     try:
         yield
     except (ConfigError, DataError) as error:
-        kind = PrivateDataError if isinstance(error, PrivateDataError) else DataError
-        raise kind(f"{where}: {error}") from error
+        raise DataError(f"{where}: {error}") from error
 
 
 @contextmanager
-def private() -> Iterator[None]:
-    """Let no other machine learn the messages of errors about data."""
+def readable() -> Iterator[None]:
+    """Let a file that the system does not read be an error of the data."""
     try:
         yield
-    except (DataError, OSError) as error:
-        raise PrivateDataError(str(error)) from error
+    except OSError as error:
+        raise DataError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -72,11 +67,6 @@ class SiteFiles:
     test: Path | None = None
     tokenizer: Path | None = None
     form: CsvFormat = field(default_factory=CsvFormat)
-
-    @property
-    def named(self) -> list[Path]:
-        """Those that are given."""
-        return [path for path in (self.data, self.val, self.test, self.tokenizer) if path]
 
     def read(self, declared: Declaration) -> dict[str, Samples]:
         """The parts that the site has, "train" among them.
@@ -158,7 +148,7 @@ def read(
         if dtype != DTYPES[declared.dtype]:
             kind = str(dtype).removeprefix("torch.")
             raise DataError(f"{where}: the samples are {kind}; the run declares {declared.dtype}")
-        with located(where), private():
+        with located(where):
             declared.dataset(samples)
     if len(parts) == 1 and not found:
         raise DataError(f"{path} has no samples for {parts[0]}")
@@ -201,7 +191,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             )
         if not len(found[x]) and part != "train":
             continue
-        with private():
+        with readable():
             how: Any = {"text": declared.tokens, "missing": declared.missing}
             raw = array_samples(path, found, x, y, **how)
             (targets,), _ = encoded(raw, None, declared.target, classes)
@@ -229,7 +219,7 @@ def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path |
     classes = None if declared.target == "number" else list(declared.outputs)
     about = declared.label, declared.target, classes, declared.features, texts
     columns = Columns(*about, cells=declared.cells)
-    with private():
+    with readable():
         # Without a header, the names of the columns are a sample.
         arrays = columns.arrays([(str(path), columns.frame(path, form))])
     _log_dropped(str(path), int(arrays.get("dropped", 0)))
@@ -251,14 +241,14 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     found = {}
     paths: list[Path] = []
     for part, folder in (present or {parts[0]: path}).items():
-        with private():
+        with readable():
             with located("the run's classes differ from the site's folders"):
                 listing = list_images(folder, names)
             images = [(str(image), image) for image in listing.paths]
             x = read_images(images, declared.size, COLOURS[declared.colours])
         found[part] = _samples(x, np.array(listing.labels))
         paths += listing.paths
-    with private():
+    with readable():
         log_unread(path, paths)
     return found
 
