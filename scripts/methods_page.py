@@ -1,15 +1,19 @@
-"""Make pages/methods.md, the page about all methods.
+"""Make the page about all methods, and what else fedhet says of all of them.
 
     python scripts/methods_page.py
 
-A section has three sources: the docstring of the method's module (paper, equations, messages,
-deviations), its options in conf/ with defaults and help, and the text that is written by hand in
-docs/methods/ (idea, measurements, commands). Methods that share a module share a section.
+A section of pages/methods.md has three sources: the docstring of the method's module (paper,
+equations, messages, deviations), its options in conf/ with defaults and help, and the text that is
+written by hand in docs/methods/ (idea, measurements, commands), if there is one. Methods that share
+a module share a section. The tables of README.md and docs/features.md come from the comments on top
+of the files in conf/. Which plug-ins a method refuses is tried, and written to
+conf/combinations.json.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections import defaultdict
@@ -18,9 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
 
+from fedhet.cli import compatibility  # noqa: E402
 from fedhet.config import catalogue  # noqa: E402
 
 NOTES = ROOT / "docs" / "methods"
+FIVE = ("fednorm", "fedlex", "fedgmm", "fedsa", "feddisk", "feddiskab")  # of the five papers
+MARK = "<!-- {}: made by `make docs` -->\n"  # before a table; END stands after it
+END = "<!-- end -->"
+PAPER = re.compile(r"(?m)^# Paper: (.*)\n")
 SERVER_OPT = "fedhet.core.server.server_opt"
 Choices = list[tuple[str, str]]  # group and name
 
@@ -63,13 +72,13 @@ def page() -> str:
     """The text of the page.
 
     Raises:
-        SystemExit: a file in docs/methods/ belongs to no method, or a method has none.
+        SystemExit: a file in docs/methods/ belongs to no method.
     """
     every = sections()
-    expected = {"README.md", *(notes(module).name for module in every)}
+    known = {"README.md", *(notes(module).name for module in every)}
     present = {path.name for path in NOTES.glob("*.md")}
-    if wrong := [f"docs/methods/{name}" for name in sorted(expected ^ present)]:
-        raise SystemExit(f"missing, or of no method: {', '.join(wrong)}")
+    if wrong := [f"docs/methods/{name}" for name in sorted(present - known)]:
+        raise SystemExit(f"of no method: {', '.join(wrong)}")
     introduction, details = _notes(NOTES / "README.md")
     lines = ["| method | what it does |", "|---|---|"]
     for choices in every.values():
@@ -102,7 +111,8 @@ def _section(module: str, choices: Choices) -> str:
 
 def _notes(path: Path) -> tuple[str, str]:
     """The text before the first heading, and the rest; headings move down in a method's section."""
-    text = path.read_text(encoding="utf-8").replace("](../", "](../docs/")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = text.replace("](../", "](../docs/")
     before, heading, after = f"\n{text}".partition("\n## ")
     details = f"{heading.strip()} {after}" if heading else ""
     down = path.name != "README.md"
@@ -119,7 +129,7 @@ def _options(group: str, name: str) -> str:
         return ""
     text = (catalogue.CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
     text = re.sub(r"(?m)^# @package .*\n", "", text)
-    text = re.sub(r"\A# .*\n", "", text)  # the title
+    text = PAPER.sub("", re.sub(r"\A# .*\n", "", text))  # without the title
     text = re.sub(r"(?m)^defaults:\n(?: +.*\n)+", "", text)
     text = re.sub(r"(?m)^\w+: [^#\n]+\n", "", text)  # settings without help
     prefix = f"plugin.{name}" if group == "plugin" else group
@@ -127,7 +137,90 @@ def _options(group: str, name: str) -> str:
     return f"`{prefix}.<option>`{choice}:\n\n```yaml\n{text.strip()}\n```"
 
 
+# ---- the tables
+def table() -> str:
+    """The table of README.md: the methods, those of the five papers first, and the plug-ins."""
+    methods = catalogue.built_in("method")
+    plugins = [name for name in catalogue.built_in("plugin") if name not in methods]
+    rows = [_row(name) for name in (*FIVE, *(name for name in methods if name not in FIVE))]
+    rows += [f"| | {catalogue.title('plugin', name)} | | `plugin=[{name}]` |" for name in plugins]
+    return "\n".join(["| method | what it does | paper | as plug-in |", "|---|---|---|---|", *rows])
+
+
+def _row(name: str) -> str:
+    about = catalogue.title("method", name).partition(": ")[2]
+    head = PAPER.search((catalogue.CONF / "method" / f"{name}.yaml").read_text(encoding="utf-8"))
+    paper = head[1] if head else ""
+    authors = re.search(r" \(([^()]*\d{4})\)$", about)
+    if authors and paper.startswith("https://"):
+        about, paper = about[: authors.start()], f"[{authors[1]}]({paper})"
+    plugin = f"`plugin=[{name}]`" if name in catalogue.built_in("plugin") else ""
+    if name in catalogue.built_in("server_opt"):
+        plugin = f"`server_opt={name}`"
+    return f"| `{name}` | {about} | {paper} | {plugin} |"
+
+
+def features(group: str, choice: str) -> str:
+    """The table of docs/features.md of a group.
+
+    Args:
+        group: it.
+        choice: how a setting names one of its choices.
+    """
+    rows = ["| feature | page | test |", "|---|---|---|"]
+    for name in catalogue.built_in(group):
+        if group == "method" and name in catalogue.built_in("server_opt"):
+            page, some = notes(SERVER_OPT), (ROOT / "tests" / "methods").glob("test_*.py")
+            tests = [ROOT / "tests" / "maths" / "test_server_opt.py", *sorted(some)]
+            test = next(path for path in tests if name in path.read_text(encoding="utf-8").lower())
+        else:
+            target = catalogue.target(group, name) or ""
+            page = notes(target.rpartition(".")[0])
+            test, *_ = sorted((ROOT / "tests" / "methods").glob(f"test_{name}*.py"))
+        if page.exists():
+            place = f"[methods/{page.name}](methods/{page.name})"
+        else:
+            place = f"[{page.stem}.py](../fedhet/methods/{page.stem}.py)"
+        rows.append(f"| `{choice.format(name)}` | {place} | {test.relative_to(ROOT).as_posix()} |")
+    return "\n".join(rows)
+
+
+def tables() -> dict[Path, str]:
+    """The files with tables of methods -> their text as it has to be."""
+    readme, list_of_features = ROOT / "README.md", ROOT / "docs" / "features.md"
+    found = {path: path.read_text(encoding="utf-8") for path in (readme, list_of_features)}
+    found[readme] = _with(found[readme], "methods", table())
+    for group, choice in (("method", "method={}"), ("plugin", "plugin=[{}]")):
+        text = found[list_of_features]
+        found[list_of_features] = _with(text, f"{group}s", features(group, choice))
+    return found
+
+
+def _with(text: str, name: str, made: str) -> str:
+    """The text with a table in the place that its mark names."""
+    before, mark, rest = text.partition(MARK.format(name))
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise SystemExit(f"no table has the mark {MARK.format(name).strip()}")
+    return f"{before}{mark}{made}\n{end}{after}"
+
+
+def write_tables() -> None:
+    """Bring the tables up to date."""
+    for path, text in tables().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def combinations() -> str:
+    """The text of conf/combinations.json, for which every pair is built: a minute."""
+    methods, plugins = catalogue.built_in("method"), catalogue.built_in("plugin")
+    found = {m: {p: compatibility.refusal(m, p) for p in plugins} for m in methods}
+    return f"{json.dumps(found, indent=1, sort_keys=True)}\n"
+
+
 if __name__ == "__main__":
+    compatibility.KNOWN.write_text(combinations(), encoding="utf-8")
+    write_tables()
     (ROOT / "pages").mkdir(exist_ok=True)
     (ROOT / "pages" / "methods.md").write_text(page(), encoding="utf-8")
     print(f"the page is {ROOT / 'pages' / 'methods.md'}")

@@ -15,7 +15,6 @@ from composing import check_overrides
 import fedhet
 from fedhet import config
 from fedhet.cli.commands import commands as known_commands
-from fedhet.config import catalogue
 from fedhet.data.toy import toy_task
 
 ROOT = Path(__file__).parents[1]
@@ -114,14 +113,6 @@ def test_the_printed_commands_are_accepted(words: list[str], tmp_path: Path) -> 
         return
     overrides = [word for word in words if word != "-m"]
     assert check_overrides(overrides, sweep="-m" in words)
-
-
-def test_the_tables_of_methods_are_complete() -> None:
-    for method in catalogue.choices("method"):
-        assert f"`{method}`" in README, f"add a row for `{method}` to the table in README.md"
-    for plugin in catalogue.choices("plugin"):
-        choice = f"`plugin=[{plugin}]`"
-        assert choice in README, f"add a row for {choice} to the table in README.md"
 
 
 @cache

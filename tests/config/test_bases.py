@@ -22,7 +22,7 @@ MORE = [
     ["seed=2", "rounds=3"],
     ["seed=3", "plugin=[fedprox]", "method=scaffold"],
     ["eval={every: 2}", "eval.thresholds=[.8,.9]", "partition.alpha=0.3"],
-    ["partition.alpha=0.3", "experiment=smoke/scaffold"],
+    ["partition.alpha=0.3", "experiment=smoke"],
     ["++rounds=3", "++seed=4"],
     ["hydra/launcher=processes", "hydra.launcher.workers=3", "seed=4"],
     ["server_opt=fedadam", "server_opt.lr=.1", "data_dir='${oc.env:HOME}'"],

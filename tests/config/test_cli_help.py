@@ -108,7 +108,7 @@ def test_experiments_that_only_fedhet_needs_are_not_offered(
     for text in (help_text(), options_text(["experiment"]), capsys.readouterr().err):
         words = set(text.replace(",", " ").split())
         assert {"first_look", "digits", "leaderboard", "peers/flamby"} <= words
-        assert not {"design", "smoke", "smoke/fedavg", "helps/search"} & words
+        assert not {"design", "smoke", "helps/search"} & words
 
 
 @pytest.mark.parametrize("words", [[name] for name in known_commands()] + [["data", "declare"]])

@@ -159,8 +159,8 @@ def test_options_of_several_pieces_and_of_what_they_bring(
     assert "plugin.moon.tau=0.5 temperature of the cosines, > 0" in out
     assert "model.hidden=512 width of the hidden layer, >= 1" in out
     assert "The paper trains with client=adam" in out
-    out = shown("experiment=smoke/fedlex", "method=fedadam", "dataset=shakespeare", capsys=capsys)
-    assert "plugin.fedlex.rescale=mean1" in out
+    out = shown("plugin=[fedlex]", "method=fedadam", "dataset=shakespeare", capsys=capsys)
+    assert "plugin.fedlex.rescale=none" in out
     assert "server_opt=fedadam (part of method=fedadam): Adam on the server" in out
     assert "server_opt.beta2=0.99 decay of the second moment, in [0, 1)" in out
     assert "model=char_lstm (part of dataset=shakespeare)" in out

@@ -32,6 +32,15 @@ SHORT = {
     "feddiskab": DENSITY,
 }
 
+# The methods whose refusals tests state one by one. A new one is taken at its word.
+STATED = {
+    *("ditto", "fedadagrad", "fedadam", "fedala", "fedavg", "fedavgm", "fedbabu"),
+    *("fedbn", "feddisk", "feddiskab", "feddyn", "fedgen", "fedgmm", "fedlex"),
+    *("fednorm", "fednova", "fedntd", "fedpcl", "fedproto", "fedprox", "fedrep"),
+    *("fedrod", "fedsa", "fedsgd", "fedyogi", "local", "moon", "pooled"),
+    *("scaffold", "sgdm"),
+}
+
 
 def slow(*cases: Any) -> list[Any]:
     """The cases, or tuples of values, as parameters of a test that are marked slow."""

@@ -233,7 +233,7 @@ def test_a_trial_changes_nothing() -> None:
         ["dataset=mnist", "model.hidden=[8]", "partition.clients=50"],
         ["model=mlp"],  # a default, but not what is trained
         ["data_dir=elsewhere"],
-        ["experiment=smoke/fedavg"],
+        ["experiment=smoke"],
     ],
 )
 def test_settings_that_a_task_replaces(tmp_path: Path, lines: list[str]) -> None:

@@ -77,13 +77,8 @@ def test_a_method_has_tests() -> None:
     assert not lacking, "tests/methods/by_hand.py helps to write them"
 
 
-def test_every_method_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """scripts/bench says what each method's own arithmetic is."""
+def test_what_is_benchmarked_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scripts/bench says what the own arithmetic of methods is, for which they may take time."""
     monkeypatch.syspath_prepend(ROOT / "scripts" / "bench")
-    described = {"fedavg", *importlib.import_module("method_cells").OWN_ARITHMETIC}
-    table = "OWN_ARITHMETIC in scripts/bench/method_cells.py"
-    problems = [
-        *(f"add {method!r} to {table}" for method in sorted(set(CHOICES) - described)),
-        *(f"remove {method!r} from {table}" for method in sorted(described - set(CHOICES))),
-    ]
-    assert not problems, "\n".join(problems)
+    described = importlib.import_module("method_cells").OWN_ARITHMETIC
+    assert not [name for name in described if name not in CHOICES]

@@ -28,3 +28,13 @@ def test_every_method_has_a_section(generator: ModuleType) -> None:
     for group, choice in (("method", "method={}"), ("plugin", "plugin=[{}]")):
         for name in catalogue.choices(group):
             assert f"`{choice.format(name)}`" in page, name
+
+
+def test_the_tables_are_those_of_the_files(generator: ModuleType) -> None:
+    """And README.md has each method and plug-in."""
+    for path, text in generator.tables().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"
+    readme = (generator.ROOT / "README.md").read_text(encoding="utf-8")
+    for group, choice in (("method", "| `{}` |"), ("plugin", "`plugin=[{}]`")):
+        for name in catalogue.choices(group):
+            assert choice.format(name) in readme, name
