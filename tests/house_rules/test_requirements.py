@@ -50,6 +50,22 @@ def test_one_that_does_is_named(bound: str) -> None:
     assert line.startswith("jinja2") and "3.1.6" in line and "CVE" in line
 
 
+def test_the_extras_that_errors_name_have_the_packages() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = extras["optional-dependencies"]
+    calls = re.compile(r'installed\(f?"[^"]+", ((?:"\w+", )+)extra="(\w+)"\)')
+    found = [
+        call
+        for path in (ROOT / "fedhet").rglob("*.py")
+        for call in calls.findall(path.read_text("utf-8"))
+    ]
+    trackers = [(f'"{name}"', name) for name in ("mlflow", "tensorboard", "wandb")]
+    assert {extra for _, extra in found} == {"hf", "onnx", "privacy", "text", "timm"}
+    for packages, extra in found + trackers:
+        has = {Requirement(line).name.removesuffix("-skinny") for line in extras[extra]}
+        assert {*re.findall(r"\w+", packages)} <= has, extra
+
+
 def test_every_dependency_has_a_lower_bound_which_test_lowest_installs() -> None:
     """Its recipe in the Makefile reads them with sed."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
