@@ -23,12 +23,12 @@ COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/core/* \
 help:  ## print this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml setup.py
+$(READY): pyproject.toml papers/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedhet needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -e papers
 	@touch $@
 
 run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (ARGS="method=scaffold")

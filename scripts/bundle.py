@@ -37,7 +37,7 @@ def write(folder: Path) -> None:
     # must not be hidden by another one.
     every = project["dependencies"]
     project["dependencies"] = [line for line in every if Requirement(line).name != "ray"]
-    content["tool"] = {name: content["tool"][name] for name in ("setuptools", "flwr")}
+    content["tool"] = {name: content["tool"][name] for name in ("hatch", "flwr")}
     path.write_text(tomli_w.dumps(content), encoding="utf-8")
 
 

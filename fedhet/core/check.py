@@ -1,7 +1,8 @@
 """Checks of single settings.
 
 Each returns the value in its type, or raises a ConfigError that says what is allowed. `Checked` is
-a class of settings, whose fields say what they allow; the last functions word parts of messages.
+a class of settings, whose fields say what they allow; `installed` checks what a setting needs. The
+last functions word parts of messages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, field, fields
+from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
@@ -168,6 +170,27 @@ class Checked:
             else:
                 value = check(name, value, **limits)
             object.__setattr__(self, each_field.name, value)  # a whole number for a float is one
+
+
+def installed(what: str, *packages: str, extra: str | None) -> None:
+    """Refuse a setting, or an option, that needs packages which are not installed.
+
+    Args:
+        what: the setting or option, as it was given.
+        packages: the names by which they are imported.
+        extra: the extra of fedhet that installs them; None: they are no concern of fedhet's.
+
+    Raises:
+        ConfigError: it names those that are missing, and the command that installs them.
+    """
+    # A folder of such a name in the working directory, as W&B leaves behind, has no origin.
+    missing = [name for name in packages if not getattr(find_spec(name), "origin", None)]
+    if missing:
+        how = f"-e '.[{extra}]' in fedhet's folder" if extra else " ".join(missing)
+        raise ConfigError(
+            f"{what} needs {' and '.join(missing)}, which this Python has not; install it with"
+            f" pip install {how}"
+        )
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:

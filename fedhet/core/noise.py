@@ -8,14 +8,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.core import streams, trees
+from fedhet.core import check, streams, trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import DEFAULT_DELTA, Noise
 from fedhet.core.limits import demanded
@@ -55,11 +54,8 @@ def allowed_here(noise: Noise) -> Noise:
             f"privacy.delta={noise.delta:g}: the owner of this machine serves no run with more"
             f" than {MAX_DELTA}={most_delta():g}, to which {MAX_EPSILON} refers"
         )
-    if noise and find_spec("opacus") is None:
-        raise ConfigError(
-            f"privacy.noise={noise.multiplier:g} needs the accountant of opacus; install it"
-            " with pip install -e '.[privacy]' in fedhet's folder"
-        )
+    if noise:
+        check.installed(f"privacy.noise={noise.multiplier:g}", "opacus", extra="privacy")
     return noise
 
 

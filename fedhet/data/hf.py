@@ -78,6 +78,7 @@ def hf(
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
             a bad cell.
     """
+    check.installed(f"dataset={name}", "datasets", extra="hf")
     check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
     check.optional(check.integer, "dataset.size", size, low=1)
     check.text("dataset.train", train)

@@ -1,4 +1,4 @@
-"""Partitions, and the schemes that make one: drawn as flwr-datasets does, or saved before."""
+"""Partitions, and the schemes that make one: drawn as flwr-datasets 0.6.1 does, or saved before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -189,8 +188,8 @@ class DrawnScheme(Scheme):
             self._check_indices(parts, n)
             return {"indices": np.concatenate(parts), "ends": np.cumsum([*map(len, parts)])}
 
-        # In a deployment every message is handled by a new process, and importing flwr-datasets
-        # takes seconds. A scheme of one's own is not cached: its code may have changed.
+        # In a deployment every message is handled by a new process, and a scheme may need seconds
+        # of draws. A scheme of one's own is not cached: its code may have changed.
         own = not type(self).__module__.startswith("fedhet.")
         key = {
             "scheme": type(self).__name__,
@@ -198,7 +197,7 @@ class DrawnScheme(Scheme):
             "seed": seed,
             "labels": labels_digest(labels),
             # numpy may change its random streams between versions
-            "versions": [_ALGORITHM, version("flwr-datasets"), np.__version__],
+            "versions": [_ALGORITHM, np.__version__],
         }
         arrays = made() if own else cached_arrays("partition", key, made, verified=True)
         indices = np.split(arrays["indices"], arrays["ends"][:-1])
@@ -241,17 +240,19 @@ class DrawnScheme(Scheme):
 
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    """The order (n,) in which samples are partitioned, as flwr-datasets' `FederatedDataset` does.
-
-    Files are often sorted by class, and a partitioner cuts its input where it is.
-    """
+    """The order (n,) in which samples are partitioned: files are often sorted by class."""
     return generator(seed, "partition", "order").permutation(len(labels))
+
+
+def _by_class(labels: np.ndarray, seed: int) -> np.ndarray:
+    """The samples (n,) sorted by label, and those of a class in `random_order`."""
+    order = random_order(labels, seed)
+    return order[np.argsort(labels[order], kind="stable")]
 
 
 def _divided(labels: np.ndarray, seed: int, held: np.ndarray) -> list[np.ndarray]:
     """Each client's samples, where `held` (clients, classes) says how many it has of each class."""
-    order = random_order(labels, seed)
-    by_class = order[np.argsort(labels[order], kind="stable")]
+    by_class = _by_class(labels, seed)
     left = np.unique(labels, return_counts=True)[1] - held.sum(0)
     sizes = np.vstack([held, left])  # the last row is nobody's
     holders = np.repeat(np.tile(np.arange(len(sizes)), held.shape[1]), sizes.T.ravel())
@@ -268,11 +269,7 @@ def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(DrawnScheme):
-    """Equal random parts, whose sizes differ by one at most.
-
-    The parts are exactly those of flwr-datasets' IidPartitioner. `np.array_split` replaces it
-    because it takes 0.5 ms per client and does not give access to the indices.
-    """
+    """Equal random parts with sizes that differ by one at most, as IidPartitioner cuts them."""
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         return np.array_split(random_order(labels, seed), self.clients)
@@ -322,9 +319,8 @@ class Listed(DrawnScheme):
 class RedrawnScheme(DrawnScheme):
     """A scheme that is drawn again until every client has `min_size` samples.
 
-    The draws are those of flwr-datasets' partitioner, in its own random stream, and so are the
-    samples. It is not called, because it gives up after a few draws, or draws only once; a draw
-    takes milliseconds there, and here, where only the numbers of samples are drawn, microseconds.
+    The draws are those of flwr-datasets' partitioner, which would give up after a few of them, and
+    so are the samples. Only the numbers of samples are drawn, which takes microseconds.
     """
 
     by_class: ClassVar[bool] = True
@@ -449,41 +445,8 @@ class Pathological(RedrawnScheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowerScheme(DrawnScheme):
-    """A scheme that is one of flwr-datasets' partitioners.
-
-    The partitioners are imported when they are needed, because that takes seconds.
-    """
-
-    @abstractmethod
-    def _partitioner(self, n: int, seed: int) -> Any:
-        """The partitioner for n samples."""
-
-    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        from datasets import Dataset
-
-        order = random_order(labels, seed)
-        partitioner = self._partitioner(len(labels), streams.integer(seed, "partition"))
-        column = labels if labels.ndim == 1 else np.zeros(len(labels), dtype=np.int64)
-        partitioner.dataset = Dataset.from_dict({"label": column[order], "index": order})
-        try:
-            partitioner.load_partition(0)  # makes it assign all samples
-        except ValueError as error:
-            raise ConfigError(
-                f"partition {self.name} of {len(labels)} samples is impossible"
-                f" ({self._written()}): {error}"
-            ) from error
-        # ShardPartitioner has sorted its dataset, so `order` no longer applies.
-        rows = np.asarray(partitioner.dataset["index"][:])
-        # The private attribute has all clients at once: load_partition builds a Hugging Face
-        # dataset per client, which takes 0.5 ms each.
-        assigned = partitioner._partition_id_to_indices
-        return [rows[np.asarray(assigned[pid], dtype=np.int64)] for pid in range(self.clients)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shards(FlowerScheme):
-    """The scheme of McMahan et al. 2017.
+class Shards(DrawnScheme):
+    """The scheme of McMahan et al. 2017, with the samples of ShardPartitioner.
 
     The samples are sorted by label and cut into clients * shards equal shards, and each client is
     given `shards` random ones. The remainder of the cut (fewer samples than there are shards, or
@@ -497,22 +460,22 @@ class Shards(FlowerScheme):
     shards: int = setting(low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        if (wanted := self.clients * self.shards) > len(labels):
+        n = len(labels)
+        if (wanted := self.clients * self.shards) > n:
             raise ConfigError(
                 f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards"
-                f" of {len(labels)} samples"
+                f" of {n} samples"
             )
-        return super().draw(labels, seed)
-
-    def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets.partitioner import ShardPartitioner
-
-        return ShardPartitioner(self.clients, "label", self.shards, shuffle=False, seed=seed)
+        size = n // wanted
+        cut = _by_class(labels, seed)[: n // size * size].reshape(-1, size)
+        # The cut may give more shards than are wanted, and any of them may be left out.
+        drawn = generator(seed, "partition").permutation(len(cut))[:wanted]
+        return [*cut[drawn].reshape(self.clients, -1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity(FlowerScheme):
-    """Equal label distributions, unequal sizes.
+class Quantity(DrawnScheme):
+    """Equal label distributions, unequal sizes, with the samples of flwr-datasets.
 
     Args:
         sizes: "dirichlet": each client has min_size samples, at least one, and the others are
@@ -525,24 +488,33 @@ class Quantity(FlowerScheme):
     sizes: str = setting(allowed=("dirichlet", "linear", "square", "exponential"))
     alpha: float = setting(open_low=0)
 
-    def _partitioner(self, n: int, seed: int) -> Any:
-        from flwr_datasets import partitioner
-
+    def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        n = len(labels)
         if self.sizes == "dirichlet":
-            return partitioner.SizePartitioner(self._draw_sizes(n, seed))
-        return {
-            "linear": partitioner.LinearPartitioner,
-            "square": partitioner.SquarePartitioner,
-            "exponential": partitioner.ExponentialPartitioner,
-        }[self.sizes](self.clients)
+            sizes = self._drawn_sizes(n, streams.integer(seed, "partition"))
+        else:
+            sizes = self._fixed_sizes(n)
+        return np.split(random_order(labels, seed), np.cumsum(sizes)[:-1])
 
-    def _draw_sizes(self, n: int, seed: int) -> list[int]:
+    def _drawn_sizes(self, n: int, seed: int) -> np.ndarray:
         least = max(self.min_size, 1)
         rest = n - least * self.clients
         shares = np.random.default_rng(seed).dirichlet([float(self.alpha)] * self.clients)
         ends = np.floor(np.cumsum(shares) * rest).astype(int)
         ends[-1] = rest  # the cumulative sum may end just below 1
-        return (least + np.diff(ends, prepend=0)).tolist()
+        return least + np.diff(ends, prepend=0)
+
+    def _fixed_sizes(self, n: int) -> np.ndarray:
+        share = {"linear": np.positive, "square": np.square, "exponential": np.exp}[self.sizes]
+        shares = share(np.linspace(1, self.clients, self.clients))
+        sizes = (shares / shares.sum() * n).astype(np.int64)
+        sizes[-1] += n - sizes.sum()  # what rounding has left over
+        if sizes.min() < 1:
+            raise ConfigError(
+                f"partition {self.name} of {n} samples is impossible ({self._written()}): a client"
+                " would get none"
+            )
+        return sizes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,13 +162,9 @@ def find_tokenizer(places: Sequence[Path], where: str, advice: str) -> Path:
 
 
 def _load(file: Path) -> tokenizers.Tokenizer:
-    try:
-        import tokenizers
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "dataset.text needs the package tokenizers, which is not installed: pip install"
-            " tokenizers"
-        ) from error
+    check.installed("dataset.text", "tokenizers", extra="text")
+    import tokenizers
+
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing more specific

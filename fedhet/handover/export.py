@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +15,13 @@ from torch import Tensor
 
 from fedhet.config.targets import instantiate
 from fedhet.core import streams
+from fedhet.core.check import installed
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.dataset import Dataset
 from fedhet.handover.served import Described, Served, add_arguments, opened
 from fedhet.record.files import written
 
 FORMATS = ("onnx", "pt2")
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _BATCHES = (1, 2, 7)  # the sizes of the batches on which a file is compared
 _REAL = 64  # samples of the run's own data in the comparison
 _TOLERANCE = 1e-3  # of outputs, relative to the largest where it exceeds 1
@@ -110,12 +109,8 @@ def export(
         raise ConfigError(f"--out {out}: a file of --to {to} ends in .{to}")
     if pixels == "uint8" and not about.images:
         raise ConfigError(f"--pixels uint8: the inputs of {about.folder} are not images")
-    missing = [package for package in _PACKAGES if find_spec(package) is None]
-    if to == "onnx" and missing:
-        raise ConfigError(
-            f"--to onnx needs {' and '.join(missing)}, not installed here: pip install"
-            f" {' '.join(missing)}"
-        )
+    if to == "onnx":
+        installed("--to onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     x = _random_inputs(about, served, 2, pixels)
     program = _program(served, x)
     with written(out) as part:

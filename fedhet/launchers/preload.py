@@ -19,7 +19,6 @@ NAMES = (
     "fedhet.job",
     "fedhet.launchers.executors",
     "fedhet.record.figures",
-    "flwr_datasets.partitioner",
     "pandas",
     "pyarrow.csv",
     "pyarrow.dataset",

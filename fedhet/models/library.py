@@ -104,12 +104,9 @@ class Timm(LibraryModel):
     def __init__(
         self, *, shape: tuple[int, ...], classes: int, name: str, weights: str | None = None
     ) -> None:
-        try:
-            import timm
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "model=timm needs timm, which is not installed: pip install timm"
-            ) from error
+        check.installed("model=timm", "timm", extra="timm")
+        import timm
+
         # timm would look up names that it does not know on the internet.
         if not timm.is_model(check.text("model.name", name)):
             hint = check.did_you_mean(name, timm.list_models())

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig
 
 from fedhet.config.targets import instantiate
+from fedhet.core.check import installed
 from fedhet.core.errors import ConfigError, DataError, reason_of
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
@@ -183,14 +183,10 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
         return None
     if not isinstance(tracker, Tracker):
         raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
-    # A folder of this name, as W&B leaves behind, has a spec and no origin.
-    if tracker.package and not getattr(find_spec(tracker.package), "origin", None):
-        own = type(tracker).__module__.startswith("fedhet.")
-        how = f"-e '.[{tracker.package}]' in fedhet's folder" if own else tracker.package
-        raise ConfigError(
-            f"tracker._target_={cfg.tracker._target_} needs the package {tracker.package}; install"
-            f" it with pip install {how}"
-        )
+    if tracker.package:
+        ours = type(tracker).__module__.startswith("fedhet.")
+        extra = tracker.package if ours else None
+        installed(f"tracker._target_={cfg.tracker._target_}", tracker.package, extra=extra)
     return tracker
 
 

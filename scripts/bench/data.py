@@ -27,7 +27,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import datasets
-import flwr_datasets.partitioner  # noqa: F401 -- what is imported later would count as the scheme's
 import numpy as np
 import torch
 import workloads

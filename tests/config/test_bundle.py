@@ -46,7 +46,7 @@ def test_a_bundle_has_all_that_fedhet_reads(bundle: Path) -> None:
 
 def test_a_bundle_states_what_a_run_needs_and_no_more(bundle: Path) -> None:
     content = tomllib.loads((bundle / "pyproject.toml").read_text())
-    assert set(content["tool"]) == {"setuptools", "flwr"}
+    assert set(content["tool"]) == {"hatch", "flwr"}
     assert "optional-dependencies" not in content["project"]
     left_out = set(dependencies(ROOT)) - set(dependencies(bundle))
     assert [line.partition(">")[0] for line in left_out] == ["ray"]

@@ -21,11 +21,11 @@ from fedhet.deploy.folders import flower_environment
 from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 
-pytest.importorskip("setuptools", minversion="77")
+pytest.importorskip("hatchling")
 
 ROOT = Path(__file__).parents[2]
 HOSPITALS = {f"fedhet/data/heart_disease/{name}" for name in ("hospitals.json", "README.md")}
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def paths(folder: str, pattern: str) -> set[str]:
@@ -45,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(source: Path, kind: str) -> Path:
     """Build a distribution by the hook that pip calls, and check that it prints no warning."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}('dist'))"
+    code = f"from hatchling import build; print(build.build_{kind}('dist'))"
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=source, env=env, capture_output=True, text=True
@@ -101,6 +101,17 @@ def test_an_editable_install_uses_conf_in_place(source: Path) -> None:
     assert not any(name.endswith((".py", ".yaml")) for name in files)
 
 
+def test_the_papers_are_installed_in_place(source: Path) -> None:
+    (source / "papers").mkdir()
+    shutil.copy(ROOT / "papers" / "pyproject.toml", source / "papers")
+    with zipfile.ZipFile(build(source / "papers", "editable")) as wheel:
+        files = {name.rpartition("/")[2]: wheel.read(name).decode() for name in wheel.namelist()}
+    assert [text.strip() for name, text in files.items() if name.endswith(".pth")] == [str(source)]
+    lines = files["entry_points.txt"].splitlines()
+    named = [line.partition(" = ")[2] for line in lines if "=" in line]
+    assert sorted(named) == ["papers.command", "papers.conf"]
+
+
 @pytest.mark.slow
 def test_a_source_distribution_has_conf(source: Path) -> None:
     archive = build(source, "sdist")
@@ -110,7 +121,7 @@ def test_a_source_distribution_has_conf(source: Path) -> None:
         unpacked = (folder / tree).rglob("*.yaml")
         assert {path.relative_to(folder).as_posix() for path in unpacked} == paths(tree, "*.yaml")
     assert all((folder / name).exists() for name in HOSPITALS)
-    assert (folder / "setup.py").exists()
+    assert all((folder / name).exists() for name in SOURCES)
 
 
 @pytest.mark.matrix

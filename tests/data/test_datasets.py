@@ -122,8 +122,7 @@ def test_wrong_owners(owners: list[int], message: str) -> None:
 def test_importing_is_light() -> None:
     code = (
         "import sys, fedhet.data.images, fedhet.data.commands.download\n"
-        "heavy = {'torchvision', 'sklearn', 'PIL', 'pyarrow', 'flwr_datasets', 'datasets',"
-        " 'filelock'}\n"
+        "heavy = {'torchvision', 'sklearn', 'PIL', 'pyarrow', 'datasets', 'filelock'}\n"
         "print(heavy & set(sys.modules))"
     )
     result = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def load(folder: Path | str, **keys: object) -> Dataset:
     conf = yaml.safe_load((CONF / "hf.yaml").read_text())
     assert conf.pop("_target_") == "fedhet.data.hf.hf"
     return hf.hf(**{**conf, "data_dir": str(folder), **keys})
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"dataset=hf needs datasets, .*-e '\.\[hf\]'"):
+        load("nowhere", path="here")
 
 
 def cell(value: int, size: tuple[int, int] = (2, 3)) -> dict[str, Any]:

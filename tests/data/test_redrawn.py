@@ -1,40 +1,24 @@
-"""Schemes that are drawn again until every client has enough: flwr-datasets' own next draws."""
+"""Schemes that are drawn again until every client has enough samples."""
 
 from __future__ import annotations
 
 import re
-import warnings
 
 import numpy as np
 import pytest
 from data.schemes import labels, make, run_data, sizes
-from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.streams import generator, integer
 from fedhet.data import partition
 from fedhet.data.partition import Dirichlet, Pathological
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-def shuffled(y: np.ndarray, seed: int) -> tuple[object, np.ndarray]:
-    """The dataset that a partitioner reads, and the order of its samples."""
-    from datasets import Dataset
-
-    order = generator(seed, "partition", "order").permutation(len(y))
-    return Dataset.from_dict({"label": y[order]}), order
-
-
-def parts(partitioner: object, order: np.ndarray, clients: int) -> list[list[int]]:
-    held = partitioner._partition_id_to_indices
-    return [sorted(order[np.array(held[pid], dtype=int)].tolist()) for pid in range(clients)]
-
-
 @pytest.mark.slow
 def test_the_clients_of_fedlex_have_their_samples() -> None:
     y = np.repeat(np.arange(10), MNIST)
-    for seed in range(3):  # flwr-datasets' eleven draws do not do it for any of them
+    for seed in range(3):  # eleven draws, as in flwr-datasets, do not do it for any of them
         drawn = make(Dirichlet, clients=100, alpha=0.05, min_size=2).assign(y, seed)
         assert sizes(drawn).min() >= 2 and sizes(drawn).sum() == 60_000
 
@@ -44,55 +28,6 @@ def test_a_run_with_few_samples_has_its_clients() -> None:
     for seed in range(10):
         data = run_data(*settings, "partition.min_size=5", f"seed={seed}")
         assert sizes(data.partition).min() >= 5 and sizes(data.partition).sum() == 1437
-
-
-@pytest.mark.parametrize(("alpha", "min_size"), [(0.05, 5), (0.3, 30)])
-def test_dirichlet_is_the_draw_at_which_flwr_datasets_would_arrive(
-    alpha: float, min_size: int
-) -> None:
-    """Also where its eleven draws suffice: those partitions keep their hashes."""
-    y, clients = labels(each=144), 20
-    calls = []
-    for seed in range(10):
-        theirs = DirichletPartitioner(
-            clients, "label", alpha, min_size, shuffle=False, seed=integer(seed, "partition")
-        )
-        theirs.dataset, order = shuffled(y, seed)
-        calls.append(0)
-        while True:  # each call goes on in its stream until it gives up
-            calls[-1] += 1
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    theirs.load_partition(0)
-                break
-            except ValueError:
-                pass
-        ours = make(Dirichlet, clients=clients, alpha=alpha, min_size=min_size).assign(y, seed)
-        assert [indices.tolist() for indices in ours.indices] == parts(theirs, order, clients)
-    assert min(calls) == 1 < max(calls)
-
-
-def test_pathological_is_the_draw_at_which_flwr_datasets_would_arrive() -> None:
-    y, clients = labels(each=60), 20
-    draws = []
-    for seed in range(10):
-        rng = np.random.default_rng(integer(seed, "partition"))
-        draws.append(0)
-        while True:
-            draws[-1] += 1
-            theirs = PathologicalPartitioner(
-                clients, "label", 3, "first-deterministic", shuffle=False
-            )
-            theirs._rng = rng
-            theirs.dataset, order = shuffled(y, seed)
-            theirs.load_partition(0)
-            drawn = parts(theirs, order, clients)
-            if min(map(len, drawn)) >= 22:
-                break
-        ours = make(Pathological, clients=clients, classes=3, min_size=22).assign(y, seed)
-        assert [indices.tolist() for indices in ours.indices] == drawn
-    assert min(draws) == 1 < max(draws)
 
 
 def test_pathological_is_drawn_again_where_a_class_is_too_small_for_its_clients(

@@ -18,4 +18,4 @@ def test_git_and_docker_do_not_take_the_keys(kit: Path, tmp_path: Path) -> None:
     assert subprocess.run(status, capture_output=True, check=True).stdout == b""
     rules = (Path(__file__).parents[2] / ".dockerignore").read_text().splitlines()
     assert rules[1] == "*" and "deploy" not in "".join(rules)
-    assert {"!pyproject.toml", "!setup.py", "!fedhet", "!conf"} <= set(rules)
+    assert {"!pyproject.toml", "!fedhet", "!conf"} <= set(rules)

@@ -29,6 +29,7 @@ from flwr.common import Context, RecordDict
 from flwr.server import Server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.history import History
+from packaging.requirements import Requirement
 from ports import free_ports
 
 import fedhet.flower
@@ -54,9 +55,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of wheels in the place of a package index, for a machine without network.
 
     Those of what fedhet needs are empty, so that the packages of this environment are imported; but
-    setuptools, which builds fedhet, is whole.
+    hatchling, which builds fedhet, and what it needs are whole.
     """
-    pytest.importorskip("setuptools", minversion="77")
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("index")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for requirement in project["dependencies"]:
@@ -70,11 +71,17 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ("RECORD", ""),
             ):
                 wheel.writestr(f"{about}.dist-info/{file}", text)
-    builder = metadata.distribution("setuptools")
-    with zipfile.ZipFile(folder / f"setuptools-{builder.version}-py3-none-any.whl", "w") as wheel:
-        for path in builder.files or ():
-            if path.suffix != ".pyc" and ".." not in path.parts:
-                wheel.write(str(path.locate()), str(path))
+    whole = ["hatchling"]
+    for name in whole:  # which grows
+        builder = metadata.distribution(name)
+        needed = [Requirement(line) for line in builder.requires or ()]
+        active = [one.name for one in needed if one.marker is None or one.marker.evaluate()]
+        whole += [one for one in active if one not in whole]
+        about = f"{name.replace('-', '_')}-{builder.version}"
+        with zipfile.ZipFile(folder / f"{about}-py3-none-any.whl", "w") as wheel:
+            for path in builder.files or ():
+                if path.suffix != ".pyc" and ".." not in path.parts:
+                    wheel.write(str(path.locate()), str(path))
     return folder
 
 
@@ -82,7 +89,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What fedhet is built from, to which a build adds files."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in ("fedhet", "conf"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

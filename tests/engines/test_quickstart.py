@@ -32,6 +32,26 @@ MOST = 15  # lines that are added or changed; others are removed
 APPS = {"fednorm": DIFFS[:1], "scaffold": DIFFS}
 
 
+# The two classes of flwr-datasets that the quickstart uses; fedhet does not need the package.
+FLWR_DATASETS = """
+from datasets import load_dataset
+
+
+class IidPartitioner:
+    def __init__(self, num_partitions):
+        self.parts = num_partitions
+
+
+class FederatedDataset:
+    def __init__(self, *, dataset, partitioners):
+        self.train = load_dataset(dataset, split="train").shuffle(seed=42)
+        self.parts = partitioners["train"].parts
+
+    def load_partition(self, number):
+        return self.train.shard(self.parts, number, contiguous=True)
+"""
+
+
 def changed(diff: str) -> list[str]:
     return [line for line in re.findall(r"^\+(?!\+\+ )(.*)$", diff, re.MULTILINE) if line.strip()]
 
@@ -45,6 +65,10 @@ def made(folder: Path, app: str) -> Path:
 
 
 def data(folder: Path) -> None:
+    stand_in = folder / "packages" / "flwr_datasets"
+    stand_in.mkdir(parents=True)
+    for name in ("__init__", "partitioner"):
+        (stand_in / f"{name}.py").write_text(FLWR_DATASETS)
     datasets, image = importlib.import_module("datasets"), importlib.import_module("PIL.Image")
     draw = np.random.default_rng(0)
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(10)})
@@ -73,10 +97,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "states"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     yield ["client_app", "server_app"]
-    for name in [name for name in sys.modules if name.startswith("pytorchexample")]:
+    made_here = ("pytorchexample", "flwr_datasets")
+    for name in [name for name in sys.modules if name.startswith(made_here)]:
         del sys.modules[name]
 
 
@@ -120,7 +146,7 @@ def test_the_app_in_flowers_simulation(app: str, modules: list[str], tmp_path: P
         **flower_environment(Path(home.name)),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}",
     }
     ((_, command),) = re.findall(r"```(bash)\n(pip install [^`]*?--federation[^`]*?)```", PAGE)
     _, *lines = command.splitlines()

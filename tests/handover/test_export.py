@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -121,13 +121,9 @@ def test_a_program_that_differs_is_not_written(
 def test_a_missing_package_is_named(
     of_a_table: fedhet.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "fedhet.handover.export.find_spec",
-        lambda name: None if name == "onnxruntime" else found(name),
-    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     error = refused(capsys, of_a_table.dir)
-    assert "--to onnx needs onnxruntime," in error and "pip install onnxruntime" in error
+    assert "--to onnx needs onnxruntime," in error and "pip install -e '.[onnx]'" in error
 
 
 def test_files_that_cannot_be(of_a_table: fedhet.Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,13 +102,13 @@ from fedhet.data.toy import toy_task
 lines = ["method=scaffold", "plugin=[fednorm]", "rounds=1", "hydra.run.dir=here"]
 run = fedhet.run(lines, task=toy_task())
 assert run.summary["status"] == "ok"
-heavy = {"ray", "flwr_datasets", "datasets", "torchvision", "sympy"}
+heavy = {"ray", "datasets", "torchvision", "sympy"}
 print(sorted(heavy & set(sys.modules)))
 """
 
 
 @pytest.mark.slow
-def test_a_run_in_process_loads_neither_ray_nor_flwr_datasets(tmp_path: Path) -> None:
+def test_a_run_in_process_loads_neither_ray_nor_datasets(tmp_path: Path) -> None:
     """It leaves nothing in the working directory but its run folder."""
     assert output(IN_PROCESS_RUN, tmp_path) == "[]"
     assert [path.name for path in tmp_path.iterdir()] == ["here"]

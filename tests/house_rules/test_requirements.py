@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from house_rules.source import ROOT
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -48,6 +49,37 @@ def test_no_lower_bound_admits_a_release_with_a_known_hole() -> None:
 def test_one_that_does_is_named(bound: str) -> None:
     (line,) = holes([f"jinja2{bound}", "torch>=2.6"])
     assert line.startswith("jinja2") and "3.1.6" in line and "CVE" in line
+
+
+def test_every_file_that_states_the_version_states_the_same() -> None:
+    ours, papers = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))
+        for folder in (".", "papers")
+    )
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    (for_uv,) = ours["tool"]["uv"]["dependency-metadata"]
+    version = ours["project"]["version"]
+    assert {for_uv["version"], papers["project"]["version"], citation["version"]} == {version}
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    day = f"{citation['date-released']:%B {citation['date-released'].day}, %Y}"
+    assert f"\n## {version}, {day}\n" in changelog
+    assert citation["keywords"] == ours["project"]["keywords"]
+
+
+def test_the_extras_that_errors_name_have_the_packages() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = extras["optional-dependencies"]
+    calls = re.compile(r'installed\(f?"[^"]+", ((?:"\w+", )+)extra="(\w+)"\)')
+    found = [
+        call
+        for path in (ROOT / "fedhet").rglob("*.py")
+        for call in calls.findall(path.read_text("utf-8"))
+    ]
+    trackers = [(f'"{name}"', name) for name in ("mlflow", "tensorboard", "wandb")]
+    assert {extra for _, extra in found} == {"hf", "onnx", "privacy", "text", "timm"}
+    for packages, extra in found + trackers:
+        has = {Requirement(line).name.removesuffix("-skinny") for line in extras[extra]}
+        assert {*re.findall(r"\w+", packages)} <= has, extra
 
 
 def test_every_dependency_has_a_lower_bound_which_test_lowest_installs() -> None:

@@ -124,7 +124,7 @@ def test_timm_by_name() -> None:
 
 def test_a_missing_timm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ConfigError, match="pip install timm"):
+    with pytest.raises(ConfigError, match=r"model=timm needs timm, .*-e '\.\[timm\]'"):
         Timm(shape=(3, 32, 32), classes=7, name="resnet18")
 
 

@@ -159,9 +159,7 @@ def test_wrong_texts_and_settings_are_named(folder: Path, monkeypatch: pytest.Mo
     with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or not a tokenizer"):
         load("parquet", folder, **TEXT)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package tokenizers, .*pip install tokenizers"
-    ):
+    with pytest.raises(ConfigError, match=r"dataset\.text needs tokenizers, .*'\.\[text\]'"):
         load("parquet", folder, **TEXT)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,8 @@ def test_a_run_that_diverges(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=rf"package {name}; .*-e '\.\[{name}\]'"):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"needs {name}, .*-e '\.\[{name}\]'"):
         run(tmp_path / "run", f"tracker={name}")
     assert not (tmp_path / "run").exists()
 

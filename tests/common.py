@@ -18,8 +18,6 @@ from composing import composed
 
 from fedhet.config import pieces
 
-pytest_plugins = ["costs"]
-
 if TYPE_CHECKING:
     from fedhet.core.task import Task
     from fedhet.record.results import Run
@@ -36,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Pieces of one's own on this machine are no concern of these tests; papers/ belongs to the clone.
 os.environ.pop(pieces.SEARCH_PATH, None)
-PAPERS = Path(__file__).parent / "papers" / "conf"
+PAPERS = Path(__file__).parents[1] / "papers" / "conf"
 _on_this_machine = {one for one in pieces.installed() if one.folder != PAPERS}
 _found = pieces.installed
 pieces.installed = lambda: tuple(one for one in _found() if one not in _on_this_machine)
