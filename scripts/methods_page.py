@@ -7,17 +7,18 @@ equations, messages, deviations), its options in conf/ with defaults and help, a
 written by hand in docs/methods/ (idea, measurements, commands), if there is one. Methods that share
 a module share a section. The tables of README.md and docs/features.md come from the comments on top
 of the files in conf/. Which plug-ins a method refuses is tried, and written to
-conf/combinations.json.
+conf/combinations.yaml.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
@@ -212,10 +213,10 @@ def write_tables() -> None:
 
 
 def combinations() -> str:
-    """The text of conf/combinations.json, for which every pair is built: a minute."""
+    """The text of conf/combinations.yaml, for which every pair is built: a minute."""
     methods, plugins = catalogue.built_in("method"), catalogue.built_in("plugin")
     found = {m: {p: compatibility.refusal(m, p) for p in plugins} for m in methods}
-    return f"{json.dumps(found, indent=1, sort_keys=True)}\n"
+    return yaml.safe_dump(found, width=1000)
 
 
 if __name__ == "__main__":

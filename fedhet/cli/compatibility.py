@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import product
+
+import yaml
 
 from fedhet import process
 from fedhet.config import catalogue
 
 # What `refusal` says of the pairs of fedhet's own pieces, so that `--list` need not build each of
 # them. `make docs` writes the file, and a test, which builds every pair, compares.
-KNOWN = catalogue.CONF / "combinations.json"
+KNOWN = catalogue.CONF / "combinations.yaml"
 
 
 def compatibility() -> list[tuple[str, str, str | None]]:
     """Return (method, plug-in, reason why they cannot be combined, or None) for every pair."""
-    known = json.loads(KNOWN.read_text(encoding="utf-8"))
+    known = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
     every = product(catalogue.built_in("method"), catalogue.built_in("plugin"))
     ours = {(method, plugin) for method, plugin in every if plugin in known.get(method, {})}
     pairs = list(product(catalogue.choices("method"), catalogue.choices("plugin")))

@@ -63,7 +63,7 @@ def release(client: FedClient, update: Upload, public: set[str]) -> None:
     msg, noise = client.msg, client.workspace.noise
     content = Content.of(update, msg.weights, public)
     if content.releases > msg.integer(RELEASES):
-        raise ValueError(
+        raise ConfigError(
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
             f" for {msg.integer(RELEASES)}: `expects` has to name each"
         )
@@ -106,7 +106,7 @@ def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
     after = epsilon(noise.multiplier, noise.delta, spent + more)
     if after > noise.budget:
         before = epsilon(noise.multiplier, noise.delta, spent)
-        raise ValueError(
+        raise ConfigError(
             f"privacy.budget={noise.budget:g}: client {pid} has spent epsilon {before:.4g}, and"
             f" this reply would make it {after:.4g}; nothing was sent"
         )

@@ -9,6 +9,7 @@ clients together, but for a site with data of its own, whose name its operator h
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from fedhet.core.errors import ConfigError
 from fedhet.core.limits import demanded
 from fedhet.core.noise import MAX_EPSILON, most_delta
 from fedhet.record.files import write_json
 from fedhet.stores import own_folder
+
+log = logging.getLogger("fedhet")
 
 History = tuple[tuple[float, int], ...]  # (noise multiplier, number of releases) pairs
 
@@ -83,7 +87,7 @@ def spend(path: Path, name: str, multiplier: float, releases: int) -> None:
     counts[multiplier] = counts.get(multiplier, 0) + releases
     after = composed(tuple(counts.items()), most_delta())
     if not after <= most:
-        raise ValueError(
+        raise ConfigError(
             f"{MAX_EPSILON}={most:g}: in all runs together, {name} has spent epsilon {before:.4g},"
             f" and this reply would make it {after:.4g}; nothing was sent"
         )
@@ -97,6 +101,5 @@ def _read(path: Path) -> dict[float, int]:
     try:
         return {float(z): int(n) for z, n in json.loads(path.read_text("utf-8"))["releases"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the ledger of {MAX_EPSILON}, {path}, is damaged; nothing was sent"
-        ) from error
+        log.error("%s cannot be read", path)
+        raise ConfigError(f"the ledger of {MAX_EPSILON} is damaged; nothing was sent") from error

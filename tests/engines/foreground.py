@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
+import pytest
 
 SECONDS = 300  # on a busy machine; a quiet one needs a tenth
 CTRL_C = b"\x03"
@@ -108,3 +109,11 @@ def last_lines(output: str) -> list[str]:
     """The last two lines that the user sees, without the terminal's control sequences."""
     text = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]|\^C", "", output)
     return [line for line in re.split(r"[\r\n]+", text) if line.strip()][-2:]
+
+
+def in_place_of_flwr(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine call a program that executes its arguments, where it would call `flwr`."""
+    program = folder / "flwr"
+    program.write_text('#!/bin/sh\nexec "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr("fedhet.engines.flwr.BIN", folder)

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import ray
-from foreground import Foreground, last_lines
+from foreground import Foreground, in_place_of_flwr, last_lines
 
 from fedhet.cli import main as cli
 from fedhet.config import compose
@@ -245,10 +245,10 @@ def test_a_signal_that_meets_a_worker_before_the_run(
 
 @pytest.mark.timeout(60)
 def test_what_flwr_run_has_started_ends_although_it_does_not_listen(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a daemon that holds the pipe of `flwr run`, and ignores that it is to end."""
-    monkeypatch.setattr(flwr, "_flwr", lambda arguments: arguments)
+    in_place_of_flwr(tmp_path, monkeypatch)
     deaf = ["bash", "-c", "trap '' TERM; sleep 600 & echo started; wait"]
 
     def interrupted() -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from foreground import in_place_of_flwr
 
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders
@@ -41,7 +42,7 @@ def test_its_programs_ask_no_proxy_for_this_machine(
 
 def test_a_run_that_is_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log that Flower names is removed with its folder, so that its end is in the message."""
-    monkeypatch.setattr(flwr, "_flwr", lambda arguments: arguments)
+    in_place_of_flwr(tmp_path, monkeypatch)
     environment = {"FLWR_HOME": str(tmp_path)}
     with pytest.raises(RunFailed) as raised:
         flwr._submit([sys.executable, "-c", CODE], environment, lambda: None, lambda: None)

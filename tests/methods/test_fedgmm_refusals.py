@@ -127,7 +127,7 @@ def test_a_bad_upload_is_that_clients_failure(fedgmm: Launch) -> None:
     for how in BAD:
         with named_case(how):
             change, reason = BAD[how]
-            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason}"
+            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason.removesuffix('$')}"
             with pytest.raises(RunFailed, match=failure):
                 fedgmm(options={"components": 5}).step(alter=altered(1, change))
 
@@ -180,7 +180,7 @@ def test_bad_samples_are_named(fedgmm: Launch) -> None:
     ]
     for data, reason in cases:
         with named_case(data, reason):
-            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason}"
+            failure = rf"client 1 .*'fedgmm.fit', step 1: .*{reason.removesuffix('$')}"
             with pytest.raises(RunFailed, match=failure):
                 fedgmm(task(**data)).step()
 

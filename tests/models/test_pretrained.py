@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for suffix in ["safetensors", "pth"]:
         with named_case(suffix):
             path = tmp_path / f"w.{suffix}"
-            with pytest.raises(ConfigError, match=rf"there is no file {path}"):
+            with pytest.raises(ConfigError, match=rf"weights={path}: there is no such file"):
                 cut(net(3), weights=str(path))
             for content in (b"", b"no weights", b"\x80\x04\x95" + bytes(40)):
                 path.write_bytes(content)
