@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from contextlib import suppress
 from importlib.metadata import Distribution
 from pathlib import Path
 
@@ -87,9 +88,10 @@ def test_an_unpacked_bundle_can_be_installed_and_run(
     packages = next((tmp_path / "env" / "lib").glob("python*/site-packages"))
     target = ["--target", str(packages), "--no-deps", "--no-build-isolation", "--quiet"]
     subprocess.run([sys.executable, "-m", "pip", "install", *target, str(bundle)], check=True)
-    # A folder named in a .pth file is searched, and its own .pth files, such as that of an editable
-    # fedhet, are not read.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if path.suffix != ".pth" and "fedhet" not in path.name:  # which may be there as editable
+            with suppress(FileExistsError):
+                (packages / path.name).symlink_to(path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     command = [python, "-m", "fedhet", "rounds=1", f"hydra.run.dir={tmp_path}/run", "figures=false"]
     subprocess.run(command, cwd=tmp_path, check=True)

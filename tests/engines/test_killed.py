@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -62,7 +63,10 @@ def stuck_client(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch)
 
 def left_behind(run: Foreground, folder: Path) -> list[str]:
     """Processes of the run, and what it has put into the temporary folder, but for Ray's logs."""
-    processes = [" ".join(process.cmdline()) for process in run.processes()]
+    processes = []
+    for process in run.processes():
+        with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+            processes.append(" ".join(process.cmdline()))
     return processes + [path.name for path in folder.iterdir() if path.name != "ray"]
 
 
