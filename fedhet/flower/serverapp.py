@@ -339,17 +339,22 @@ class FlowersResult(Callback):
         self._evaluate = evaluate_fn
 
     def begun(self, loop: Loop) -> None:
-        if self._evaluate and not self.rows and (first := _scored("", self._evaluate, loop)):
-            self.result.evaluate_metrics_serverapp[loop.round] = MetricRecord(first)
+        if self._evaluate and not self.rows:
+            first = self._evaluate(loop.round, ArrayRecord(final_weights(loop.method)))
+            if first:
+                self.result.evaluate_metrics_serverapp[loop.round] = first
 
     def settled(self, loop: Loop, row: Row) -> None:
         metrics = row["metrics"]
-        if self._ask and row["phase"] == "train":
-            metrics.update(_scored(EVALUATED, self._ask, loop))
-        if self._evaluate:
-            metrics.update(_scored(SERVER, self._evaluate, loop))
-        if shown := {name: value for name, value in metrics.items() if name != STEPS}:
-            log.info("%s", ", ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+        asked = {EVALUATED: self._ask if row["phase"] == "train" else None, SERVER: self._evaluate}
+        if any(asked.values()):
+            arrays = ArrayRecord(final_weights(loop.method))
+            for prefix, evaluate in asked.items():
+                scores = (evaluate and evaluate(loop.round, arrays)) or {}
+                metrics.update({f"{prefix}{name}": value for name, value in scores.items()})
+        numbers = {n: v for n, v in metrics.items() if n != STEPS and not isinstance(v, list)}
+        if numbers:
+            log.info("%s", ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
         self.add(loop.method, row | recorded_numbers(loop.current))
 
     def add(self, method: FedStrategy, row: Row) -> None:
@@ -384,12 +389,6 @@ def _evaluated(
     """The means of what the nodes' own evaluate functions return within the seconds."""
     asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
     return own.aggregate_evaluate(server_round, grid.send_and_receive(asked, timeout=seconds))
-
-
-def _scored(prefix: str, evaluate: EvaluateFn, loop: Loop) -> dict[str, float]:
-    """What a function of the owner scores of the global model after this round."""
-    scores = evaluate(loop.round, ArrayRecord(final_weights(loop.method))) or {}
-    return {f"{prefix}{name}": value for name, value in scores.items()}  # type: ignore[misc]
 
 
 def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:

@@ -187,7 +187,7 @@ def test_the_model_that_was_given_is_the_first_one(
 
     def evaluate_fn(number: int, arrays: ArrayRecord) -> MetricRecord:
         scored.append((number, sha256(arrays)))
-        return MetricRecord({"own": number})
+        return MetricRecord({"own": number, "by_class": [0.5, float(number)]})
 
     strategy = strategy_of("scaffold")
     folder = tmp_path / "run"
@@ -198,6 +198,7 @@ def test_the_model_that_was_given_is_the_first_one(
     assert sha256(result.arrays) == run.summary["weights_sha256"]
     assert scored[0] == (0, sha256(arrays)) and scored[-1] == (2, sha256(result.arrays))
     assert [result.evaluate_metrics_serverapp[n]["own"] for n in range(3)] == [0, 1, 2]
+    assert result.evaluate_metrics_serverapp[2]["by_class"] == [0.5, 2]
 
 
 def test_arguments_that_cannot_act_are_refused() -> None:
