@@ -14,6 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fedhet.commands import flower_environment
 from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
@@ -29,7 +30,6 @@ NODES = ("fedhet", "flower-supernode")  # the programs of a site
 ANY = "any"  # in place of the digest of an app: a site executes whatever reaches the server
 ALLOWED = f'the SHA-256 of an app, 64 digits 0-9 a-f, or "{ANY}"'
 PACKAGES = ("torch", "flwr", "fedhet")
-BIN = Path(sys.executable).parent  # where this environment has Flower's programs
 Text = str  # of a setting that its class checks, because it may be ""
 
 
@@ -209,18 +209,6 @@ def check_code(name: str, code: str) -> None:
     """
     if code != ANY and not re.fullmatch("[0-9a-f]{64}", code):
         raise ConfigError(f"{name}={code!r}: must be {ALLOWED}; `deploy code` prints the digest")
-
-
-def flower_environment(home: Path) -> dict[str, str]:
-    """The variables for Flower's commands and processes, whose own files are in `home`."""
-    return {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_HOME": str(home.absolute()),
-        **direct_loopback(),  # Flower's programs of one machine talk to each other
-        # Flower starts its helpers by name.
-        "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
-    }
 
 
 def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedhet.core.errors import ConfigError, RunFailed, clean, printed
-from fedhet.deploy.folders import BIN, CONNECTION, flower_environment
+from fedhet import commands
+from fedhet.core.errors import ConfigError, RunFailed, printed
+from fedhet.deploy.folders import CONNECTION
 from fedhet.deploy.kit import read_record
 from fedhet.record.files import write_json
 from fedhet.record.schema import read_object
 
-SECONDS = 120  # for one of Flower's commands
 MOST_RUNS = 5  # in a status
 # What is large and in no app.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "outputs", "multirun", "build")
@@ -63,68 +58,11 @@ def digest(app: Path) -> str:
                 # `flwr run` takes folders of any name, `flwr build` only those of such a name.
                 copied = shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED)
                 folder = Path(copied)
-            flwr(home, "build", "--app", str(folder), cwd=home)
+            commands.flwr(home, "build", "--app", str(folder), cwd=home)
         except (RunFailed, OSError) as error:
             raise ConfigError(f"{app} cannot be packed as an app of Flower: {error}") from error
         (archive,) = home.glob("*.fab")
         return hashlib.sha256(archive.read_bytes()).hexdigest()
-
-
-def flwr(
-    home: Path,
-    *arguments: str,
-    cwd: Path | None = None,
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Call one of Flower's commands and return what it prints.
-
-    Args:
-        home: the folder with the config.toml that names the connection.
-        arguments: those of `flwr`.
-        cwd: the folder in which it works, if it is another one than that of this process.
-        variables: of its environment, beside those of this process.
-
-    Raises:
-        RunFailed: it fails, or takes too long.
-    """
-    command = " ".join(["flwr", *arguments])
-    try:
-        done = subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            env={
-                **os.environ,
-                **flower_environment(home),
-                **variables,
-                "COLUMNS": "999",
-            },  # unwrapped
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunFailed(f"`{command}` was not completed: {clean(str(error))}") from error
-    if done.returncode:
-        output = done.stdout + done.stderr
-        try:
-            reason = str(json.loads(output)["error-message"])
-        except (ValueError, KeyError, TypeError):
-            reason = output
-        raise RunFailed(f"`{command}` failed: {printed(reason)}")
-    return done.stdout
-
-
-def listed(home: Path, key: str, *arguments: str, **how: Any) -> list[dict[str, str]]:
-    """The list under `key` in a command's JSON; every value in it is made a clean text."""
-    text = flwr(home, *arguments, "--format", "json", **how)
-    try:
-        rows = json.loads(text)[key]
-        return [{name: clean(str(value)) for name, value in row.items()} for row in rows]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFailed(f"`flwr {arguments[0]}` has not printed {key}: {printed(text)}") from error
 
 
 def nodes(home: Path) -> list[Node]:
@@ -140,7 +78,7 @@ def nodes(home: Path) -> list[Node]:
             row.get("status", ""),
             row.get(since.get(row.get("status", ""), "created-at"), ""),
         )
-        for row in listed(home, "nodes", "supernode", "ls", CONNECTION)
+        for row in commands.listed(home, "nodes", "supernode", "ls", CONNECTION)
         if row.get("status") != "unregistered"
     ]
 
@@ -157,7 +95,7 @@ def register(out: Path) -> dict[str, str]:
     new = [site for site in sites if ids.get(site) not in known]
     for site in new:
         key = str((home / "keys" / f"{site}.pub").absolute())
-        answer = flwr(
+        answer = commands.flwr(
             home, "supernode", "register", key, CONNECTION, "--name", site, "--format", "json"
         )
         found = re.search(r'"node-id": *"?(\d+)', answer)
@@ -180,7 +118,7 @@ def revoke(out: Path, site: str) -> None:
     home, ids = out / "operator", read_ids(out)
     number = ids.pop(site, None)
     if number in {node.id for node in nodes(home)}:
-        flwr(home, "supernode", "unregister", str(number), CONNECTION)
+        commands.flwr(home, "supernode", "unregister", str(number), CONNECTION)
     write_json(home / "nodes.json", ids)
 
 
@@ -216,14 +154,14 @@ def status(out: Path) -> tuple[list[Row], list[Row]]:
     ]
     everyone = [*known, *(("(unknown)", node) for node in found.values())]
     runs = []
-    for row in listed(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
+    for row in commands.listed(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
         state, number = row.get("status", ""), row.get("run-id", "")
         times = ("finished-at", "running-at", "starting-at", "pending-at")
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
         details = row.get("status-details", "N/A").replace("N/A", "")
         step = ""
         if state == "running" and number.isdecimal():
-            logged = flwr(home, "log", number, CONNECTION, "--show")
+            logged = commands.flwr(home, "log", number, CONNECTION, "--show")
             step = ["no step yet", *_STEP.findall(logged)][-1]
         runs.append((number, f"{state} {details}".strip(), step, since))
     return [(site, node.status, node.since, node.id) for site, node in everyone], runs

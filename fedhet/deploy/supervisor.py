@@ -20,9 +20,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
+from fedhet.commands import BIN
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import checks, folders, superlink
-from fedhet.deploy.folders import BIN, ServerFolder, SiteFolder
+from fedhet.deploy.folders import ServerFolder, SiteFolder
 from fedhet.process import end_with_parent
 from fedhet.record.files import write_text
 

@@ -23,13 +23,12 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedhet.commands import BIN, flower_environment, listed
 from fedhet.config import pieces
 from fedhet.config.catalogue import CONF
 from fedhet.config.interpolations import RUN_DIR, literal
 from fedhet.config.resuming import RESUME
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
-from fedhet.deploy import superlink
-from fedhet.deploy.folders import BIN, flower_environment
 from fedhet.engines.guard import TemporaryFolder
 from fedhet.handover import delivery
 from fedhet.record.files import LastingJson
@@ -96,7 +95,7 @@ def run(job: Job) -> Path:
         command = ["run", str(app), "local", *options]
         run_id = _submit(command, environment, recorded_end, temporary.end_processes)
         if not (end := recorded_end()):
-            runs = superlink.listed(home, "runs", "ls", "local", variables=environment)
+            runs = listed(home, "runs", "ls", "local", variables=environment)
             said = {run["run-id"]: f"{run['status']}: {run['status-details']}" for run in runs}
             end = {"reason": f"Flower reports {said.get(run_id, 'unknown')}"}
     if end.get("status") != "ok":

@@ -17,7 +17,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from ports import free_ports
 
-from fedhet.deploy.folders import flower_environment
+from fedhet.commands import flower_environment
 from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 

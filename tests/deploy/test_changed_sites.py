@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedhet import commands
 from fedhet.cli.main import main
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders, superlink
@@ -44,7 +45,7 @@ class SuperLink:
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink()
-    monkeypatch.setattr(superlink, "flwr", found)
+    monkeypatch.setattr(commands, "flwr", found)
     monkeypatch.setattr(superlink, "digest", lambda app: "a" * 64)
     return found
 

@@ -14,8 +14,9 @@ import pytest
 from engines.real_sites import wait_for
 from ports import free_ports
 
+from fedhet import commands
 from fedhet.core.errors import RunFailed
-from fedhet.deploy import folders, superlink
+from fedhet.deploy import superlink
 
 
 def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,14 +33,14 @@ def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked.append((home, *arguments))
         return json.dumps({"nodes": rows})
 
-    monkeypatch.setattr(superlink, "flwr", flwr)
+    monkeypatch.setattr(commands, "flwr", flwr)
     assert superlink.nodes(tmp_path) == [
         superlink.Node("1", "online", "now"),
         superlink.Node("2", "offline", "later"),
         superlink.Node("3", "registered", "then"),
     ]
     assert asked == [(tmp_path, "supernode", "ls", superlink.CONNECTION, "--format", "json")]
-    monkeypatch.setattr(superlink, "flwr", lambda home, *arguments: "{}")
+    monkeypatch.setattr(commands, "flwr", lambda home, *arguments: "{}")
     with pytest.raises(RunFailed, match="nodes"):
         superlink.nodes(tmp_path)
 
@@ -51,7 +52,7 @@ def test_a_killed_superlink_leaves_no_process(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     options = ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "fedhet", "deploy", "link", str(tmp_path), *options]
-    variables = {**os.environ, **folders.flower_environment(tmp_path)}
+    variables = {**os.environ, **commands.flower_environment(tmp_path)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as link:
         process = psutil.Process(link.pid)
 

@@ -33,12 +33,12 @@ from packaging.requirements import Requirement
 from ports import free_ports
 
 import fedhet.flower
+from fedhet.commands import flower_environment
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, RunFailed
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.deploy.folders import flower_environment
 from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 

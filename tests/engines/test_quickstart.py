@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from ports import free_ports
 
-from fedhet.deploy.folders import flower_environment
+from fedhet.commands import flower_environment
 from fedhet.engines.flwr import SUPERLINK
 from fedhet.engines.guard import TemporaryFolder
 
