@@ -15,7 +15,7 @@ FAST := -m "not slow and not matrix"
 COVERED := 90:fedhet/* 95:fedhet/*.py 95:fedhet/methods/* 95:fedhet/core/* \
   95:fedhet/core/server/merging.py 95:fedhet/core/server/admission.py \
   70:fedhet/flower/* 70:fedhet/engines/* 70:fedhet/deploy/* \
-  70:fedhet/launchers/*
+  70:fedhet/study/*
 
 .PHONY: help run test test-slow test-all test-lowest test-newest test-installed coverage check \
   docs bench figures bundle clean

@@ -1,13 +1,13 @@
 """Flower's ClientApp: composes the run's overrides and serves a message (fedhet/flower/apps.py)."""
 
-from fedhet import process
+from fedhet.runs import process
 
 with process.imports():
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
     from fedhet.flower import apps
-    from fedhet.stores import store_at_site
+    from fedhet.runs.stores import store_at_site
 
 app = ClientApp()
 

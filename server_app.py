@@ -1,6 +1,6 @@
 """Flower's ServerApp: composes the run's overrides and runs them (fedhet/flower/apps.py)."""
 
-from fedhet import process
+from fedhet.runs import process
 
 with process.imports():
     from flwr.app import Context

@@ -13,21 +13,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedhet import report
-    from fedhet.api import load, load_run, run
+    from fedhet.api import run
     from fedhet.core.errors import ConfigError, DataError, RunFailed
     from fedhet.core.task import ClientData, Samples, Task
-    from fedhet.record.results import Run
-    from fedhet.report.results import results
+    from fedhet.runs.loading import load, load_run
+    from fedhet.runs.record.outcome import Run
+    from fedhet.study import report
+    from fedhet.study.report.results import results
 
 # Names are resolved on first use, so that `import fedhet` stays instant and a misspelled setting is
 # reported before torch is imported.
 _MODULES = {
     "run": "fedhet.api",
-    "load": "fedhet.api",
-    "load_run": "fedhet.api",
-    "results": "fedhet.report.results",
-    "Run": "fedhet.record.results",
+    "load": "fedhet.runs.loading",
+    "load_run": "fedhet.runs.loading",
+    "results": "fedhet.study.report.results",
+    "Run": "fedhet.runs.record.outcome",
     "Task": "fedhet.core.task",
     "ClientData": "fedhet.core.task",
     "Samples": "fedhet.core.task",
@@ -53,7 +54,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "report":
-        return import_module("fedhet.report")
+        return import_module("fedhet.study.report")
     if name == "__version__":
         return import_module("importlib.metadata").version("fedhet")
     if name not in _MODULES:

@@ -28,14 +28,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.cli.errors import report_error
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition
-from fedhet.experiment.estimate import in_words
-from fedhet.report.document import escaped
-from fedhet.report.figures import curve_points
-from fedhet.report.results import results
-from fedhet.report.study import Study
+from fedhet.runs.cli.exits import report_error
+from fedhet.study import cells, definition
+from fedhet.study.estimate import in_words
+from fedhet.study.report.compared import Study
+from fedhet.study.report.document import escaped
+from fedhet.study.report.plots import curve_points
+from fedhet.study.report.results import results
 from papers import design, helps, leaderboard, paper, picture, table
 from papers.judge import judge
 from papers.tables import HOME, RESULTS, TIMES, check_experiment, kept, markdown, note_time, replace

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.cli.help import columns
-from fedhet.config.lines import by_key, value_of
 from fedhet.core.errors import ConfigError
+from fedhet.runs.cli.help import columns
+from fedhet.runs.config.lines import by_key, value_of
 from papers import paper as papers
 from papers.paper import Paper
 
 if TYPE_CHECKING:
-    from fedhet.experiment.definition import Experiment
+    from fedhet.study.definition import Experiment
 
 FOLDER = "reproductions"
 SCALE = "cpu"
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         return _estimate(experiment, args.times)
     labels = papers.as_text(experiment.labels)
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
-    from fedhet.cli import launch
+    from fedhet.study import launch
 
     code, folder = launch.run_experiment(experiment)
     verdicts(folder)
@@ -108,7 +108,7 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
 
 def _experiment(paper: Paper, overrides: Sequence[str]) -> Experiment:
     """The experiment that a reproduction is; a measure that does not exist is refused first."""
-    from fedhet.experiment import definition  # it loads hydra, which a list does not need
+    from fedhet.study import definition  # it loads hydra, which a list does not need
     from papers import measures
 
     for measure in sorted(paper.measures):
@@ -133,7 +133,7 @@ def verdicts(folder: Path) -> int:
 
 
 def _estimate(experiment: Experiment, times: Path | None) -> int:
-    from fedhet.experiment.estimate import estimate
+    from fedhet.study.estimate import estimate
     from papers.tables import TIMES, kept, note_time
 
     if times is not None:  # before the measuring

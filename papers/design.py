@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedhet.config import catalogue
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.report import statistics
-from fedhet.report.results import NOT_RUN, Results
+from fedhet.runs.config import catalogue
+from fedhet.study.report import statistics
+from fedhet.study.report.results import NOT_RUN, Results
 from papers.tables import RESULTS, markdown
 from papers.tables import replace as replace_kept
 
@@ -82,7 +82,7 @@ def keep(read: Results, path: Path) -> None:
 
     Where there is no global test set, the clients' mean score on their own test data counts.
     """
-    from fedhet.experiment.code import Code
+    from fedhet.study.code import Code
 
     rows = []
     for cell in read.source.cells:

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError
-from fedhet.experiment.code import Code
-from fedhet.report import statistics
-from fedhet.report.results import Results
-from fedhet.report.study import FEWEST_TUNING_SEEDS
+from fedhet.runs.config.lines import key_of
+from fedhet.study.code import Code
+from fedhet.study.report import statistics
+from fedhet.study.report.compared import FEWEST_TUNING_SEEDS
+from fedhet.study.report.results import Results
 from papers.tables import HOME, markdown, replace
 
 CONF = HOME / "conf" / "experiment" / "helps"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 
-from fedhet.config.lines import by_key, value_of
 from fedhet.core.errors import ConfigError
-from fedhet.experiment.axes import SEED
-from fedhet.report.results import Results, results
-from fedhet.report.statistics import NOT_SHOWN
-from fedhet.report.study import FEWEST_TUNING_SEEDS
+from fedhet.runs.config.experiment_file import SEED
+from fedhet.runs.config.lines import by_key, value_of
+from fedhet.study.report.compared import FEWEST_TUNING_SEEDS
+from fedhet.study.report.results import Results, results
+from fedhet.study.report.statistics import NOT_SHOWN
 from papers import measures
 from papers.measures import EXACT, is_share
 from papers.paper import (

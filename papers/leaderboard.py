@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 
 from fedhet.core.check import counted
-from fedhet.experiment import cells, definition
-from fedhet.experiment.code import Code
-from fedhet.experiment.tuning import Space, at_the_edge
-from fedhet.record.summary import all_steps, own_models, own_score, validation_score
-from fedhet.report import statistics
-from fedhet.report.comparisons import hidden_by_mean
-from fedhet.report.document import FigureFile, joined
-from fedhet.report.figures import differences
-from fedhet.report.results import NOT_RUN, FoundRun, Results
+from fedhet.runs.record.summary import all_steps, own_models, own_score, validation_score
+from fedhet.study import cells, definition
+from fedhet.study.code import Code
+from fedhet.study.report import statistics
+from fedhet.study.report.comparisons import hidden_by_mean
+from fedhet.study.report.document import FigureFile, joined
+from fedhet.study.report.plots import differences
+from fedhet.study.report.results import NOT_RUN, FoundRun, Results
+from fedhet.study.tuning import Space, at_the_edge
 from papers import design
 from papers.tables import markdown
 

@@ -14,7 +14,7 @@ from statistics import mean, pstdev
 import numpy as np
 
 from fedhet.core.errors import ConfigError
-from fedhet.report.study import scores_of
+from fedhet.study.report.compared import scores_of
 from papers.runs import TRAIN, Point, ReproducedRun
 
 FLOAT = 4  # bytes of a number that is sent

@@ -28,10 +28,10 @@ from typing import Any
 
 import yaml
 
-from fedhet.config import catalogue
-from fedhet.config.lines import key_of
 from fedhet.core.check import did_you_mean, one_of
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import catalogue
+from fedhet.runs.config.lines import key_of
 
 Labels = dict[str, str]  # axis -> the label of a value
 GROUP = "experiment"
@@ -173,7 +173,9 @@ def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[s
     Raises:
         ConfigError: naming the axis that a figure leaves open.
     """
-    from fedhet.experiment.axes import SEED  # it loads hydra, which a list does not need
+    from fedhet.runs.config.experiment_file import (
+        SEED,  # it loads hydra, which a list does not need
+    )
 
     several = [axis for axis, values in labels.items() if len(values) > 1]
     for figure in paper.figures:

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from fedhet.report.document import FigureFile
-from fedhet.report.figures import (
+from fedhet.study.report.document import FigureFile
+from fedhet.study.report.plots import (
     COLORS,
     add_legend,
     draw_curves,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fedhet.record.files import read_tensors
-from fedhet.report.results import DIVERGED, FoundRun, Results
+from fedhet.data.storage import read_tensors
+from fedhet.study.report.results import DIVERGED, FoundRun, Results
 
 if TYPE_CHECKING:
     from fedhet.core.trees import Tree

@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 
 from fedhet.core.check import counted
-from fedhet.record.files import as_csv, write_text
-from fedhet.report.document import escaped
-from fedhet.report.folders import refuse_links
+from fedhet.data.storage import as_csv, write_text
+from fedhet.study.report.document import escaped
+from fedhet.study.report.places import refuse_links
 from papers.judge import Comparison, Row, decided
 from papers.measures import in_words, is_share
 from papers.paper import Paper

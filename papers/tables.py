@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import definition
-from fedhet.report.results import Results
+from fedhet.runs.config.lines import key_of
+from fedhet.study import definition
+from fedhet.study.report.results import Results
 
 HOME = Path(__file__).resolve().parent
 RESULTS = HOME / "results"

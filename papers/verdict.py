@@ -10,7 +10,7 @@ enough.
 
 Direction. The difference between a method and its host, or between two settings of which the paper
 says that one is better, is taken seed by seed. All such comparisons of one reproduction at one
-scale are a family, and a difference is shown as fedhet.report.statistics says: by Wilcoxon's
+scale are a family, and a difference is shown as fedhet.study.report.statistics says: by Wilcoxon's
 signed-rank test with Holm's correction. It is then the paper's direction or the opposite one. A
 comparison is not tested if it has fewer seeds than its family needs, or if the tuned values of the
 two differ and fewer than five seeds chose them.
@@ -41,7 +41,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED, SHOWN, decide, wilcoxon
+from fedhet.study.report.statistics import NOT_SHOWN, NOT_TESTED, SHOWN, decide, wilcoxon
 
 REPRODUCED = "reproduced"
 DIRECTION_ONLY = "direction only"

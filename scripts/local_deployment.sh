@@ -103,9 +103,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from fedhet import config
+from fedhet.runs import config
 from fedhet.core.errors import ConfigError
-from fedhet.process import direct_loopback
+from fedhet.runs.process import direct_loopback
 
 
 def quoted(text):

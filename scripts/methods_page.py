@@ -23,8 +23,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
 
-from fedhet.cli import compatibility  # noqa: E402
-from fedhet.config import catalogue  # noqa: E402
+from fedhet.runs.cli import combinations as compatibility  # noqa: E402
+from fedhet.runs.config import catalogue  # noqa: E402
 
 NOTES = ROOT / "docs" / "methods"
 FIVE = ("fednorm", "fedlex", "fedgmm", "fedsa", "feddisk", "feddiskab")  # of the five papers

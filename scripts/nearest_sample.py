@@ -33,20 +33,20 @@ from torch.nn.functional import normalize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
-from fedhet import config
-from fedhet.cli.errors import report_error
 from fedhet.core.client.client import FedClient
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import locate
 from fedhet.core.task import Samples
-from fedhet.job import Job
 from fedhet.methods.feddisk import SLOT, densities
 from fedhet.methods.fedgmm.mixtures import MIXTURES
-from fedhet.privacy.account import Account
-from fedhet.process import pinned_threads
-from fedhet.stores import MemoryStore
+from fedhet.runs import config
+from fedhet.runs.cli.exits import report_error
+from fedhet.runs.job import Job
+from fedhet.runs.privacy.account import Account
+from fedhet.runs.process import pinned_threads
+from fedhet.runs.stores import MemoryStore
 
 COUNTS, PROTOTYPES, Z = "fedgen.counts", "fedpcl.prototypes", "fednorm.z"
 TOLERANCE = 1e-3

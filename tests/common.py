@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import pytest
 from composing import composed
 
-from fedhet.config import pieces
+from fedhet.runs.config import pieces
 
 if TYPE_CHECKING:
     from fedhet.core.task import Task
-    from fedhet.record.results import Run
+    from fedhet.runs.record.outcome import Run
     from fedhet.testing import Federation
 
 # What runs import when they first need it. Here it belongs to no single test.
 LATE = ("torch._dynamo", "sklearn.mixture", "matplotlib.pyplot", "pyarrow.dataset", "flwr.server")
 LATE += ("sklearn.datasets", "sklearn.model_selection", "pyarrow.parquet", "hydra.core.utils")
-LATE += ("fedhet.job", "fedhet.report.results")
+LATE += ("fedhet.engines.dispatch", "fedhet.study.report.results")
 # Before torch is imported, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background job ignores interrupts, and so would the processes that tests interrupt.
@@ -43,7 +43,7 @@ pieces.installed = lambda: tuple(one for one in _found() if one not in _on_this_
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     """Compute with one thread, as runs do, so that all results can be compared bit for bit."""
-    from fedhet.process import pin_threads
+    from fedhet.runs.process import pin_threads
 
     for name in LATE:
         importlib.import_module(name)
@@ -82,9 +82,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run
         run = launch("method=fedavg", "rounds=2", task=toy_task())
         assert run.summary["status"] == "ok"
     """
-    from fedhet.job import run_job
+    from fedhet.engines.dispatch import run_job
 
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     numbers = itertools.count()
 
     def run(*overrides: str, task: Task | None = None) -> Run:

@@ -9,9 +9,9 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.config import Config, catalogue, compose, composition, interpolations
-from fedhet.config.targets import check_targets
-from fedhet.config.validation import validate
+from fedhet.runs.config import Config, catalogue, compose, composition, interpolations
+from fedhet.runs.config.instantiation import check_targets
+from fedhet.runs.config.validation import validate
 
 
 def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[tuple[str, ...]]:

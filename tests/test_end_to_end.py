@@ -108,7 +108,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_run_goes_on_to_the_same_end(here: fedhet.Run, killed: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedhet.record.figures.draw", lambda *args: [])
+        patch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
         run = fedhet.run([f"resume={killed}"])
     check_equal(here, run, "killed", ignored=["config.yaml"])
 

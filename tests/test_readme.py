@@ -13,9 +13,10 @@ import pytest
 from composing import check_overrides
 
 import fedhet
-from fedhet import config
-from fedhet.cli.commands import commands as known_commands
+from fedhet.__main__ import COMMANDS
 from fedhet.data.toy import toy_task
+from fedhet.runs import config
+from fedhet.runs.cli.commands import commands as known_commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -90,7 +91,7 @@ def test_the_printed_commands_are_shell() -> None:
 
 def is_other(words: list[str]) -> bool:
     """Whether these arguments of `python -m fedhet` start no run."""
-    is_command = bool(words) and words[0] in known_commands()
+    is_command = bool(words) and words[0] in known_commands(COMMANDS)
     return is_command or any(word.startswith("--") for word in words)
 
 

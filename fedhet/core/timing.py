@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 
 class Share:
-    """The seconds that one of several runs in this process has taken (fedhet/fused).
+    """The seconds that one of several runs in this process has taken (fedhet/engines/fused).
 
     They are its own, and its share of what was done for several at once.
     """

@@ -117,7 +117,7 @@ class Workspace:
         elif noise:
             raise ConfigError(
                 f"privacy.noise={noise.multiplier:g} without an account of it: the workspace needs"
-                " release=fedhet.privacy.account.release"
+                " release=fedhet.runs.privacy.account.release"
             )
         self.min_count = min_count
         self.limits = limits

@@ -1,1 +1,4 @@
-"""Datasets, partitions, and the clients' data that they determine."""
+"""Datasets, partitions, and the clients' data that they determine.
+
+It may import core.
+"""

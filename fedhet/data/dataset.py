@@ -40,7 +40,7 @@ class Dataset:
         classes: the names of the classes or labels; empty for numbers.
         mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
             of them. "auto": still to be measured, on the clients' training samples, which takes a
-            partition (`fedhet.data.federation.RunData`). "own": each client normalises its table by
+            partition (`fedhet.runs.run_data.RunData`). "own": each client normalises its table by
             the statistics of its own training part. Not used for text.
         owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
             0 .. len(owner_names) - 1; None where the data do not name owners. The partition

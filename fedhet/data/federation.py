@@ -5,34 +5,26 @@ A client's samples are copied from the one dataset when they are accessed.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.objects import are_pixels
 from fedhet.core.streams import generator
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
-from fedhet.data.array_cache import Arrays, cached_arrays
-from fedhet.data.arrays import listed
-from fedhet.data.dataset import AUTO, OWN, Dataset
-from fedhet.data.moments import Own, moments
-from fedhet.data.partition import Partition, Scheme, check_split, labels_digest
+from fedhet.data.dataset import OWN, Dataset
+from fedhet.data.moments import Own
+from fedhet.data.partition import Partition, check_split
 
-log = logging.getLogger("fedhet.data")
 PADDING = 4  # pixels around an image, of which a crop is taken
 
 
@@ -266,187 +258,6 @@ def augmentation(dataset: Dataset) -> CropFlip | None:
 
 
 # ---- the data of a configuration
-@dataclass(frozen=True)
-class RunData:
-    """The data of a run, which `dataset`, `partition` and `seed` of `cfg` determine.
-
-    The mean and std of `dataset` are numbers here: `of` has replaced `auto` by what it measured on
-    the clients' training samples.
-    """
-
-    cfg: DictConfig
-    scheme: Scheme
-    dataset: Dataset
-    partition: Partition
-    example: ClassVar[None] = None  # the data themselves are here
-
-    @classmethod
-    def of(cls, cfg: DictConfig) -> RunData:
-        """Load the dataset of a configuration and assign its samples to clients."""
-        # The scheme first: a setting that is out of range is reported before any data are read.
-        scheme: Scheme = instantiate(cfg.partition)
-        dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(
-                "dataset=local: the sites' data are their own, and there is no partition of them to"
-                " describe, save or export"
-            )
-        if scheme.by_class and dataset.target not in WITH_CLASSES:
-            raise ConfigError(
-                f"partition={scheme.name} divides the samples by their class, and"
-                f" dataset.target={dataset.target} has none; choose from: iid, quantity, natural,"
-                " noise, saved"
-            )
-        if scheme.pool_test:
-            dataset = dataset.pooled()
-            if scheme.split[2] == 0:
-                log.warning(
-                    "partition.pool_test=true with partition.split=%s: there is neither a global"
-                    " test set nor a client's own",
-                    list(scheme.split),
-                )
-        labels = dataset.y.numpy()
-        partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
-        data = cls(cfg, scheme, dataset, partition)
-        data._warn_of_left_out()
-        data = replace(data, dataset=data._measured())
-        return replace(data, dataset=data._tested())
-
-    @cached_property
-    def clients(self) -> FederatedData:
-        """The clients' data."""
-        return FederatedData(
-            self.dataset, self.partition, self.scheme.split, self.cfg.seed, self.scheme.noise
-        )
-
-    def _warn_of_left_out(self) -> None:
-        """Say how many samples, and which classes, are at no client."""
-        dataset = self.dataset
-        if sum(map(len, self.partition.indices)) == len(dataset.y):  # nobody shares a sample
-            return
-        left_out = np.ones(len(dataset.y), bool)
-        left_out[np.concatenate(self.partition.indices)] = False
-        missing: list[str] = []
-        if dataset.target in WITH_CLASSES:
-            at_clients, at_all = (
-                np.bincount(dataset.y.numpy()[rows], minlength=len(dataset.classes)) > 0
-                for rows in (~left_out, slice(None))
-            )
-            missing = [dataset.classes[c] for c in np.flatnonzero(at_all & ~at_clients)]
-        tested = [] if dataset.test is None else dataset.test.y.unique().tolist()
-        names = [name for name in missing if dataset.classes.index(name) in tested]
-        where = f"; the global test set has {'them' if names == missing else listed(names)}"
-        log.log(
-            logging.WARNING if missing else logging.INFO,
-            "partition=%s gives %d of %d samples to no client%s",
-            *(self.partition.name, left_out.sum(), len(left_out)),
-            f", and no client has the classes {listed(missing)}{where if names else ''}"
-            if missing
-            else "",
-        )
-
-    def _measured(self) -> Dataset:
-        """The dataset with numbers in the place of `auto`.
-
-        They are cached, because in a deployment every message is handled by a new process.
-        """
-        dataset = self.dataset
-        found: dict[str, Any] = {}
-        for part, prefix in {"x": "", "y": "target_"}.items():
-            auto = [name for name in ("mean", "std") if getattr(dataset, prefix + name) == AUTO]
-            if not auto or (prefix and dataset.target != "number"):
-                continue
-            key = {
-                "moments": dataset.source,
-                "partition": self.partition.hash,
-                "split": self.scheme.split,
-                "noise": self.scheme.noise,
-                "seed": self.cfg.seed,
-                "numpy": np.__version__,  # its random streams, and the order of its sums
-                **({"of": "targets"} if prefix else {}),
-            }
-            measure = partial(self._moments, part)
-            arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
-            measured = {prefix + name: arrays[name].tolist() for name in auto}
-            log.info(
-                "%s: auto is measured on the clients' %d training samples: %s",
-                dataset.name,
-                sum(self.clients.sizes),
-                ", ".join(f"{name} {values}" for name, values in measured.items()),
-            )
-            found |= measured
-        return replace(dataset, **found)
-
-    def _moments(self, part: str) -> Arrays:
-        return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
-
-    def _tested(self) -> Dataset:
-        """The dataset with each sample of the global test set made ready as its owner's are.
-
-        Raises:
-            ConfigError: `dataset.mean=own`, and a sample has no owner among the clients.
-        """
-        dataset = self.dataset
-        if dataset.test is None or not dataset.by_client:
-            return dataset
-        x = dataset.test.x.clone()
-        named = np.full(len(x), "") if dataset.test_owners is None else dataset.test_owners
-        for pid, owner in enumerate(self.partition.owners):
-            if (rows := named == owner).any():
-                x[rows] = self.clients.own(pid)(x[rows])
-        if (others := ~np.isin(named, self.partition.owners)).any():
-            x[others] = Own.unknown(dataset)(x[others])
-        return replace(dataset, test=Samples(x, dataset.test.y))
-
-    def _own(self) -> dict[str, Any]:
-        """What each client takes of its own training part, where any does."""
-        if not self.dataset.by_client:
-            return {}
-        sizes = enumerate(self.clients.sizes)
-        return {str(pid): self.clients.own(pid).record for pid, size in sizes if size}
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits of the labels and of who has which samples.
-
-        Measured statistics are not part of it: their last bits may differ between processors.
-        """
-        dataset = self.dataset
-        kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
-        labels = labels_digest(dataset.y.numpy())
-        content = json.dumps([self.partition.hash, labels, *kind])
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-    def partition_record(self) -> dict[str, Any]:
-        """The content of partition.json: the partition, its settings, and its statistics.
-
-        `partition=saved` reads it.
-        """
-        dataset = self.dataset
-        settings: Any = OmegaConf.to_container(self.cfg.partition)
-        del settings["_target_"]
-        return {
-            "name": self.partition.name,
-            "clients": len(self.partition.indices),
-            "hash": self.partition.hash,
-            "settings": {
-                **settings,
-                "split": list(self.scheme.split),
-                "noise": self.scheme.noise,
-                "pool_test": self.scheme.pool_test,
-            },
-            "seed": self.cfg.seed,
-            "samples": len(dataset.y),
-            "labels": labels_digest(dataset.y.numpy()),
-            **described(dataset),
-            "own": self._own(),
-            "owners": list(self.partition.owners),
-            "train_sizes": self.clients.sizes,
-            "counts": class_counts(dataset, self.partition).tolist(),
-            "indices": [indices.tolist() for indices in self.partition.indices],
-        }
-
-
 def described(dataset: Dataset) -> dict[str, Any]:
     """What partition.json says about the samples, from which a model can be built and used."""
     normalize = transform(dataset)

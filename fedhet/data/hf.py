@@ -16,8 +16,8 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, assemble
-from fedhet.data.cells import Cells
 from fedhet.data.dataset import REFUSE, Dataset
+from fedhet.data.encoding import Cells
 from fedhet.data.files import find_path, permitted
 from fedhet.data.images import decoder, read_images
 from fedhet.data.tables import Columns, check_columns, known_owner
@@ -71,7 +71,7 @@ def hf(
         classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
             dataset gives.
         size: resizes images to (size, size).
-        categories, missing: of a table, see `fedhet.data.cells.Cells`.
+        categories, missing: of a table, see `fedhet.data.encoding.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:

@@ -14,7 +14,7 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, check_rows
 from fedhet.data.dataset import Dataset
 from fedhet.data.files import find_folder
-from fedhet.record.schema import read_object
+from fedhet.data.forms import read_object
 
 log = logging.getLogger("fedhet.data")
 

@@ -21,8 +21,8 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
 from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.files import cache_root, permitted
-from fedhet.record.files import write_json
-from fedhet.record.schema import read_object
+from fedhet.data.forms import read_object
+from fedhet.data.storage import write_json
 
 log = logging.getLogger("fedhet.data")
 

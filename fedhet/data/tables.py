@@ -32,8 +32,8 @@ from fedhet.data.arrays import (
     dataset_arrays,
     plain,
 )
-from fedhet.data.cells import Cells
 from fedhet.data.dataset import CHOICES, REFUSE, Dataset
+from fedhet.data.encoding import Cells
 from fedhet.data.files import check_memory, find_file
 from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.tokens import Texts
@@ -89,7 +89,7 @@ def table(
         text, tokenizer, max_length: a column of texts in place of the features; see
             `fedhet.data.tokens.Texts`.
         test_fraction, features, label, target, owner, classes: see `Columns`.
-        categories, missing: see `fedhet.data.cells.Cells`.
+        categories, missing: see `fedhet.data.encoding.Cells`.
         read: how csv files are written, see `fedhet.data.frames.CsvFormat`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
@@ -377,7 +377,7 @@ def npz(
         vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`; None also stands for
             arrays of these names in the file. Without either, a text has the tokens that occur, or
             those that may be the next one, and no padding.
-        missing: what becomes of the NaN of a table, see `fedhet.data.cells.Cells`.
+        missing: what becomes of the NaN of a table, see `fedhet.data.encoding.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`; "auto"
             also stands for arrays of these names in the file.
 
@@ -440,7 +440,7 @@ def array_samples(
         path, arrays: the file, and what it has.
         x, y, owner: the names of the arrays.
         text: whether x are token numbers.
-        missing: what becomes of NaN in a table, see `fedhet.data.cells.Cells`.
+        missing: what becomes of NaN in a table, see `fedhet.data.encoding.Cells`.
     """
     source, cells = f"{path}, array {x!r}", Cells(missing=missing)
     if text:

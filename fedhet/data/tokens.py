@@ -14,7 +14,7 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.files import check_memory, permitted, roots
-from fedhet.record.schema import read_object
+from fedhet.data.forms import read_object
 
 if TYPE_CHECKING:
     import tokenizers

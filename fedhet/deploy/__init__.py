@@ -1,4 +1,7 @@
-"""`python -m fedhet deploy`: the files of a deployment, checks of them, and who is online."""
+"""`python -m fedhet deploy`: the files of a deployment, checks of them, and who is online.
+
+It may import core, data, flower and runs.
+"""
 
 from __future__ import annotations
 
@@ -16,5 +19,5 @@ def main(argv: Sequence[str]) -> int:
         # These run for months and need no torch, which the other commands import.
         import_module(f"fedhet.deploy.{argv[0]}").main(argv[1:])
         return 0
-    code: int = import_module("fedhet.deploy.__main__").main(argv)
+    code: int = import_module("fedhet.deploy.subcommands").main(argv)
     return code

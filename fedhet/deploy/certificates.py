@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.record.files import written
+from fedhet.data.storage import written
 
 CA_DAYS = 3650
 SERVER_DAYS = 365

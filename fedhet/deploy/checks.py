@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.data.forms import read_object
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, ServerFolder, SiteFolder, split_address, versions
-from fedhet.record.schema import read_object
 
 RENEWAL = timedelta(days=14)  # before its end a certificate is reported
 # Flower refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;

@@ -14,15 +14,15 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedhet.commands import flower_environment
 from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST
 from fedhet.data.frames import CsvFormat
+from fedhet.data.storage import write_text
 from fedhet.deploy.certificates import check_host
-from fedhet.process import direct_loopback
-from fedhet.record.files import write_text
+from fedhet.runs.flower_commands import flower_environment
+from fedhet.runs.process import direct_loopback
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.forms import read_object
+from fedhet.data.storage import unwritable, write_json, write_text
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
-from fedhet.record.files import unwritable, write_json, write_text
-from fedhet.record.schema import read_object
-from fedhet.templates import filled
+from fedhet.runs.templates import filled
 
 TEMPLATES = Path(__file__).with_name("templates.yaml")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)

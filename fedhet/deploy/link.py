@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.engines.guard import guard_children
+from fedhet.data.storage import unwritable
 from fedhet.flower import private
-from fedhet.record.files import unwritable
+from fedhet.runs.guard import guard_children
 
 
 def main(options: Sequence[str]) -> None:

@@ -3,8 +3,8 @@
 All options, checks and messages are those of flower-supernode. Flower's loop looks for a message
 every 3 s and for a reply every .5 s; here the pauses are a tenth and a fiftieth of the time that it
 has waited, and never longer than Flower's. Its SuperExec starts a process for each message; here
-the messages of a run have one process (client.py), which loads code and data once, and unpacks no
-app but the one that the site executes.
+the messages of a run have one process (app_process.py), which loads code and data once, and unpacks
+no app but the one that the site executes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fedhet.cli.errors import Parser
 from fedhet.core.errors import RunFailed
 from fedhet.deploy.folders import ALLOWED, ANY, check_code
 from fedhet.flower import private
-from fedhet.process import end_with_parent
+from fedhet.runs.cli.exits import Parser
+from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("flwr")
-CLIENT = Path(__file__).with_name("client.py")
+CLIENT = Path(__file__).with_name("app_process.py")
 PAUSES = {3.0: 0.1, 0.5: 0.02}  # Flower's pause -> its share here of the time waited, 1 s at least
 MOST_RUNS = 2  # that have a process
 IDLE_SECONDS = 900.0  # without a message, after which processes end and give their memory back

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhet import config
 from fedhet.core.errors import ConfigError
-from fedhet.data.federation import RunData
 from fedhet.data.files import confined
-from fedhet.data.local.data import declaration, is_local, test_set
 from fedhet.data.local.description import SiteDescription
 from fedhet.deploy.folders import SiteFolder
 from fedhet.flower.sites import OwnData, SiteClient
-from fedhet.stores import MemoryStore
+from fedhet.runs import config
+from fedhet.runs.local_data import declaration, is_local, test_set
+from fedhet.runs.run_data import RunData
+from fedhet.runs.stores import MemoryStore
 
 
 def compared(place: SiteFolder, overrides: Sequence[str]) -> str:

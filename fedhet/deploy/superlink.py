@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedhet import commands
 from fedhet.core.errors import ConfigError, RunFailed, printed
+from fedhet.data.forms import read_object
+from fedhet.data.storage import write_json
 from fedhet.deploy.folders import CONNECTION
 from fedhet.deploy.kit import read_record
-from fedhet.record.files import write_json
-from fedhet.record.schema import read_object
+from fedhet.runs import flower_commands
 
 MOST_RUNS = 5  # in a status
 # What is large and in no app.
@@ -58,7 +58,7 @@ def digest(app: Path) -> str:
                 # `flwr run` takes folders of any name, `flwr build` only those of such a name.
                 copied = shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED)
                 folder = Path(copied)
-            commands.flwr(home, "build", "--app", str(folder), cwd=home)
+            flower_commands.flwr(home, "build", "--app", str(folder), cwd=home)
         except (RunFailed, OSError) as error:
             raise ConfigError(f"{app} cannot be packed as an app of Flower: {error}") from error
         (archive,) = home.glob("*.fab")
@@ -78,7 +78,7 @@ def nodes(home: Path) -> list[Node]:
             row.get("status", ""),
             row.get(since.get(row.get("status", ""), "created-at"), ""),
         )
-        for row in commands.listed(home, "nodes", "supernode", "ls", CONNECTION)
+        for row in flower_commands.listed(home, "nodes", "supernode", "ls", CONNECTION)
         if row.get("status") != "unregistered"
     ]
 
@@ -95,7 +95,7 @@ def register(out: Path) -> dict[str, str]:
     new = [site for site in sites if ids.get(site) not in known]
     for site in new:
         key = str((home / "keys" / f"{site}.pub").absolute())
-        answer = commands.flwr(
+        answer = flower_commands.flwr(
             home, "supernode", "register", key, CONNECTION, "--name", site, "--format", "json"
         )
         found = re.search(r'"node-id": *"?(\d+)', answer)
@@ -118,7 +118,7 @@ def revoke(out: Path, site: str) -> None:
     home, ids = out / "operator", read_ids(out)
     number = ids.pop(site, None)
     if number in {node.id for node in nodes(home)}:
-        commands.flwr(home, "supernode", "unregister", str(number), CONNECTION)
+        flower_commands.flwr(home, "supernode", "unregister", str(number), CONNECTION)
     write_json(home / "nodes.json", ids)
 
 
@@ -154,14 +154,14 @@ def status(out: Path) -> tuple[list[Row], list[Row]]:
     ]
     everyone = [*known, *(("(unknown)", node) for node in found.values())]
     runs = []
-    for row in commands.listed(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
+    for row in flower_commands.listed(home, "runs", "ls", CONNECTION)[:MOST_RUNS]:
         state, number = row.get("status", ""), row.get("run-id", "")
         times = ("finished-at", "running-at", "starting-at", "pending-at")
         since = next((row[key] for key in times if row.get(key, "N/A") != "N/A"), "")
         details = row.get("status-details", "N/A").replace("N/A", "")
         step = ""
         if state == "running" and number.isdecimal():
-            logged = commands.flwr(home, "log", number, CONNECTION, "--show")
+            logged = flower_commands.flwr(home, "log", number, CONNECTION, "--show")
             step = ["no step yet", *_STEP.findall(logged)][-1]
         runs.append((number, f"{state} {details}".strip(), step, since))
     return [(site, node.status, node.since, node.id) for site, node in everyone], runs

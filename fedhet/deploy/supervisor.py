@@ -20,12 +20,12 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 
-from fedhet.commands import BIN
 from fedhet.core.errors import RunFailed
+from fedhet.data.storage import write_text
 from fedhet.deploy import checks, folders, superlink
 from fedhet.deploy.folders import ServerFolder, SiteFolder
-from fedhet.process import end_with_parent
-from fedhet.record.files import write_text
+from fedhet.runs.flower_commands import BIN
+from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("fedhet.deploy")
 EVERY = 60.0  # seconds between two looks

@@ -23,22 +23,22 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.commands import BIN, flower_environment, listed
-from fedhet.config import pieces
-from fedhet.config.catalogue import CONF
-from fedhet.config.interpolations import RUN_DIR, literal
-from fedhet.config.resuming import RESUME
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
-from fedhet.engines.guard import TemporaryFolder
-from fedhet.handover import delivery
-from fedhet.record.files import LastingJson
-from fedhet.record.lock import Lock
-from fedhet.record.run_folder import RUNNING
-from fedhet.record.schema import read_or_empty
-from fedhet.record.start import check_run
+from fedhet.data.storage import LastingJson
+from fedhet.runs import delivery
+from fedhet.runs.config import pieces
+from fedhet.runs.config.catalogue import CONF
+from fedhet.runs.config.interpolations import RUN_DIR, literal
+from fedhet.runs.config.resuming import RESUME
+from fedhet.runs.flower_commands import BIN, flower_environment, listed
+from fedhet.runs.guard import TemporaryFolder
+from fedhet.runs.record.lock import Lock
+from fedhet.runs.record.run_folder import RUNNING
+from fedhet.runs.record.schema import read_or_empty
+from fedhet.runs.record.start import check_run
 
 if TYPE_CHECKING:
-    from fedhet.job import Job
+    from fedhet.runs.job import Job
 
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder

@@ -23,7 +23,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
 from fedhet.engines.shared import Reader, Writer
-from fedhet.process import (
+from fedhet.runs.process import (
     SIGNALS,
     TOGETHER_SECONDS,
     end_with_parent,
@@ -31,10 +31,10 @@ from fedhet.process import (
     signals_deferred,
     thread_names,
 )
-from fedhet.stores import DiskStore
+from fedhet.runs.stores import DiskStore
 
 if TYPE_CHECKING:
-    from fedhet.job import Job
+    from fedhet.runs.job import Job
 
 log = logging.getLogger("fedhet")
 END_SECONDS = 3.0  # how long the workers may take to end before they are killed

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from fedhet.config import Config
-from fedhet.config.catalogue import CONF
-from fedhet.config.settings import Engine
-from fedhet.config.targets import trusted
 from fedhet.core.errors import ConfigError, RunFailed, printed
 from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.trees import Tree
-from fedhet.engines.guard import TemporaryFolder
 from fedhet.engines.pool import Pool
-from fedhet.process import SIGNALS
-from fedhet.stores import MemoryStore
+from fedhet.runs.config import Config
+from fedhet.runs.config.catalogue import CONF
+from fedhet.runs.config.instantiation import trusted
+from fedhet.runs.config.settings import Engine
+from fedhet.runs.guard import TemporaryFolder
+from fedhet.runs.process import SIGNALS
+from fedhet.runs.stores import MemoryStore
 
 if TYPE_CHECKING:
-    from fedhet.job import Job
+    from fedhet.runs.job import Job
 
 SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore them
 INTERRUPTED = 130  # exit code
@@ -59,7 +59,7 @@ def run(job: Job) -> Path:
         RunFailed: Ray did not start, a client failed and on_failure is "stop", or no client
             succeeded.
     """
-    from fedhet.job import begin
+    from fedhet.runs.job import begin
 
     engine = job.config.run.engine
     needs = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
@@ -238,8 +238,8 @@ class RayClients:
 
     @cached_property
     def _job(self) -> Job:
-        from fedhet.job import Job
-        from fedhet.process import pin_threads
+        from fedhet.runs.job import Job
+        from fedhet.runs.process import pin_threads
 
         content = json.loads(self._settings)
         cfg = OmegaConf.create(content["cfg"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core.messages import Broadcast, Upload
-from fedhet.record.files import unwritable
+from fedhet.data.storage import unwritable
 
 ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines
 SMALLEST = 2**20  # bytes of a file

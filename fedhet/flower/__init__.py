@@ -12,6 +12,8 @@ In one with `ServerApp(server_fn=...)` and `ClientApp(client_fn=...)`:
     app = fedhet.flower.client_app("scaffold", task, plugins=["fednorm"])
 
 docs/flower.md has both.
+
+It may import core, data and runs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.task import Task
-    from fedhet.flower.owner import OwnLoop
+    from fedhet.flower.own_loop import OwnLoop
     from fedhet.flower.serverapp import Strategy
 
 __all__ = ["Strategy", "client_app", "evaluate", "strategy", "train"]
@@ -109,7 +111,7 @@ def strategy(
     """
     from fedhet.flower.adapter import StrategyAdapter
     from fedhet.flower.tasks import job_of, lines_of
-    from fedhet.privacy.account import Account
+    from fedhet.runs.privacy.account import Account
 
     job = job_of(lines_of(method, plugins, overrides), task)
     noise = job.workspace.noise
@@ -140,7 +142,7 @@ def client_app(
 
     from fedhet.flower.clientapp import client_at
     from fedhet.flower.tasks import lines_of
-    from fedhet.stores import ContextStore
+    from fedhet.runs.stores import ContextStore
 
     lines = lines_of(method, plugins, overrides)
 

@@ -20,11 +20,6 @@ from flwr.client import NumPyClient
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import Grid
 
-from fedhet import config
-from fedhet.config import pieces
-from fedhet.config.interpolations import literal
-from fedhet.config.overrides import leaf_keys, parse
-from fedhet.config.resuming import RESUME, is_resumption
 from fedhet.core.client.state import Store
 from fedhet.core.errors import (
     SUBMITTED,
@@ -40,18 +35,22 @@ from fedhet.core.errors import (
 from fedhet.core.limits import Limits
 from fedhet.core.server.loop import Loop
 from fedhet.data.files import confined
-from fedhet.data.local.data import LocalData, is_local
-from fedhet.experiment import definition
+from fedhet.data.forms import has_form
 from fedhet.flower import wire
 from fedhet.flower.grid import ASKS, RAISED
 from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
-from fedhet.job import Job, begin, try_settings
-from fedhet.process import pin_threads
-from fedhet.record import terminal
-from fedhet.record.schema import has_form
+from fedhet.runs import config
+from fedhet.runs.config import experiment_file, pieces
+from fedhet.runs.config.interpolations import literal
+from fedhet.runs.config.overrides import leaf_keys, parse
+from fedhet.runs.config.resuming import RESUME, is_resumption
+from fedhet.runs.job import Job, begin, try_settings
+from fedhet.runs.local_data import LocalData, is_local
+from fedhet.runs.process import pin_threads
+from fedhet.runs.record import terminal
 
 log = logging.getLogger("fedhet")
 LONGEST_OVERRIDES = 100_000  # characters
@@ -284,7 +283,7 @@ def _server_settings(lines: tuple[str, ...], resumed: str) -> config.Config:
         )
     settings = composed(lines, partial(config.compose, sent=True))
     if SUBMITTED not in os.environ:  # engine=flwr submits the runs of an experiment one by one
-        definition.refuse(lines)
+        experiment_file.refuse(lines)
     if not resumed:
         return settings
     folder = str(Path(resumed).resolve())

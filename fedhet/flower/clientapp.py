@@ -16,9 +16,9 @@ from fedhet.core.task import Task
 from fedhet.flower import apps, wire
 from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
 from fedhet.flower.nodes import OWN_LOOP, place_of
-from fedhet.flower.owner import OwnersSite, OwnLoop, check_own_loop
+from fedhet.flower.own_loop import OwnersSite, OwnLoop, check_own_loop
 from fedhet.flower.tasks import job_of, told_of
-from fedhet.stores import store_at_site
+from fedhet.runs.stores import store_at_site
 
 
 def client_of(

@@ -28,16 +28,16 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
+from fedhet.flower.courier import FlowerCourier, message_of, read_message
 from fedhet.flower.grid import GridMembers, settings_records
 from fedhet.flower.nodes import Nodes, nodes_of
 from fedhet.flower.parcels import Parcels
-from fedhet.flower.server import FlowerCourier, message_of, read_message
 from fedhet.flower.tasks import job_of, lines_of
-from fedhet.job import Job, begin
-from fedhet.privacy import account
-from fedhet.process import pinned_threads
-from fedhet.record import terminal
-from fedhet.record.run_folder import Recorder
+from fedhet.runs.job import Job, begin
+from fedhet.runs.privacy import account
+from fedhet.runs.process import pinned_threads
+from fedhet.runs.record import terminal
+from fedhet.runs.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

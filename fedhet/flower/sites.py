@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from flwr.client import NumPyClient
 
-from fedhet.config import Config
 from fedhet.core.check import boolean
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
@@ -28,13 +27,14 @@ from fedhet.core.noise import allowed_here
 from fedhet.core.task import Samples
 from fedhet.data.files import confined
 from fedhet.data.frames import CsvFormat
-from fedhet.data.local.data import LocalData, declaration, is_local, own_parts
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, read_statistics
 from fedhet.data.local.reading import SiteFiles
 from fedhet.flower import wire
 from fedhet.flower.nodes import Members, Nodes
-from fedhet.job import Job
+from fedhet.runs.config import Config
+from fedhet.runs.job import Job
+from fedhet.runs.local_data import LocalData, declaration, is_local, own_parts
 
 log = logging.getLogger("fedhet")
 DESCRIPTION_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte

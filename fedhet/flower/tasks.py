@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedhet import config
-from fedhet.config.lines import key_of
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.task import PARTS, Task
-from fedhet.data.given import check_settings, check_task
 from fedhet.flower.nodes import PLACE
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.config.lines import key_of
+from fedhet.runs.given import check_settings, check_task
+from fedhet.runs.job import Job
 
 
 def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:

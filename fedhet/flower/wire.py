@@ -52,8 +52,8 @@ from fedhet.core.messages import (
     check_extras,
 )
 from fedhet.core.trees import AnyTree, Tree
-from fedhet.process import exit_after
-from fedhet.record.schema import has_form
+from fedhet.data.forms import has_form
+from fedhet.runs.process import exit_after
 
 log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhet.config.targets import instantiate
 from fedhet.core import streams
 from fedhet.core.check import installed
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.dataset import Dataset
+from fedhet.data.storage import written
 from fedhet.handover.served import Described, Served, add_arguments, opened
-from fedhet.record.files import written
+from fedhet.runs.config.instantiation import instantiate
 
 FORMATS = ("onnx", "pt2")
 _BATCHES = (1, 2, 7)  # the sizes of the batches on which a file is compared

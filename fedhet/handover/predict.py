@@ -15,14 +15,15 @@ from torch import Tensor
 from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.core.objects import are_pixels
 from fedhet.data.arrays import first_row
-from fedhet.data.cells import Cells
 from fedhet.data.dataset import MEDIAN, REFUSE
+from fedhet.data.encoding import Cells
 from fedhet.data.files import roots
 from fedhet.data.frames import SUFFIXES as TABLES
 from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.images import SUFFIXES as IMAGES
 from fedhet.data.images import is_image, log_unread, read_images, visible_files
 from fedhet.data.local.reading import declared_texts
+from fedhet.data.storage import as_csv, as_json, write_text
 from fedhet.data.tables import (
     DAMAGE,
     check_arrays,
@@ -32,7 +33,6 @@ from fedhet.data.tables import (
 )
 from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described, Served, add_arguments, opened
-from fedhet.record.files import as_csv, as_json, write_text
 
 if TYPE_CHECKING:
     import pandas

@@ -10,15 +10,15 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fedhet import api
 from fedhet.core import trees
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.core.objects import are_pixels
 from fedhet.core.targets import TARGETS
 from fedhet.data.dataset import MEDIAN, OWN
-from fedhet.record.files import read_tensors
-from fedhet.record.schema import read_config
+from fedhet.data.storage import read_tensors
+from fedhet.runs import loading
+from fedhet.runs.record.schema import read_config
 
 
 class Described:
@@ -64,7 +64,7 @@ class Described:
             DataError: a file in it is damaged.
         """
         summary, partition = (
-            api.read_json(folder, name) for name in ("summary.json", "partition.json")
+            loading.read_json(folder, name) for name in ("summary.json", "partition.json")
         )
         config = read_config(folder)
         if "task" in config:
@@ -169,8 +169,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--view",
         metavar="VIEW",
-        help=f"of the global model {', '.join(api.GLOBAL)}; with --client"
-        f" {', '.join(api.OWN)}; default: model, with --client personal",
+        help=f"of the global model {', '.join(loading.GLOBAL)}; with --client"
+        f" {', '.join(loading.OWN)}; default: model, with --client personal",
     )
     parser.add_argument(
         "--inputs-of",
@@ -213,10 +213,10 @@ def opened(
         )
     if view is None:
         view = "model" if client is None else "personal"
-    if client is None and view in set(api.OWN) - set(api.GLOBAL):
+    if client is None and view in set(loading.OWN) - set(loading.GLOBAL):
         raise ConfigError(f"--view {view} is a client's own model; name the client by --client N")
-    one_of("--view", view, api.GLOBAL if client is None else api.OWN)
-    model = api.load(folder, view, client=client)
+    one_of("--view", view, loading.GLOBAL if client is None else loading.OWN)
+    model = loading.load(folder, view, client=client)
     if client is None and view == "model":
         _check_weights(about)
     return about, Served(model, about, inputs_of).eval()
@@ -224,7 +224,7 @@ def opened(
 
 def _check_weights(about: Described) -> None:
     """Refuse final weights that are not those of which summary.json has the digest."""
-    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in api.OWN]
+    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in loading.OWN]
     digest = trees.sha256({file.stem: read_tensors(file) for file in files})
     if digest != about.summary.get("weights_sha256"):
         raise DataError(

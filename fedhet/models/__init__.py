@@ -2,6 +2,8 @@
 
 Importing this package does not import torchvision; the models that need it do so when they are
 built.
+
+It may import core and data.
 """
 
 from fedhet.models.base import Classifier

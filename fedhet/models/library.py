@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, MachineError, clean
 from fedhet.data.files import permitted
+from fedhet.data.storage import read_tensors
 from fedhet.models.base import Classifier, image_shape, trial_output
-from fedhet.record.files import read_tensors
 
 log = logging.getLogger("fedhet")
 

@@ -18,13 +18,15 @@
 
 `fedhet new` writes such a test, and fedhet's own tests use the same functions. `Federation`
 advances a method and its clients step by step, to compare a round with one computed by hand.
+
+It may import core, data, engines, flower and runs.
 """
 
 from fedhet.data.toy import toy_task
 from fedhet.testing.choices import check_choice
-from fedhet.testing.federation import Federation
 from fedhet.testing.resumed import check_equal, check_resume
-from fedhet.testing.runs import Apart, run_quietly, sha256, sha256_apart
+from fedhet.testing.stepwise import Federation
+from fedhet.testing.whole_runs import Apart, run_quietly, sha256, sha256_apart
 
 __all__ = [
     "Apart",

@@ -7,11 +7,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedhet import config
-from fedhet.config import catalogue
-from fedhet.config.targets import find_target
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.config import catalogue
+from fedhet.runs.config.instantiation import find_target
+from fedhet.runs.job import Job
 
 
 def check_choice(group: str, name: str) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedhet import config
-from fedhet.checkpoint import Checkpoints
 from fedhet.core.errors import RunFailed
 from fedhet.core.server.loop import Loop
 from fedhet.core.task import Task
-from fedhet.record.results import Run
-from fedhet.testing.runs import run_quietly
+from fedhet.runs import config
+from fedhet.runs.checkpoint import Checkpoints
+from fedhet.runs.record.outcome import Run
+from fedhet.testing.whole_runs import run_quietly
 
 RECORD = ("seconds", "memory", "run_dir", "experiment")
 ELSEWHERE = (

@@ -11,7 +11,7 @@ import torch
 from report.made_runs import make_experiment
 from safetensors.torch import save_file
 
-from fedhet.report.results import results
+from fedhet.study.report.results import results
 from papers.measures import value
 from papers.runs import runs_of
 

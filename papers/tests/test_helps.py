@@ -13,10 +13,10 @@ import yaml
 from report.made_runs import change, make_experiment
 from scipy import stats
 
-from fedhet.config.composition import compose
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition
-from fedhet.experiment.definition import Experiment
+from fedhet.runs.config.composition import compose
+from fedhet.study import cells, definition
+from fedhet.study.definition import Experiment
 from papers import helps
 from papers.__main__ import take_over
 from papers.tables import RESULTS

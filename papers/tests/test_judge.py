@@ -11,8 +11,8 @@ import pytest
 from report.made_runs import make_experiment
 
 from fedhet.core.errors import ConfigError, WriteError
-from fedhet.report.results import results
-from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED
+from fedhet.study.report.results import results
+from fedhet.study.report.statistics import NOT_SHOWN, NOT_TESTED
 from papers import table
 from papers.judge import Comparison, Row, compare, judge
 from papers.measures import check

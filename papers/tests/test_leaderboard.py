@@ -12,9 +12,9 @@ from report.made_runs import make_experiment
 from scipy import stats
 
 import fedhet
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
-from fedhet.report.results import Results, results
+from fedhet.study.report.results import Results, results
 from papers import leaderboard
 from papers.__main__ import take_over
 from papers.tables import RESULTS

@@ -12,7 +12,7 @@ import pytest
 from report.made_runs import change, make_experiment
 from safetensors.numpy import save_file
 
-from fedhet.report.results import results
+from fedhet.study.report.results import results
 from papers.measures import value
 from papers.runs import ReproducedRun, runs_of
 

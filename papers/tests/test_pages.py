@@ -11,9 +11,9 @@ import pytest
 from report.made_runs import make_experiment
 
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import definition
-from fedhet.experiment.estimate import in_words
-from fedhet.report.results import FoundRuns, Results
+from fedhet.study import definition
+from fedhet.study.estimate import in_words
+from fedhet.study.report.results import FoundRuns, Results
 from papers import __main__ as pages
 from papers.command import main
 from papers.judge import compare

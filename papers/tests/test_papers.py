@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.config import catalogue, composition
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition, tuning
-from fedhet.experiment.definition import Experiment
+from fedhet.runs.config import catalogue, composition
+from fedhet.study import cells, definition, tuning
+from fedhet.study.definition import Experiment
 from papers import measures
 from papers import paper as papers
 from papers.command import command_lines, list_text, main
@@ -141,7 +141,7 @@ def test_every_method_has_as_many_trials_as_its_host(names: list[str]) -> None:
 
 def test_the_list_needs_no_large_package(capsys: pytest.CaptureFixture[str]) -> None:
     code = (
-        "import sys; from fedhet.cli.main import main; main(['reproduce', '--list']);"
+        "import sys; from fedhet.__main__ import main; main(['reproduce', '--list']);"
         "sys.exit(bool({'torch', 'pandas', 'flwr', 'hydra'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

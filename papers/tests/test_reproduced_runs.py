@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from report.made_runs import make_experiment
 
-from fedhet.cli import launch
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.experiment import definition
-from fedhet.experiment import estimate as estimation
-from fedhet.experiment.cells import Cell
-from fedhet.experiment.definition import Experiment
-from fedhet.experiment.estimate import Cost
+from fedhet.study import definition, launch
+from fedhet.study import estimate as estimation
+from fedhet.study.cells import Cell
+from fedhet.study.definition import Experiment
+from fedhet.study.estimate import Cost
 from papers import table
 from papers.command import main
 from papers.paper import find

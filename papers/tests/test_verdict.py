@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedhet.report.statistics import NOT_SHOWN, NOT_TESTED
+from fedhet.study.report.statistics import NOT_SHOWN, NOT_TESTED
 from papers.verdict import (
     DIRECTION_ONLY,
     NOT_COMPARABLE,

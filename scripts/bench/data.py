@@ -35,8 +35,6 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from fedhet import config
-from fedhet.config.targets import instantiate
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.site import Fitted
 from fedhet.core.groups import LocalSettings
@@ -50,7 +48,9 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.federation import FederatedData, transform
 from fedhet.data.partition import Partition
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
-from fedhet.stores import MemoryStore
+from fedhet.runs import config
+from fedhet.runs.config.instantiation import instantiate
+from fedhet.runs.stores import MemoryStore
 
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)

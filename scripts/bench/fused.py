@@ -36,7 +36,7 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
 
     import fedhet
     from fedhet.core.targets import cross_entropy
-    from fedhet.fused.meeting import Meeting
+    from fedhet.engines.fused.meeting import Meeting
     from fedhet.models import MLP
 
     torch.set_num_threads(1)

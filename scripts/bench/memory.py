@@ -30,9 +30,9 @@ from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
 import fedhet
 
 # Everything that a run imports must be loaded before its memory is measured.
-import fedhet.engines.local
-import fedhet.job
-import fedhet.record.figures
+import fedhet.engines.in_process
+import fedhet.runs.job
+import fedhet.runs.record.figures
 from fedhet.data.toy import toy_task
 
 W1 = WORKLOADS["W1"]

@@ -18,10 +18,10 @@ import tables
 import tasks
 
 import fedhet
-from fedhet import config
-from fedhet.config.lines import key_of
-from fedhet.data.given import REPLACED
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.config.lines import key_of
+from fedhet.runs.given import REPLACED
+from fedhet.runs.job import Job
 
 Record = dict[str, Any]
 INFINITE = "NaN or infinite"

@@ -37,7 +37,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.config import pieces
+from fedhet.runs.config import pieces
 
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n(.*?)<!-- end figures -->", re.DOTALL)
 DIVERGED = "diverged"

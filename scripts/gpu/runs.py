@@ -27,9 +27,9 @@ from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
-from fedhet.fused.clients import FusedCourier
+from fedhet.engines.fused.clients import FusedCourier
 from fedhet.methods.fedavg import FedAvg
-from fedhet.stores import MemoryStore
+from fedhet.runs.stores import MemoryStore
 
 CONF = Path(__file__).parents[2] / "conf" / "method"
 SERVERS: dict[str, Callable[[], ServerOptimizer]] = {

@@ -3,8 +3,7 @@
     python scripts/size [--root ../another/checkout] [--json | --check]
 
 A step is taken without configuration, engine and records; a run is one without overrides. `--check`
-compares the statements of each package with budget.json; who raises a number there says why in the
-changelog.
+compares all statements with budget.json; who raises the number there says why in the changelog.
 """
 
 from __future__ import annotations

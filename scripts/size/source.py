@@ -50,11 +50,11 @@ def packages(root: Path) -> dict[str, Counter[str]]:
 
 
 def over_budget(counted: Mapping[str, Mapping[str, int]], budget: Mapping[str, int]) -> list[str]:
-    """Say which packages have more statements than budget.json allows them."""
+    """Say which of the budget's names, such as all, have more statements than it allows."""
     return [
-        f"{name} has {row['statements']:,} statements; budget.json allows {budget.get(name, 0):,}"
-        for name, row in counted.items()
-        if row["statements"] > budget.get(name, 0)
+        f"{name} has {counted[name]['statements']:,} statements; budget.json allows {allowed:,}"
+        for name, allowed in budget.items()
+        if counted[name]["statements"] > allowed
     ]
 
 

@@ -23,14 +23,14 @@ from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedhet import config
 from fedhet.core import trees
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
-from fedhet.engines import local
+from fedhet.engines import in_process
 from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.dispatch import run_job
 from fedhet.flower import wire
-from fedhet.job import run_job
+from fedhet.runs import config
 
 ATTACKER = 1
 LOSS = 0.1  # of accuracy, beyond which an attack has succeeded
@@ -297,7 +297,7 @@ def run(settings: config.Config, when: str, change: Change | None, number: int) 
 
 def method(name: str, replies: int) -> dict[str, Any]:
     """Attack a method with so many replies; this is the work of one process."""
-    vars(local)["LocalCourier"] = Attacked
+    vars(in_process)["LocalCourier"] = Attacked
     host, _, plugin = name.partition("+")
     settings = config.compose([*SETTINGS, f"method={host}", f"plugin=[{plugin}]", *RUNS[name]])
     honest, absent = (run(settings, when, None, 0)["accuracy"] for when in ("", "absent"))

@@ -15,10 +15,10 @@ import numpy as np
 import pieces
 from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
 
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.messages import Broadcast, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
-from fedhet.engines import local
+from fedhet.engines import in_process
 from fedhet.engines.pool import PoolCourier
 from fedhet.flower import wire
 
@@ -63,5 +63,5 @@ def _sent(msg: Broadcast, update: Upload) -> FitRes:
 
 
 if __name__ == "__main__":
-    vars(local)["PoolCourier"] = WiredCourier
+    vars(in_process)["PoolCourier"] = WiredCourier
     sys.exit(main())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fake_jobs import install_jobs
 
-from fedhet.config import Config, catalogue, composition
-from fedhet.config.bases import Bases
+from fedhet.runs.config import Config, catalogue, composition
+from fedhet.runs.config.bases import Bases
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bundle.py"
 

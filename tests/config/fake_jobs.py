@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedhet.config import Config
+from fedhet.runs.config import Config
 
 Job = Callable[[Config], Any]
 
@@ -30,9 +30,9 @@ def install_jobs(monkeypatch: pytest.MonkeyPatch, configs: list[Config], job: Jo
         summary = {"validation": settings.cfg.seed or None, "accuracy": {"last": -1}}
         return types.SimpleNamespace(summary=summary, dir=folder)
 
-    stub = types.ModuleType("fedhet.job")
+    stub = types.ModuleType("fedhet.engines.dispatch")
     stub.__dict__.update(run_job=run_job)
-    monkeypatch.setitem(sys.modules, "fedhet.job", stub)
+    monkeypatch.setitem(sys.modules, "fedhet.engines.dispatch", stub)
 
 
 def failing(error: BaseException, when: Callable[[Config], bool] = lambda settings: True) -> Job:

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import fedhet
-from fedhet.config import composition
-from fedhet.config.bases import Bases
+from fedhet.runs.config import composition
+from fedhet.runs.config.bases import Bases
 
 FEW = [
     ["client.lr=.3", "hydra.run.dir=here", "model={}", "hydra.sweep.subdir='a b'"],

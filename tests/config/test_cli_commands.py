@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.cli import main
-from fedhet.cli.commands import COMMANDS, Command
-from fedhet.config import Config
+from fedhet import __main__ as main
+from fedhet.__main__ import COMMANDS
+from fedhet.runs.cli.commands import Command
+from fedhet.runs.config import Config
 
 pytestmark = pytest.mark.usefixtures("own_process")
 ROOT = Path(__file__).parents[2]
@@ -44,15 +45,9 @@ def test_a_command_gets_its_own_arguments_and_sets_the_exit_code(
     assert jobs == []
 
 
-def test_data_is_python_m_fedhet_data(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedhet.data.__main__ import main as data_main
-
-    printed = []
-    for call, argv in ((main.main, ["data", "describe"]), (data_main, ["describe"])):
-        assert call([*argv, "partition.clients=3", "--out", "figures"]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-    assert "3 clients" in printed[0]
+def test_data_takes_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["data", "describe", "partition.clients=3", "--out", "figures"]) == 0
+    assert "3 clients" in capsys.readouterr().out
     assert main.main(["data", "describe", "partition.clients=0"]) == 2
     assert "partition.clients=0" in capsys.readouterr().err
 
@@ -88,7 +83,7 @@ def test_an_unknown_word_imports_neither_torch_nor_hydra() -> None:
     )
     imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
     assert process.returncode == 2
-    assert not {"torch", "flwr", "numpy", "hydra", "fedhet.data.__main__"} & imported
+    assert not {"torch", "flwr", "numpy", "hydra", "fedhet.runs.data_commands"} & imported
 
 
 @pytest.mark.parametrize("argv", [["seed=1", "data"], ["~seed"]])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.cli import main
-from fedhet.cli.commands import commands as known_commands
-from fedhet.cli.help import help_text, options_text
-from fedhet.config import Config, catalogue
+from fedhet import __main__ as main
+from fedhet.runs.cli.commands import commands as known_commands
+from fedhet.runs.cli.help import help_text, options_text
+from fedhet.runs.config import Config, catalogue
 
 pytestmark = pytest.mark.usefixtures("own_process")
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_help_imports_neither_torch_nor_hydra(option: str) -> None:
         cwd=ROOT,
     )
     imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
-    assert "fedhet.cli.main" in imported
+    assert "fedhet.runs.cli.help" in imported
     assert not {"torch", "flwr", "numpy", "hydra"} & imported
 
 
@@ -82,7 +82,7 @@ def test_help_names_every_choice_command_and_setting(capsys: pytest.CaptureFixtu
     words = set(out.replace("*", "").split())
     for group, choices in catalogue.groups().items():
         assert {group, *(catalogue.shown(group) if group == "experiment" else choices)} <= words
-    for name, command in known_commands().items():
+    for name, command in known_commands(main.COMMANDS).items():
         assert f" {name} {command.help}" in " ".join(out.split())
     for key in (
         "seed=0",
@@ -105,13 +105,15 @@ def test_experiments_that_only_fedhet_needs_are_not_offered(
     assert main.main(["--help", "experiment=smoke"]) == 0  # but still explained
     capsys.readouterr()
     assert main.main(["experiment=smoky"]) == 2
-    for text in (help_text(), options_text(["experiment"]), capsys.readouterr().err):
+    for text in (help_text(main.COMMANDS), options_text(["experiment"]), capsys.readouterr().err):
         words = set(text.replace(",", " ").split())
         assert {"first_look", "digits", "leaderboard", "peers/flamby"} <= words
         assert not {"design", "smoke", "helps/search"} & words
 
 
-@pytest.mark.parametrize("words", [[name] for name in known_commands()] + [["data", "declare"]])
+@pytest.mark.parametrize(
+    "words", [[name] for name in known_commands(main.COMMANDS)] + [["data", "declare"]]
+)
 def test_the_usage_is_what_was_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main([*words, "--help"])

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from fake_jobs import failing, install_jobs
 
-from fedhet.cli import main
-from fedhet.cli.errors import report_error
-from fedhet.config import Config
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError, DataError, RunFailed
+from fedhet.runs.cli.exits import report_error
+from fedhet.runs.config import Config
 
 pytestmark = pytest.mark.usefixtures("own_process", "read_once")
 ROOT = Path(__file__).parents[2]

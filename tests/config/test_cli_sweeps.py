@@ -12,10 +12,10 @@ import pytest
 from fake_jobs import failing, install_jobs
 from omegaconf import OmegaConf
 
-from fedhet import config
-from fedhet.cli import main
-from fedhet.config import Config
+from fedhet import __main__ as main
 from fedhet.core.errors import RunFailed
+from fedhet.runs import config
+from fedhet.runs.config import Config
 
 pytestmark = pytest.mark.usefixtures("own_process")
 

@@ -13,10 +13,10 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf.errors import ReadonlyConfigError
 
-from fedhet import config
-from fedhet.config import cached, compose
-from fedhet.config.catalogue import CONF
 from fedhet.core.errors import ConfigError
+from fedhet.runs import config
+from fedhet.runs.config import cached, compose
+from fedhet.runs.config.catalogue import CONF
 
 
 def test_the_package_exports_what_it_announces() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.core.check import counted
 from fedhet.data.toy import toy_task
-from fedhet.record.terminal import log_step, step_line
+from fedhet.runs.record.terminal import log_step, step_line
 
 WRONG = re.compile(r"\b1 (clients|samples|evaluations|classes|components|entries|times)\b")
 pytestmark = pytest.mark.usefixtures("own_process")
@@ -29,7 +29,7 @@ def test_a_federation_of_one_client(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     assert main.main(["data", "describe", "partition.clients=1", "--out", str(tmp_path)]) == 0
     with caplog.at_level(logging.INFO, "fedhet"):
         run = fedhet.run(

@@ -30,7 +30,7 @@ def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["-m fedhet", "-m fedhet --help", "-m fedhet.data describe"],
+    ["-m fedhet", "-m fedhet --help", "-m fedhet data describe"],
 )
 def test_without_the_environment_one_line_says_how_to_get_it(arguments: str) -> None:
     process = bare(ROOT, *arguments.split())
@@ -74,8 +74,8 @@ RUNS = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-import fedhet.record
-from fedhet.cli.main import main
+import fedhet.runs.record
+from fedhet.__main__ import main
 
 def run_job(settings):
     folder = Path(settings.run_dir)
@@ -85,8 +85,8 @@ def run_job(settings):
     print("trained", flush=True)
     return SimpleNamespace(summary={}, dir=folder)
 
-sys.modules["fedhet.job"] = SimpleNamespace(run_job=run_job)
-fedhet.record.terminal = SimpleNamespace(log_to_stderr=lambda name: None)
+sys.modules["fedhet.engines.dispatch"] = SimpleNamespace(run_job=run_job)
+fedhet.runs.record.terminal = SimpleNamespace(log_to_stderr=lambda name: None)
 sys.exit(main(sys.argv[1:]))
 """
 

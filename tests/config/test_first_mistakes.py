@@ -13,11 +13,11 @@ import pytest
 from composing import check_overrides
 
 import fedhet
-from fedhet.cli import main
-from fedhet.config.lines import refuse_blanks
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.experiment.progress import Progress
+from fedhet.runs.config.lines import refuse_blanks
+from fedhet.study.progress import Progress
 
 
 @pytest.mark.parametrize("given", ["method=fedavg", {"method": "fedavg"}, [1], None])
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_told_before_anything_heavy_is_imported(tmp_path: Path)
     """And `--list` refuses what it would ignore."""
     commands = [["--list", "method"], ["partition.alpha=-1"], ["report", str(tmp_path)]]
     code = (
-        "import sys; from fedhet.cli import main;"
+        "import sys; from fedhet import __main__ as main;"
         f"print([main.main(argv) for argv in {commands}]);"
         "print([name for name in ('torch', 'pandas', 'matplotlib') if name in sys.modules])"
     )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedhet.config import cached, catalogue, compose
-from fedhet.config.targets import check_targets
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import cached, catalogue, compose
+from fedhet.runs.config.instantiation import check_targets
 
 # A method may fix its server optimiser, and an experiment any group: both have tests of their own.
 GROUPS = {

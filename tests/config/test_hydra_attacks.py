@@ -13,10 +13,10 @@ import pytest
 from composing import check_overrides
 from hydra.core.override_parser.types import Override
 
-from fedhet.config import catalogue, compose, composition, targets
-from fedhet.config.bases import Bases
-from fedhet.config.targets import find
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import catalogue, compose, composition, instantiation
+from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.instantiation import find
 
 CALLBACK = "+hydra.callbacks.x="
 HANDLERS = "+hydra.job_logging.handlers="
@@ -200,12 +200,12 @@ def test_what_hydra_is_used_for_still_works(line: str) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "fedhet.record.files.append_line",
-        "fedhet.config.pieces.extend_search_path",
-        "fedhet.stores.DiskStore",
+        "fedhet.data.storage.append_line",
+        "fedhet.runs.config.pieces.extend_search_path",
+        "fedhet.runs.stores.DiskStore",
         "fedhet.methods.fedavg.FedAvg.client",
         "fedhet.methods.fedavg.Method",
-        "fedhet.config.targets.importlib.import_module",
+        "fedhet.runs.config.instantiation.importlib.import_module",
         "fedhet..methods.fedavg.FedAvg",
         "fedhet.methods.fedavg.FedAvg ",
         "fedhet.methods.fedavg.__doc__",
@@ -223,7 +223,7 @@ def test_a_function_of_fedhet_writes_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such class"):
         compose(
             [
-                "server_opt._target_=fedhet.record.files.append_line",
+                "server_opt._target_=fedhet.data.storage.append_line",
                 f"server_opt.path={tmp_path}/x",
                 "server_opt.line=evil",
             ]
@@ -234,4 +234,4 @@ def test_a_function_of_fedhet_writes_no_file(tmp_path: Path) -> None:
 def test_every_class_that_a_file_names_is_found() -> None:
     assert len(catalogue.targets()) > 60
     for target in catalogue.targets():
-        assert callable(targets.find("x", target))
+        assert callable(instantiation.find("x", target))

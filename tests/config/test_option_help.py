@@ -14,14 +14,14 @@ import yaml
 from composing import composed
 from omegaconf import OmegaConf
 
-from fedhet.cli import main
-from fedhet.config import Config, catalogue
-from fedhet.config.catalogue import YamlSetting
-from fedhet.config.targets import instantiate
-from fedhet.config.validation import validate
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
+from fedhet.runs.config import Config, catalogue
+from fedhet.runs.config.catalogue import YamlSetting
+from fedhet.runs.config.instantiation import instantiate
+from fedhet.runs.config.validation import validate
+from fedhet.runs.job import Job
 
 pytestmark = pytest.mark.usefixtures("own_process")
 ROOT = Path(__file__).parents[2]
@@ -238,5 +238,5 @@ def test_it_imports_neither_torch_nor_hydra() -> None:
         cwd=ROOT,
     )
     imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
-    assert "fedhet.cli.help" in imported
+    assert "fedhet.runs.cli.help" in imported
     assert not {"torch", "flwr", "numpy", "hydra"} & imported

@@ -17,9 +17,9 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from ports import free_ports
 
-from fedhet.commands import flower_environment
 from fedhet.engines.flwr import SUPERLINK
-from fedhet.engines.guard import TemporaryFolder
+from fedhet.runs.flower_commands import flower_environment
+from fedhet.runs.guard import TemporaryFolder
 
 pytest.importorskip("hatchling")
 
@@ -85,7 +85,7 @@ def test_the_conf_of_an_installed_wheel_is_found(source: Path, tmp_path: Path) -
         check=True,
     )
     assert "_target_: fedhet.methods.scaffold.Scaffold" in process.stdout
-    code = "from fedhet.config.catalogue import CONF; print(CONF)"
+    code = "from fedhet.runs.config.catalogue import CONF; print(CONF)"
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
-from fedhet.process import choose_device, direct_loopback
+from fedhet.runs.process import choose_device, direct_loopback
 
 ROOT = Path(__file__).parents[2]
 CODE = """
 import gc
-from fedhet import process
+from fedhet.runs import process
 
 class Loud:
     def __del__(self):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fedhet.config import catalogue, compose
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import catalogue, compose
 
 PLUGINS = ", ".join(catalogue.choices("plugin"))
 REFUSED = [
@@ -109,7 +109,7 @@ def test_correct_overrides_are_not_blamed_for_a_wrong_one() -> None:
 def test_no_refusal_imports_torch() -> None:
     program = """
 import json, sys
-from fedhet.config import composition
+from fedhet.runs.config import composition
 from fedhet.core.errors import ConfigError
 for override in json.loads(sys.argv[1]):
     try:

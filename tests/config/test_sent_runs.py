@@ -14,17 +14,17 @@ from flwr.app import ConfigRecord, RecordDict
 from omegaconf import OmegaConf
 
 import fedhet
-from fedhet.cli.main import main as fedhet_main
-from fedhet.config import cached, compose
-from fedhet.config.interpolations import literal
-from fedhet.config.overrides import parse
+from fedhet.__main__ import main as fedhet_main
 from fedhet.core.errors import ConfigError, told
 from fedhet.data.toy import toy_task
 from fedhet.engines.flwr import _run_config
 from fedhet.flower import grid
 from fedhet.flower.apps import FLOWER_NAMES, _overrides, client_for, strategy_of
 from fedhet.flower.clientapp import client_of
-from fedhet.job import Job
+from fedhet.runs.config import cached, compose
+from fedhet.runs.config.interpolations import literal
+from fedhet.runs.config.overrides import parse
+from fedhet.runs.job import Job
 
 SECRET = "canary-7f3a"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from composing import check_overrides
 
-from fedhet.config.overrides import parse, product
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config.overrides import parse, product
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -11,9 +11,9 @@ import pytest
 from composing import check_overrides
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.config import compose
-from fedhet.config.targets import check_targets, find_target, instantiate
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.runs.config import compose
+from fedhet.runs.config.instantiation import check_targets, find_target, instantiate
 
 
 class Piece:
@@ -104,9 +104,9 @@ def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
 
 def test_what_fedhet_imports_cannot_be_reached_through_it() -> None:
     for target in (
-        "fedhet.config.targets.os.system",
-        "fedhet.config.targets.importlib",
-        "fedhet.config.targets.DictConfig",
+        "fedhet.runs.config.instantiation.os.system",
+        "fedhet.runs.config.instantiation.importlib",
+        "fedhet.runs.config.instantiation.DictConfig",
     ):
         with pytest.raises(ConfigError, match="no such class"):
             find_target(OmegaConf.create({"_target_": target}))

@@ -10,12 +10,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 import fedhet
-from fedhet.cli.main import main
-from fedhet.config import compose
-from fedhet.config.validation import validate
+from fedhet.__main__ import main
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation, Noise, ReplyLimits
 from fedhet.methods.fedavg import FedAvg
+from fedhet.runs.config import compose
+from fedhet.runs.config.validation import validate
 from fedhet.testing import Federation, toy_task
 
 # key -> (values that are allowed, values that are refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from composing import composed
 
-from fedhet.config import Config, catalogue
+from fedhet.runs.config import Config, catalogue
 
 
 @pytest.fixture(scope="session")

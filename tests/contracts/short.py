@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from composing import composed
 
-from fedhet.config import Config
+from fedhet.runs.config import Config
 
 SETTINGS = [
     "rounds=2",

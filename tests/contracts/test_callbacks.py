@@ -17,8 +17,8 @@ from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
 from fedhet.methods.fedavg import FedAvg
-from fedhet.privacy.account import Account, release
-from fedhet.stores import MemoryStore
+from fedhet.runs.privacy.account import Account, release
+from fedhet.runs.stores import MemoryStore
 
 
 class Diary(Callback):

@@ -11,7 +11,6 @@ import torch
 from contracts.short import shortened, slow_unless
 from torch import Tensor
 
-from fedhet.config import catalogue
 from fedhet.core import trees
 from fedhet.core.client.site import Site
 from fedhet.core.client.training import Batch
@@ -22,7 +21,6 @@ from fedhet.core.server.compatibility import broken
 from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedpcl import FedPCL
@@ -30,7 +28,9 @@ from fedhet.methods.fedprox import FedProxPlugin
 from fedhet.methods.fedsa import FedSA
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
-from fedhet.stores import MemoryStore
+from fedhet.runs.config import catalogue
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore
 
 Federation = Callable[..., Any]
 

@@ -15,11 +15,11 @@ import pytest
 from contracts.short import slow
 
 import fedhet
-from fedhet import checkpoint as checkpoints
-from fedhet import config
-from fedhet.config import Config
 from fedhet.data.toy import toy_task
-from fedhet.record.results import Run
+from fedhet.runs import checkpoint as checkpoints
+from fedhet.runs import config
+from fedhet.runs.config import Config
+from fedhet.runs.record.outcome import Run
 from fedhet.testing import check_equal, run_quietly
 
 LINES = [
@@ -294,9 +294,9 @@ def test_killed_whenever_something_reaches_the_disk(
 
         monkeypatch.setattr(name, noting)
 
-    before("fedhet.checkpoint.sync", checkpoints.sync)
-    before("fedhet.checkpoint.shutil.rmtree", shutil.rmtree)
-    before("fedhet.record.run_folder.save_tensors", checkpoints.save_tensors)
+    before("fedhet.runs.checkpoint.sync", checkpoints.sync)
+    before("fedhet.runs.checkpoint.shutil.rmtree", shutil.rmtree)
+    before("fedhet.runs.record.run_folder.save_tensors", checkpoints.save_tensors)
     run_quietly(settings, folder, toy_task())
     monkeypatch.undo()
     assert len(killed) > 15

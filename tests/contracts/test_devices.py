@@ -33,8 +33,8 @@ from fedhet.core.task import ClientData, Task
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.federation import CropFlip
 from fedhet.data.toy import toy_task
-from fedhet.fused.passes import Pass
-from fedhet.fused.steps import Training
+from fedhet.engines.fused.passes import Pass
+from fedhet.engines.fused.steps import Training
 from fedhet.models import CharLSTM
 from fedhet.testing import Apart
 
@@ -64,7 +64,7 @@ def on_the_device() -> Iterator[Copies]:
         return counting
 
     with pretend_device() as device, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedhet.job.choose_device", lambda name: device)
+        patch.setattr("fedhet.runs.job.choose_device", lambda name: device)
         patch.setattr(FedClient, "handle", counted(FedClient.handle))
         for cls in (Training, Pass):
             patch.setattr(cls, "perform", staticmethod(counted(cls.perform)))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from contracts.short import shortened
 
-from fedhet.config import catalogue
 from fedhet.core.messages import Upload
 from fedhet.core.server import admission as gate
 from fedhet.data.toy import toy_task
-from fedhet.job import run_job
+from fedhet.engines.dispatch import run_job
+from fedhet.runs.config import catalogue
 
 PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ def test_the_page_has_every_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         complete(step, update, *others)
 
     monkeypatch.setattr(gate, "_complete", noting)
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     for method in catalogue.choices("method"):
         run_dir = str(tmp_path / method)
         settings = replace(shortened(method, None), run_dir=run_dir, run_dir_given=True)

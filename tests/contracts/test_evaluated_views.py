@@ -9,8 +9,8 @@ import pytest
 from contracts.runs import SHORT, validated, without_seconds
 from contracts.short import slow
 
-from fedhet.config import compose
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import compose
 
 Launch = Callable[..., Any]
 

@@ -14,7 +14,6 @@ from pandas import DataFrame
 from torch import nn
 
 import fedhet
-from fedhet.config import compose
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.site import Site
 from fedhet.core.errors import ConfigError, RunFailed
@@ -24,7 +23,8 @@ from fedhet.core.targets import macro_f1
 from fedhet.core.task import Samples
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.record.terminal import step_line
+from fedhet.runs.config import compose
+from fedhet.runs.record.terminal import step_line
 
 Launch = Callable[..., Any]
 

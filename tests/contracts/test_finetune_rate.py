@@ -12,15 +12,15 @@ import torch
 from composing import composed
 from torch import nn
 
-from fedhet.config import Config
 from fedhet.core.groups import Evaluation
 from fedhet.core.kernel import Plugin, Step
 from fedhet.core.messages import LocalSettings
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedala import FedALA
 from fedhet.methods.fedavg import FedAvg
+from fedhet.runs.config import Config
+from fedhet.runs.job import Job
 
 LOWERED = {
     "cosine": ["client.schedule=cosine"],

@@ -41,12 +41,12 @@ from fedhet.core.task import Task
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.privacy.account import Account
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job
+from fedhet.runs.privacy.account import Account
+from fedhet.runs.stores import MemoryStore
 
 Launch = Callable[..., Any]
 MakeClient = Callable[[dict[str, Any]], FedClient]

@@ -26,9 +26,9 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
 from fedhet.flower.apps import answer, client_for
+from fedhet.flower.courier import read_message
 from fedhet.flower.nodes import Nodes
-from fedhet.flower.server import read_message
-from fedhet.record import terminal
+from fedhet.runs.record import terminal
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
 LONG = EVIL * (2**20 // len(EVIL))

@@ -24,14 +24,14 @@ from contracts.short import slow_unless
 from small_disks import FULL, Disk
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.errors import WriteError
 from fedhet.core.messages import Upload
 from fedhet.data.partition import Iid
+from fedhet.data.storage import LastingJson
 from fedhet.data.toy import toy_task
 from fedhet.engines import shared
-from fedhet.record.files import LastingJson
-from fedhet.stores import DiskStore
+from fedhet.runs.stores import DiskStore
 
 # What a run writes before its figures.
 FILES = {
@@ -80,7 +80,7 @@ def test_whatever_file_does_not_fit_is_named_and_the_run_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rooms: Iterable[int], files: set[str]
 ) -> None:
     """The last room is large enough."""
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     named = set()
     for room in rooms:
         folder = tmp_path / str(room)
@@ -124,7 +124,7 @@ def test_what_a_failed_run_cannot_save_is_told_too(
 def test_thousands_of_failures_do_not_keep_a_failed_run_from_being_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedhet.record import files
+    from fedhet.data import storage as files
 
     path = tmp_path / "summary.json"
     record = files.LastingJson(path)

@@ -32,14 +32,14 @@ from fedhet.core.server.evaluation import (
     received,
 )
 from fedhet.core.server.loop import Loop
-from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import MOST_SAMPLES, Agreement
+from fedhet.data.storage import as_json
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.handover.delivery import Delivery
 from fedhet.methods.fedavg import FedAvg
-from fedhet.record.files import as_json
-from fedhet.record.run_folder import Recorder
+from fedhet.runs.delivery import Delivery
+from fedhet.runs.local_data import LocalData
+from fedhet.runs.record.run_folder import Recorder
 
 
 def arrived(msg: Broadcast, reply: Reply, draw: random.Random | None) -> Reply:

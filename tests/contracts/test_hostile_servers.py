@@ -15,7 +15,6 @@ import pytest
 import torch
 from contracts.hostile import Federation, Header
 
-from fedhet import stores
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.site import Site
 from fedhet.core.errors import Rejected
@@ -25,6 +24,7 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
+from fedhet.runs import stores
 
 
 def forged(msg: Broadcast, change: Callable[[Header], Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -19,16 +19,16 @@ from contracts.short import slow_unless
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.config import Config
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation
 from fedhet.core.messages import Upload
 from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
-from fedhet.record.terminal import print_summary
-from fedhet.stores import MemoryStore
+from fedhet.runs.config import Config
+from fedhet.runs.job import Job
+from fedhet.runs.record.terminal import print_summary
+from fedhet.runs.stores import MemoryStore
 
 Launch = Callable[..., Any]
 Federation = Callable[..., Any]

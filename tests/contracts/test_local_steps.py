@@ -13,7 +13,6 @@ from composing import composed
 from contracts.short import SHORT, slow, slow_unless
 from fused.fusing import groups
 
-from fedhet.config import catalogue
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Evaluation
 from fedhet.core.kernel import Plugin, Step
@@ -23,6 +22,7 @@ from fedhet.flower import wire
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednova import FedNova
 from fedhet.methods.scaffold import Scaffold
+from fedhet.runs.config import catalogue
 
 Launch = Callable[..., Any]
 Federation = Callable[..., Any]
@@ -211,7 +211,7 @@ def test_what_counts_epochs_of_its_own_is_unaffected(federation: Federation) -> 
 
 
 def test_fedsgd_takes_no_local_step() -> None:
-    from fedhet.job import Job
+    from fedhet.runs.job import Job
 
     with pytest.raises(ConfigError, match=r"client\.steps=3: method=fedsgd takes no local step"):
         _ = Job(composed("method=fedsgd", "client.steps=3"), toy_task()).strategy

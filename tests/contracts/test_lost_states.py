@@ -17,7 +17,7 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import wire
 from fedhet.methods.ditto import Ditto
 from fedhet.methods.scaffold import Scaffold
-from fedhet.stores import DiskStore
+from fedhet.runs.stores import DiskStore
 
 Launch = Callable[..., Any]
 

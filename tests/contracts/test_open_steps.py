@@ -14,10 +14,10 @@ from fedhet.core.messages import Upload
 from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.scaffold import Scaffold
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore
 from fedhet.testing import Federation
 
 CLIENTS = 6

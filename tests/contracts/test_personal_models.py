@@ -31,12 +31,12 @@ from fedhet.core.messages import Broadcast, Failure
 from fedhet.core.metrics import score
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Loop
+from fedhet.data import storage
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
-from fedhet.record import files
-from fedhet.record.personal import SHARED, PersonalModels
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job
+from fedhet.runs.record.personal import SHARED, PersonalModels
+from fedhet.runs.stores import MemoryStore
 
 Launch = Callable[..., Any]
 
@@ -271,9 +271,9 @@ def test_the_models_after_an_undone_last_step_are_those_of_the_weights_kept(
 
 def test_a_full_disk_costs_only_the_models(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, tree: Any) -> None:
-        raise files.unwritable(path, OSError(28, "No space left on device"))
+        raise storage.unwritable(path, OSError(28, "No space left on device"))
 
-    monkeypatch.setattr("fedhet.record.personal.save_tensors", full)
+    monkeypatch.setattr("fedhet.runs.record.personal.save_tensors", full)
     run = launch("method=ditto", "rounds=1", "client.epochs=1", task=toy_task())
     assert run.summary["status"] == "ok"
     with pytest.raises(ConfigError, match="No space left on device"):

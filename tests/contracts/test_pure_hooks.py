@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedhet.config import catalogue
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
 from fedhet.core.client.site import Site
@@ -30,9 +29,10 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.server.phases import locate
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.models import CharLSTM
-from fedhet.stores import MemoryStore
+from fedhet.runs.config import catalogue
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore
 
 VALUES = ("loss", "penalty")
 # What cannot be computed for many clients at once is called outside of the steps: `data`, and the

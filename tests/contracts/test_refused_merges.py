@@ -13,7 +13,6 @@ from contracts.short import STATED
 from omegaconf import OmegaConf
 
 import fedhet
-from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.groups import ReplyLimits
@@ -22,9 +21,10 @@ from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.merging import Krum, Mean, Median, NormClip, NormFilter, TrimmedMean
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedbn import FedBN
+from fedhet.runs.config import Config, catalogue
+from fedhet.runs.job import Job
 
 Federation = Callable[..., Any]
 

@@ -15,9 +15,9 @@ from contracts.short import slow_unless
 
 import fedhet
 from fedhet.core.errors import ConfigError
-from fedhet.record import figures
-from fedhet.record.figures import CLASS_COLORS, Picture, labels, title
-from fedhet.record.terminal import print_summary
+from fedhet.runs.record import figures
+from fedhet.runs.record.figures import CLASS_COLORS, Picture, labels, title
+from fedhet.runs.record.terminal import print_summary
 
 Launch = Callable[..., Any]
 DITTO = ["method=ditto", "rounds=3", "client.epochs=1", "client.lr=0.1"]

@@ -14,16 +14,16 @@ import pytest
 from contracts.short import SHORT, slow_unless
 
 import fedhet
-from fedhet import config
-from fedhet.checkpoint import Checkpoint
-from fedhet.config import catalogue, composition
 from fedhet.core import trees
 from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.server.run import RunState
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
-from fedhet.record.results import Run
+from fedhet.runs import config
+from fedhet.runs.checkpoint import Checkpoint
+from fedhet.runs.config import catalogue, composition
+from fedhet.runs.record.outcome import Run
 from fedhet.testing import check_equal, check_resume, run_quietly
 
 STEPS = ["rounds=3", "fraction=.75", "client.epochs=1", "client.batch_size=5", "client.lr=.1"]
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that have lost their personal models get other ones."""
-    monkeypatch.setattr("fedhet.checkpoint.Checkpoint.state", lambda *args: {})
+    monkeypatch.setattr("fedhet.runs.checkpoint.Checkpoint.state", lambda *args: {})
     with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\..*personal"):
         check_resume(*shortened("method=ditto"), task=toy_task())
 
@@ -218,10 +218,10 @@ def test_checkpoints_are_written_when_they_are_due(
 ) -> None:
     """The steps take 20 s each: one is due after the third, and the last step has one as well."""
     clock = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("fedhet.checkpoint.time.monotonic", lambda: float(next(clock)) * 2)
+    monkeypatch.setattr("fedhet.runs.checkpoint.time.monotonic", lambda: float(next(clock)) * 2)
     written = []
     monkeypatch.setattr(
-        "fedhet.checkpoint.Checkpoints._write",
+        "fedhet.runs.checkpoint.Checkpoints._write",
         lambda self: (
             written.append(self._strategy.run.round),
             vars(self).update(_written=True),

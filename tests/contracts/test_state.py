@@ -12,7 +12,6 @@ import pytest
 import torch
 from flwr.common import RecordDict
 
-from fedhet import stores
 from fedhet.core.client import state
 from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
@@ -31,6 +30,7 @@ from fedhet.core.messages import Broadcast
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
+from fedhet.runs import stores
 
 Launch = Callable[..., Any]
 
@@ -124,7 +124,7 @@ def test_states_beyond_the_limit_lie_on_disk(
             super().save(*args, **how)
             largest.append(len(self._states))
 
-    monkeypatch.setattr("fedhet.engines.local.MemoryStore", Small)
+    monkeypatch.setattr("fedhet.engines.in_process.MemoryStore", Small)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spilled = launch(*lines, task=toy_task(6))
     assert spilled.summary["weights_sha256"] == reference.summary["weights_sha256"]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet import config
-from fedhet.checkpoint import Checkpoints
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
-from fedhet.stores import MemoryStore
+from fedhet.runs import config
+from fedhet.runs.checkpoint import Checkpoints
+from fedhet.runs.stores import MemoryStore
 from fedhet.testing import run_quietly
 
 LINES = ["method=scaffold", "fraction=.75", "client.lr=.1", "rounds=5", "checkpoint.every=0"]

@@ -18,7 +18,7 @@ from fedhet.core.messages import Upload
 from fedhet.core.server.evaluation import client_means
 from fedhet.core.targets import Classes
 from fedhet.data.toy import toy_task
-from fedhet.record.summary import measures
+from fedhet.runs.record.summary import measures
 
 Launch = Callable[..., Any]
 CLASSES = Classes(2)

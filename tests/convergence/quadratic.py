@@ -17,14 +17,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fedhet import config
-from fedhet.config.validation import validate
 from fedhet.core.client.site import Site
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.engines import local
-from fedhet.job import Job
-from fedhet.record.results import Run
+from fedhet.engines import in_process as local
+from fedhet.runs import config
+from fedhet.runs.config.validation import validate
+from fedhet.runs.job import Job
+from fedhet.runs.record.outcome import Run
 
 
 class Scalar(nn.Module):

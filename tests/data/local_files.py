@@ -10,7 +10,7 @@ import pandas
 from composing import composed
 from sklearn.datasets import load_digits
 
-from fedhet.data.local.data import LocalData
+from fedhet.runs.local_data import LocalData
 
 SHORT = ["method=fedavg", "rounds=2", "client.epochs=1"]
 CUTS = (0, 100, 180, 300)

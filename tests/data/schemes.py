@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from composing import composed
 
-from fedhet.data.federation import RunData
 from fedhet.data.partition import (
     Dirichlet,
     DrawnScheme,
@@ -21,6 +20,7 @@ from fedhet.data.partition import (
     Saved,
     Shards,
 )
+from fedhet.runs.run_data import RunData
 
 OPTIONS = {
     Iid: {},

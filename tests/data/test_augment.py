@@ -25,7 +25,7 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.federation import PADDING, CropFlip, Normalize, augmentation
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedsgd import FedSGD
-from fedhet.stores import MemoryStore
+from fedhet.runs.stores import MemoryStore
 from fedhet.testing import Federation, run_quietly
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.247, 0.243, 0.261)

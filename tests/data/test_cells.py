@@ -16,9 +16,10 @@ from data.own_data import load
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
-from fedhet.data.cells import Cells
-from fedhet.data.federation import RunData, split
-from fedhet.data.local.data import declaration
+from fedhet.data.encoding import Cells
+from fedhet.data.federation import split
+from fedhet.runs.local_data import declaration
+from fedhet.runs.run_data import RunData
 
 OWN = ("dataset.mean=own", "dataset.std=own")
 MEDIAN = "dataset.missing=median"

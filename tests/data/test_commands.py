@@ -13,15 +13,15 @@ import torch
 from data.schemes import run_data, saved_scheme
 from rich.console import Console
 
-from fedhet import config
-from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
-from fedhet.data.__main__ import main
-from fedhet.data.commands.partitions import table
 from fedhet.data.dataset import Dataset
-from fedhet.data.federation import RunData
 from fedhet.data.partition import Scheme, read_saved
+from fedhet.runs import config
+from fedhet.runs.config.instantiation import instantiate
+from fedhet.runs.data_commands import main
+from fedhet.runs.data_commands.partitions import table
+from fedhet.runs.run_data import RunData
 
 
 @pytest.fixture(autouse=True)

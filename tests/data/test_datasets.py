@@ -121,7 +121,7 @@ def test_wrong_owners(owners: list[int], message: str) -> None:
 @pytest.mark.slow
 def test_importing_is_light() -> None:
     code = (
-        "import sys, fedhet.data.images, fedhet.data.commands.download\n"
+        "import sys, fedhet.data.images, fedhet.runs.data_commands.download\n"
         "heavy = {'torchvision', 'sklearn', 'PIL', 'pyarrow', 'datasets', 'filelock'}\n"
         "print(heavy & set(sys.modules))"
     )

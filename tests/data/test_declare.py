@@ -9,10 +9,10 @@ import torch
 from data.local_files import SHORT, data_of, write_digits, write_tables
 
 import fedhet
-from fedhet import config
-from fedhet.data.__main__ import main
-from fedhet.data.federation import RunData
-from fedhet.data.local.data import LocalData
+from fedhet.runs import config
+from fedhet.runs.data_commands import main
+from fedhet.runs.local_data import LocalData
+from fedhet.runs.run_data import RunData
 
 
 def declared(

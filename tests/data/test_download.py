@@ -18,11 +18,10 @@ import pytest
 from data.image_data import load, write_images, write_mnist
 from torchvision import datasets
 
-from fedhet.config import catalogue
 from fedhet.core.errors import DataError
-from fedhet.data.__main__ import main
-from fedhet.data.commands import download
-from fedhet.data.commands.download import Archive
+from fedhet.runs.config import catalogue
+from fedhet.runs.data_commands import download, main
+from fedhet.runs.data_commands.download import Archive
 
 
 class Quiet(SimpleHTTPRequestHandler):

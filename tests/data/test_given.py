@@ -19,8 +19,8 @@ import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
-from fedhet.data.given import check_task
 from fedhet.data.toy import ToyModel, toy_task
+from fedhet.runs.given import check_task
 from fedhet.testing import run_quietly
 
 LINES = ["method=fedavg", "rounds=1"]

@@ -10,10 +10,10 @@ import pytest
 from composing import composed
 from sklearn.model_selection import train_test_split
 
-from fedhet.data.__main__ import main
 from fedhet.data.arrays import RawSamples
-from fedhet.data.federation import RunData
 from fedhet.data.heart_disease import CLASSES, held_out, hospitals
+from fedhet.runs.data_commands import main
+from fedhet.runs.run_data import RunData
 from fedhet.testing import sha256
 
 NAMES = ("cleveland", "hungarian", "switzerland", "va")

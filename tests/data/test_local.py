@@ -18,8 +18,8 @@ from PIL import Image
 import fedhet
 from fedhet.core.counts import withheld
 from fedhet.core.errors import ConfigError, DataError, Rejected
-from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.description import read_statistics
+from fedhet.runs.local_data import LocalData, declaration
 
 
 def test_each_site_is_a_client_with_all_of_its_own_samples(tmp_path: Path) -> None:

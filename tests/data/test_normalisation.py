@@ -18,9 +18,11 @@ from data.own_data import load
 from data.schemes import run_data
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data import federation as run_data_module
-from fedhet.data.__main__ import main
-from fedhet.data.federation import RunData, moments, transform
+from fedhet.data.federation import transform
+from fedhet.data.moments import moments
+from fedhet.runs import run_data as run_data_module
+from fedhet.runs.data_commands import main
+from fedhet.runs.run_data import RunData
 
 SPLIT = "partition.split=[.5,.25,.25]"
 
@@ -132,7 +134,7 @@ def test_two_workers_give_the_same_bytes(tmp_path: Path, launch: Callable[..., A
 def test_describe_and_export_state_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fedhet.record.terminal.log_to_stderr", lambda: None)
+    monkeypatch.setattr("fedhet.runs.record.terminal.log_to_stderr", lambda: None)
     caplog.set_level(logging.INFO, "fedhet")
     overrides = [*table(tmp_path).split(), "partition.clients=3", SPLIT]
     data = run_data(*overrides).dataset

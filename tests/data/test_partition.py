@@ -13,9 +13,9 @@ import pytest
 from data.schemes import SCHEMES, labels, make
 from omegaconf import OmegaConf
 
-from fedhet.config.targets import instantiate
 from fedhet.core.errors import ConfigError
 from fedhet.data.partition import DrawnScheme, Iid, Natural, Partition, Pathological, Saved, Shards
+from fedhet.runs.config.instantiation import instantiate
 
 CONF = Path(__file__).parents[2] / "conf" / "partition"
 

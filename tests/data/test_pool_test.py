@@ -17,9 +17,10 @@ from data.schemes import run_data, saved_scheme
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.__main__ import main
-from fedhet.data.federation import RunData, transform
+from fedhet.data.federation import transform
 from fedhet.data.partition import Iid, Partition
+from fedhet.runs.data_commands import main
+from fedhet.runs.run_data import RunData
 
 POOL = "partition.pool_test=true"
 
@@ -247,7 +248,7 @@ def test_nothing_to_test_on_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_describe_and_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedhet.record.terminal.log_to_stderr", lambda: None)
+    monkeypatch.setattr("fedhet.runs.record.terminal.log_to_stderr", lambda: None)
     settings = ("partition=iid", "partition.clients=3", POOL)
     assert main(["describe", *settings, "--out", str(tmp_path)]) == 0
     title = " ".join(capsys.readouterr().out.split())

@@ -12,8 +12,8 @@ import pytest
 from data.schemes import run_data, saved_scheme
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.federation import RunData
 from fedhet.data.partition import Partition
+from fedhet.runs.run_data import RunData
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fedhet import ClientData
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import Samples
 from fedhet.data.arrays import identifiers, spelled
-from fedhet.data.cells import Cells
+from fedhet.data.encoding import Cells
 from fedhet.data.federation import transform
 from fedhet.data.files import confined, find_file
 from fedhet.data.frames import CsvFormat, read_frame

@@ -15,8 +15,8 @@ from data.own_data import load
 from data.schemes import run_data
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.__main__ import main
 from fedhet.data.arrays import RawSamples, encoded
+from fedhet.runs.data_commands import main
 
 N = 30
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.cli import main
+from fedhet import __main__ as main
 
 
 class Health(http.server.BaseHTTPRequestHandler):

@@ -11,7 +11,7 @@ import pytest
 from deploy.checking import edit
 from ports import free_ports
 
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.deploy import superlink
 
 ROOT = Path(__file__).parents[2]

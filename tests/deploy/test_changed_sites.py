@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedhet import commands
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders, superlink
+from fedhet.runs import flower_commands
 
 Printed = pytest.CaptureFixture[str]
 
@@ -45,7 +45,7 @@ class SuperLink:
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     found = SuperLink()
-    monkeypatch.setattr(commands, "flwr", found)
+    monkeypatch.setattr(flower_commands, "flwr", found)
     monkeypatch.setattr(superlink, "digest", lambda app: "a" * 64)
     return found
 

@@ -19,13 +19,13 @@ from cryptography import x509
 from engines.real_sites import ROOT
 from flwr.common.config import parse_config_args
 
-from fedhet import config
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.core.limits import MAX_ARRAY, MAX_MODEL, MIN_COUNT, MIN_TEST, Limits
 from fedhet.data.frames import CsvFormat
 from fedhet.data.local.reading import SiteFiles
 from fedhet.deploy import certificates, checks, folders, superlink
 from fedhet.flower.sites import OwnData
+from fedhet.runs import config
 
 HOST = "server.example.org"
 DEFAULT = Limits(True, MIN_COUNT, MIN_TEST, MAX_MODEL, MAX_ARRAY)

@@ -20,7 +20,7 @@ import fastapi
 import pytest
 
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
-from fedhet.deploy import client, link, node
+from fedhet.deploy import app_process, link, node
 from fedhet.flower import private
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
@@ -192,12 +192,12 @@ class Clientapp:
 
 def served(flower: Clientapp, digest: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is done of two messages in a process that executes the app of a digest."""
-    monkeypatch.setattr(client, "entry_points", lambda **_: [flower])
+    monkeypatch.setattr(app_process, "entry_points", lambda **_: [flower])
     monkeypatch.setattr(sys, "argv", ["client.py", digest, "--insecure"])
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     before = {one: signal.getsignal(one) for one in signal.Signals}
     try:
-        client.main()
+        app_process.main()
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             signal.signal(number, before[number])

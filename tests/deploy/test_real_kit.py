@@ -19,10 +19,10 @@ import pytest
 from engines.real_sites import ROOT, Sites, rounds, wait_for
 from ports import free_ports
 
-from fedhet import commands
-from fedhet.cli import main
+from fedhet import __main__ as main
 from fedhet.deploy import folders, superlink
 from fedhet.deploy.superlink import digest
+from fedhet.runs import flower_commands
 
 pytestmark = [pytest.mark.deployment, pytest.mark.matrix, pytest.mark.slow]
 
@@ -105,12 +105,12 @@ def test_the_kit_starts_a_deployment_that_trains(
         settings = out / "operator/run.toml"
         settings.write_text(settings.read_text().replace("fedavg", f"fedavg {overrides}"))
         config = ["--run-config", str(settings)]
-        commands.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
+        flower_commands.flwr(out / "operator", "run", str(ROOT), "fedhet", *config)
         wait_for(lambda: superlink.status(out)[1][0][1].startswith("finished"), "the run")
         run, said, *_ = superlink.status(out)[1][0]
         assert said.startswith("finished:completed")
         assert (server / "state/run/summary.json").exists()
-        log = commands.flwr(out / "operator", "log", run, "fedhet", "--show")
+        log = flower_commands.flwr(out / "operator", "log", run, "fedhet", "--show")
         assert f"the app of this run has the SHA-256 {digest(ROOT)}" in log
 
         # and no other code: the operator submits a copy with a change
@@ -118,11 +118,11 @@ def test_the_kit_starts_a_deployment_that_trains(
         shutil.copytree(ROOT, app, ignore=lambda *_: {".git", ".venv", "tests", "docs"})
         (app / "client_app.py").write_text(f"{(app / 'client_app.py').read_text()}\n")
         settings.write_text(settings.read_text().replace("dir=run", "dir=other"))
-        commands.flwr(out / "operator", "run", str(app), "fedhet", *config)
+        flower_commands.flwr(out / "operator", "run", str(app), "fedhet", *config)
         wait_for(lambda: superlink.status(out)[1][0][1].startswith("finished"), "the run")
         run, said, *_ = superlink.status(out)[1][0]
         assert said.startswith("finished:failed") and "this site executes the app" in said
-        log = commands.flwr(out / "operator", "log", run, "fedhet", "--show")
+        log = flower_commands.flwr(out / "operator", "log", run, "fedhet", "--show")
         assert f"and not {digest(app)}" in log
     code, table = deploy(capsys, "status", out)
     assert code == 1 and "offline" in table and number in table
@@ -183,7 +183,7 @@ def test_sites_get_new_keys_and_leave_while_a_run_goes_on(
                 " partition.clients=2 eval.clients=false hydra.run.dir=run"
             )
             config = ["--run-config", f"overrides='{overrides}'"]
-            commands.flwr(made / "operator", "run", str(ROOT), "fedhet", *config)
+            flower_commands.flwr(made / "operator", "run", str(ROOT), "fedhet", *config)
             wait_for(lambda: rounds(run), "a round")
             code, printed = deploy(capsys, "renew", "b", made)
             assert code == 0 and "registered: b" in printed

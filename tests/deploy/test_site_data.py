@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from deploy.checking import Printed, at_site, edit, failed, served
 
-from fedhet.cli import main
+from fedhet import __main__ as main
 
 
 def test_the_data_of_a_run(kit: Path, capsys: Printed) -> None:
@@ -102,7 +102,7 @@ def test_a_package_that_is_missing_is_a_failed_check(
     def compose(_: object) -> None:
         raise ImportError("No module named 'pandas'")
 
-    monkeypatch.setattr("fedhet.config.compose", compose)
+    monkeypatch.setattr("fedhet.runs.config.compose", compose)
     assert failed(kit / "server", capsys, "dataset=digits") == {"data": "No module named 'pandas'"}
     assert at_site(kit, capsys, "dataset=digits") == {"data": "No module named 'pandas'"}
 

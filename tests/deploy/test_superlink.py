@@ -1,10 +1,9 @@
-"""What the operator's commands ask of a SuperLink, and `python -m fedhet.deploy`."""
+"""What the operator's commands ask of a SuperLink."""
 
 from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,9 @@ import pytest
 from engines.real_sites import wait_for
 from ports import free_ports
 
-from fedhet import commands
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import superlink
+from fedhet.runs import flower_commands
 
 
 def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,14 +32,14 @@ def test_the_nodes_that_flower_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked.append((home, *arguments))
         return json.dumps({"nodes": rows})
 
-    monkeypatch.setattr(commands, "flwr", flwr)
+    monkeypatch.setattr(flower_commands, "flwr", flwr)
     assert superlink.nodes(tmp_path) == [
         superlink.Node("1", "online", "now"),
         superlink.Node("2", "offline", "later"),
         superlink.Node("3", "registered", "then"),
     ]
     assert asked == [(tmp_path, "supernode", "ls", superlink.CONNECTION, "--format", "json")]
-    monkeypatch.setattr(commands, "flwr", lambda home, *arguments: "{}")
+    monkeypatch.setattr(flower_commands, "flwr", lambda home, *arguments: "{}")
     with pytest.raises(RunFailed, match="nodes"):
         superlink.nodes(tmp_path)
 
@@ -52,7 +51,7 @@ def test_a_killed_superlink_leaves_no_process(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     options = ["--insecure", "--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "fedhet", "deploy", "link", str(tmp_path), *options]
-    variables = {**os.environ, **commands.flower_environment(tmp_path)}
+    variables = {**os.environ, **flower_commands.flower_environment(tmp_path)}
     with subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL) as link:
         process = psutil.Process(link.pid)
 
@@ -67,14 +66,3 @@ def test_a_killed_superlink_leaves_no_process(tmp_path: Path) -> None:
         for child in left:
             child.kill()
         assert not left
-
-
-def test_it_is_a_module_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["deploy", "check", "--help"])
-    monkeypatch.delitem(sys.modules, "fedhet.deploy.__main__", raising=False)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("fedhet.deploy", run_name="__main__")
-    assert ended.value.code == 0
-    assert "deploy check" in capsys.readouterr().out

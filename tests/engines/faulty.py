@@ -24,7 +24,7 @@ from fedhet.core.client.site import Fitted, Site
 from fedhet.core.kernel import Message, Result, State, Term
 from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.methods.fednorm import FedNormPlugin
-from fedhet.stores import MemoryStore
+from fedhet.runs.stores import MemoryStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,16 +21,16 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Extras, Failure, Reply
 from fedhet.core.server.loop import Clock
-from fedhet.data.local.data import LocalData, declaration
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import answer, client_for
+from fedhet.flower.courier import read_message
 from fedhet.flower.grid import ASKS, read_answer
 from fedhet.flower.parcels import Parcels
-from fedhet.flower.server import read_message
 from fedhet.flower.sites import SiteNodes
-from fedhet.job import Job, begin
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job, begin
+from fedhet.runs.local_data import LocalData, declaration
+from fedhet.runs.stores import MemoryStore
 
 RUN = [
     "dataset=local",

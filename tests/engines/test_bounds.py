@@ -21,18 +21,15 @@ import yaml
 from own_sites import RUN, Deployment, Node, write_sites
 from torch import nn
 
-from fedhet import api, config
-from fedhet.config.aliases import unfolded
 from fedhet.core.errors import SUBMITTED, ConfigError, DataError, RunFailed
 from fedhet.core.limits import Limits
 from fedhet.core.messages import Failure
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.data.federation import RunData
 from fedhet.data.frames import read_frame
 from fedhet.data.images import read_images
+from fedhet.data.storage import read_tensors
 from fedhet.data.tables import load_arrays
 from fedhet.data.toy import toy_task
-from fedhet.job import Job, task_of
 from fedhet.methods.ditto import Ditto
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import FedDiskPlugin
@@ -40,8 +37,12 @@ from fedhet.methods.fedgen import FedGen
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.models import Logistic
-from fedhet.models.build import build_model
-from fedhet.record.files import read_tensors
+from fedhet.runs import config
+from fedhet.runs.config.aliases import unfolded
+from fedhet.runs.job import Job, task_of
+from fedhet.runs.model_building import build_model
+from fedhet.runs.record.schema import read_config
+from fedhet.runs.run_data import RunData
 
 
 def problem(*lines: str, **node_config: Any) -> str:
@@ -232,7 +233,7 @@ def test_aliases_that_multiply_a_file(text: str) -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda folder: api.read_config(folder),
+        lambda folder: read_config(folder),
         lambda folder: config.catalogue._load(folder / "config.yaml"),
     ],
     ids=["run folder", "piece"],

@@ -11,7 +11,7 @@ from own_sites import RUN, Deployment, telling, write_sites
 import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
+from fedhet.runs.job import Job
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core import interruptions
 from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed

@@ -16,11 +16,11 @@ import torch
 from own_sites import RUN, Sites, simulated, write_sites
 
 import fedhet
-from fedhet import config
 from fedhet.core.client.client import DELIVER
 from fedhet.core.messages import Failure
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.handover import export, predict
+from fedhet.runs import config
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedhet.handover.delivery.sync", full)
+        patched.setattr("fedhet.runs.delivery.sync", full)
         reply = sites.serve(offer)
     assert isinstance(reply, Failure) and "WriteError" in reply.cause
     assert (home / "from-before").exists()
@@ -151,7 +151,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
     home.rename(home.with_name(".0.before"))
     home.with_name(f".0.{os.getpid()}.part").mkdir()
     with monkeypatch.context() as patched:
-        patched.setattr("fedhet.handover.delivery.sync", full)
+        patched.setattr("fedhet.runs.delivery.sync", full)
         reply = sites.serve(offer)
     assert isinstance(reply, Failure) and "WriteError" in reply.cause
     assert (home / "from-before").exists()

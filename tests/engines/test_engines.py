@@ -17,9 +17,10 @@ import torch
 from composing import composed
 
 import fedhet
-from fedhet.config import compose
 from fedhet.data.toy import toy_task
-from fedhet.job import Job, begin, run_job
+from fedhet.engines.dispatch import run_job
+from fedhet.runs.config import compose
+from fedhet.runs.job import Job, begin
 
 HERE = Path(__file__).parent
 FEDAVG = ["method=fedavg", "rounds=3"]
@@ -31,7 +32,7 @@ RUNS = pytest.mark.parametrize("overrides", [FEDAVG, SCAFFOLD], ids=["fedavg", "
 def summary(folder: Path, *overrides: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         # Figures take a second of each run.
-        patch.setattr("fedhet.record.figures.draw", lambda *args: [])
+        patch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
         if any(line.startswith("engine=") for line in overrides):
             return fedhet.run([*overrides, f"hydra.run.dir={folder}"]).summary
         settings = replace(composed(*overrides), run_dir=str(folder), run_dir_given=True)

@@ -16,8 +16,6 @@ import pytest
 import torch
 
 import fedhet
-from fedhet import stores
-from fedhet.config import compose
 from fedhet.core.client.client import FedClient
 from fedhet.core.kernel import Result, State
 from fedhet.core.messages import Broadcast, Reply, Upload
@@ -25,8 +23,10 @@ from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
 from fedhet.engines.pool import PoolCourier
-from fedhet.job import Job
 from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.runs import stores
+from fedhet.runs.config import compose
+from fedhet.runs.job import Job
 
 
 def scaffold_job() -> Job:

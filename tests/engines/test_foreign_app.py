@@ -33,14 +33,14 @@ from packaging.requirements import Requirement
 from ports import free_ports
 
 import fedhet.flower
-from fedhet.commands import flower_environment
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, RunFailed
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.engines.flwr import SUPERLINK
-from fedhet.engines.guard import TemporaryFolder
+from fedhet.runs.flower_commands import flower_environment
+from fedhet.runs.guard import TemporaryFolder
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text().partition("\n## The classic API\n")[2]

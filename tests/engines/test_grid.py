@@ -22,9 +22,9 @@ from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
+from fedhet.flower import courier as flower_server
 from fedhet.flower import grid as flower_grid
 from fedhet.flower import nodes
-from fedhet.flower import server as flower_server
 from fedhet.methods.scaffold import Scaffold
 
 

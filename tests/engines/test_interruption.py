@@ -18,8 +18,7 @@ import pytest
 import ray
 from foreground import Foreground, in_place_of_flwr, last_lines
 
-from fedhet.cli import main as cli
-from fedhet.config import compose
+from fedhet import __main__ as cli
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.site import Site
 from fedhet.core.errors import RunFailed
@@ -28,11 +27,12 @@ from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool
-from fedhet.engines.guard import TAG, TemporaryFolder
 from fedhet.engines.pool import PoolCourier
 from fedhet.engines.ray import RayCourier
-from fedhet.job import Job
 from fedhet.methods.fednorm import FedNormPlugin
+from fedhet.runs.config import compose
+from fedhet.runs.guard import TAG, TemporaryFolder
+from fedhet.runs.job import Job
 
 HERE = Path(__file__).parent
 ENDLESS = ["method=fedavg", "rounds=100000", "eval.clients=false"]

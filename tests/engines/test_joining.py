@@ -11,8 +11,8 @@ from own_sites import Deployment, simulated, write_sites
 
 from fedhet.core.messages import Failure
 from fedhet.core.trees import sha256
-from fedhet.data.local.data import LocalData
-from fedhet.job import Job
+from fedhet.runs.job import Job
+from fedhet.runs.local_data import LocalData
 
 
 @pytest.fixture

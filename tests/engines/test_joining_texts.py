@@ -15,15 +15,15 @@ from own_sites import Joined, Node
 from targets.test_texts import reviews, save_tokenizer
 
 import fedhet
-from fedhet import config
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.errors import ConfigError, DataError, RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.trees import sha256
-from fedhet.data.__main__ import main as data_main
-from fedhet.data.local.data import LocalData, declaration
 from fedhet.flower.sites import SiteNodes
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.data_commands import main as data_main
+from fedhet.runs.job import Job
+from fedhet.runs.local_data import LocalData, declaration
 
 pytest.importorskip("tokenizers", reason="texts need the package tokenizers")
 SIZES = {"a": (0, 60), "b": (60, 100)}

@@ -144,7 +144,7 @@ def test_a_run_ends_although_a_client_hangs(
 
 OWNER = """
 import subprocess, sys
-from fedhet.engines.guard import guard_children
+from fedhet.runs.guard import guard_children
 guard_children()
 deaf = "trap '' TERM; sleep 600 & echo $! $$; wait"
 subprocess.Popen(["bash", "-c", deaf], start_new_session=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet import config
-from fedhet.record.lock import Lock
-from fedhet.record.results import Run
+from fedhet.runs import config
+from fedhet.runs.record.lock import Lock
+from fedhet.runs.record.outcome import Run
 from fedhet.testing import check_equal, run_quietly
 
 LINES = [

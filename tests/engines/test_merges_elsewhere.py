@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedhet.record.results import Run
+from fedhet.runs.record.outcome import Run
 
 LINES = ["method=scaffold", "rounds=2", "partition.clients=6", "client.epochs=1", "client.lr=.1"]
 LINES += ["model.hidden=[8]", "eval.clients=false"]

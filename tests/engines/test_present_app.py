@@ -27,9 +27,9 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import WORDS
 from fedhet.core.task import Task
 from fedhet.data.toy import ToyModel, toy_task
+from fedhet.flower import courier as flower_server
 from fedhet.flower import grid as flower_grid
-from fedhet.flower import owner
-from fedhet.flower import server as flower_server
+from fedhet.flower import own_loop as owner
 
 LINES = ["rounds=2", "client.lr=0.1", "client.epochs=1"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.cli import main
+from fedhet import __main__ as main
 
 HERE = Path(__file__).parent
 FAULTY = [

@@ -19,9 +19,9 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from ports import free_ports
 
-from fedhet.commands import flower_environment
 from fedhet.engines.flwr import SUPERLINK
-from fedhet.engines.guard import TemporaryFolder
+from fedhet.runs.flower_commands import flower_environment
+from fedhet.runs.guard import TemporaryFolder
 
 # From an empty folder to what `flwr new @flwrlabs/quickstart-pytorch` makes.
 QUICKSTART = Path(__file__).with_name("quickstart.diff").read_text()

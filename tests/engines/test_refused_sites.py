@@ -12,11 +12,11 @@ from own_sites import RUN, Deployment, Joined, Node, telling, write_sites
 from sklearn.datasets import load_digits
 
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.data.local.data import LocalData
 from fedhet.flower import apps
 from fedhet.flower.nodes import Nodes
 from fedhet.flower.sites import OwnData
-from fedhet.job import Job
+from fedhet.runs.job import Job
+from fedhet.runs.local_data import LocalData
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pandas
 import pytest
 from own_sites import RUN, Deployment, Node, Sites
 
-from fedhet import config
 from fedhet.core.messages import Upload
 from fedhet.core.server.evaluation import evaluation_messages
-from fedhet.data.local.data import LocalData
 from fedhet.data.local.description import Agreement
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.job import Job
+from fedhet.runs.local_data import LocalData
 
 
 def test_each_site_decides_which_scores_leave_it(

@@ -19,7 +19,7 @@ from torch.utils import backend_registration
 backend_registration._setup_privateuseone_for_python_backend("pretend")
 
 import fedhet
-from fedhet.process import thread_names
+from fedhet.runs.process import thread_names
 
 hashes = []
 for workers in (2, 1, 2):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from foreground import in_place_of_flwr
 
-from fedhet import commands
 from fedhet.core.errors import RunFailed
 from fedhet.deploy import folders
 from fedhet.engines import flwr
+from fedhet.runs import flower_commands
 
 CODE = """
 import os, pathlib, sys
@@ -35,7 +35,7 @@ def test_its_programs_ask_no_proxy_for_this_machine(
     direct = "lab,127.0.0.1,localhost,::1"
     for environment, hosts in (
         (flwr._environment(tmp_path, tmp_path), direct),
-        (commands.flower_environment(tmp_path), direct),
+        (flower_commands.flower_environment(tmp_path), direct),
         (folders.environment(server), f"{direct},10.0.0.5"),
     ):
         assert (environment["no_proxy"], environment["NO_PROXY"]) == (hosts, hosts)

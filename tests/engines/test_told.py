@@ -15,7 +15,6 @@ from own_sites import Node, Sites
 from PIL import Image
 from targets.test_texts import save_tokenizer
 
-from fedhet import config
 from fedhet.core.client.client import DELIVER
 from fedhet.core.errors import (
     SUBMITTED,
@@ -30,8 +29,9 @@ from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import LOST, Failure
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.flower import apps
-from fedhet.job import Job
-from fedhet.stores import MemoryStore, store_at_site
+from fedhet.runs import config
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore, store_at_site
 
 CELLS = ("John Smith", "Ann Lee", "61234")
 TOLD = "the node of site 'a' cannot serve this run: DataError; the node's own log says more"

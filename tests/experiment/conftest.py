@@ -11,8 +11,8 @@ from experiment.mine import run
 from experiment.pretend import Pretend
 from omegaconf import DictConfig
 
-from fedhet.config import composition, pieces
-from fedhet.config.bases import Bases
+from fedhet.runs.config import composition, pieces
+from fedhet.runs.config.bases import Bases
 
 _composed: dict[object, Bases] = {}
 

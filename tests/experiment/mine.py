@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedhet.cli import main
-from fedhet.config.lines import key_of
+from fedhet import __main__ as main
+from fedhet.runs.config.lines import key_of
 
 SMALL = """
 model: {hidden: [8]}

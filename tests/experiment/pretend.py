@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from fedhet import report
-from fedhet.cli import launch, main
-from fedhet.config.composition import Launching
+from fedhet import __main__ as main
 from fedhet.core.errors import RunFailed, has_diverged
-from fedhet.data.findable import Source
-from fedhet.experiment.cells import Cell
-from fedhet.experiment.folder import EXPERIMENT, recorded
-from fedhet.experiment.progress import Progress
-from fedhet.launchers.executors import Executor, PlannedRun
-from fedhet.launchers.live import Watch
-from fedhet.record.files import write_json
-from fedhet.record.schema import FORMAT
+from fedhet.data.storage import write_json
+from fedhet.runs.config.composition import Launching
+from fedhet.runs.record.schema import FORMAT
+from fedhet.study import launch, report
+from fedhet.study.cells import Cell
+from fedhet.study.executors import Executor, PlannedRun
+from fedhet.study.findable import Source
+from fedhet.study.folder import EXPERIMENT, recorded
+from fedhet.study.live import Watch
+from fedhet.study.progress import Progress
 
 DIVERGED = "client 1: weights, tensor 'a': holds NaN or infinite values"
 Rows = list[dict[str, Any]]

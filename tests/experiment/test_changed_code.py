@@ -16,9 +16,9 @@ from experiment.mine import SMALL, run, written
 
 import fedhet
 from fedhet.core.errors import OtherCode
-from fedhet.experiment.code import Code, digest, joined, short
-from fedhet.experiment.folder import recorded
-from fedhet.launchers import executors as launched
+from fedhet.study import executors as launched
+from fedhet.study.code import Code, digest, joined, short
+from fedhet.study.folder import recorded
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -104,8 +104,7 @@ def test_it_starts_again_and_runs_all_with_the_new_code(
 
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
-        from fedhet.cli import launch
-        from fedhet.experiment import definition
+        from fedhet.study import definition, launch
 
         lines = ["experiment=mine", "hydra/launcher=basic", "on_other_code=rerun"]
         experiment = definition.read(lines)

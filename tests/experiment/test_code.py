@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.config import pieces
-from fedhet.experiment import code as code_module
-from fedhet.experiment.code import Code
+from fedhet.runs.config import pieces
+from fedhet.study import code as code_module
+from fedhet.study.code import Code
 
 Write = Callable[..., None]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition
+from fedhet.study import cells, definition
 
 Write = Callable[..., None]
 LABELS = """

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from experiment.pretend import Pretend
 
-from fedhet.launchers.executors import PlannedRun
-from fedhet.launchers.live import Watch
-from fedhet.record.schema import FORMAT
+from fedhet.runs.record.schema import FORMAT
+from fedhet.study.executors import PlannedRun
+from fedhet.study.live import Watch
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]

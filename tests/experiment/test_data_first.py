@@ -9,12 +9,12 @@ import pytest
 from experiment.mine import SMALL, run, written
 from experiment.pretend import Pretend
 
-from fedhet.cli import main
-from fedhet.config import compose
+from fedhet import __main__ as main
 from fedhet.core.errors import DataError
-from fedhet.data.findable import find_data, source
-from fedhet.experiment.code import Code
-from fedhet.launchers.executors import Here, Processes, Ray
+from fedhet.runs.config import compose
+from fedhet.study.code import Code
+from fedhet.study.executors import Here, Processes, Ray
+from fedhet.study.findable import find_data, source
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]

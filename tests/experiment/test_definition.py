@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.config import compose, pieces
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition
-from fedhet.experiment.definition import Experiment
-from fedhet.report.study import SCORES
+from fedhet.runs.config import compose, experiment_file, pieces
+from fedhet.study import cells, definition
+from fedhet.study.definition import Experiment
+from fedhet.study.report.compared import SCORES
 
 Write = Callable[..., None]
 AXES = """
@@ -107,7 +107,7 @@ def test_an_experiment_without_axes_is_a_single_run(write: Write) -> None:
     write("rounds: 2")
     assert definition.read(["experiment=mine"]) is None
     assert definition.read(["method=fedavg", "seed=1"]) is None
-    definition.refuse(["experiment=mine"])
+    experiment_file.refuse(["experiment=mine"])
 
 
 def test_several_experiments_at_once_are_single_runs(write: Write) -> None:

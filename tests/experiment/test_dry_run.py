@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.cli.main import main
-from fedhet.experiment.estimate import Cost, Estimate
+from fedhet.__main__ import main
+from fedhet.study.estimate import Cost, Estimate
 
 COST = Cost(start=1.0, phases=2.0, step=0.5, evaluation=0.25, rounds=10, evaluations=4)
 

@@ -17,9 +17,8 @@ from experiment.mine import SMALL, run, written
 from experiment.pretend import DIVERGED, Pretend
 
 import fedhet
-from fedhet import report
-from fedhet.experiment import code
-from fedhet.experiment.cells import Cell
+from fedhet.study import code, report
+from fedhet.study.cells import Cell
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]

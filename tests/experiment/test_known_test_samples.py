@@ -10,7 +10,7 @@ from experiment.finished import Finished
 from experiment.mine import run
 from experiment.pretend import Pretend
 
-from fedhet.experiment.folder import TEST_KNOWN
+from fedhet.study.folder import TEST_KNOWN
 
 QUICK = """
 rounds: 1

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 from rich.progress import TaskID
 
-from fedhet.launchers import live
-from fedhet.launchers.executors import PlannedRun
-from fedhet.record import schema
+from fedhet.runs.record import schema
+from fedhet.study import live
+from fedhet.study.executors import PlannedRun
 
 
 class Folder:

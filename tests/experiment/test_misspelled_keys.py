@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.config import compose
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import definition
+from fedhet.runs.config import compose
+from fedhet.study import definition
 
 Write = Callable[..., None]
 

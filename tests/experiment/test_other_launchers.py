@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet import config
-from fedhet.cli import main
-from fedhet.config import catalogue
+from fedhet import __main__ as main
+from fedhet.runs import config
+from fedhet.runs.config import catalogue
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +29,9 @@ def test_the_launchers_are_no_group_of_a_run() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "hydra.launcher._target_=fedhet.launchers.executors.Processes",
+        "hydra.launcher._target_=fedhet.study.executors.Processes",
         "hydra.sweeper._target_=hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
-        "+hydra.launcher.inner._target_=fedhet.launchers.executors.Processes",
+        "+hydra.launcher.inner._target_=fedhet.study.executors.Processes",
         "hydra.launcher='${hydra.sweep}'",
     ],
 )

@@ -11,11 +11,11 @@ import pytest
 from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 
-from fedhet.experiment.cells import Cell
-from fedhet.record.summary import validation_score
-from fedhet.report.figures import curve_points
-from fedhet.report.results import results
-from fedhet.report.study import Study
+from fedhet.runs.record.summary import validation_score
+from fedhet.study.cells import Cell
+from fedhet.study.report.compared import Study
+from fedhet.study.report.plots import curve_points
+from fedhet.study.report.results import results
 
 KINDS = {"Shared": "", "Tuned locally": "finetuned_", "Own": "personal_"}
 

@@ -10,9 +10,9 @@ from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition
-from fedhet.experiment.code import Code
-from fedhet.experiment.folder import ExperimentFolder
+from fedhet.study import cells, definition
+from fedhet.study.code import Code
+from fedhet.study.folder import ExperimentFolder
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from fedhet.config import compose, composition
-from fedhet.config.bases import Bases
 from fedhet.core.errors import ConfigError, RunFailed
-from fedhet.launchers import executors
-from fedhet.launchers.executors import Elsewhere, PlannedRun, Processes, _logged, carry_out
-from fedhet.launchers.live import Watch
+from fedhet.runs.config import compose, composition
+from fedhet.runs.config.bases import Bases
+from fedhet.study import executors
+from fedhet.study.executors import Elsewhere, PlannedRun, Processes, _logged, carry_out
+from fedhet.study.live import Watch
 
 LOST = "its process was ended by SIGKILL"
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from fedhet.cli import main
-from fedhet.config import resuming
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
-from fedhet.launchers import executors
-from fedhet.launchers.executors import Processes
+from fedhet.runs.config import resuming
+from fedhet.study import executors
+from fedhet.study.executors import Processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0

@@ -13,10 +13,10 @@ from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 from omegaconf import OmegaConf
 
-from fedhet.config import compose
 from fedhet.core.errors import ConfigError
-from fedhet.experiment import cells, definition, tuning
-from fedhet.experiment.tuning import Interval
+from fedhet.runs.config import compose
+from fedhet.study import cells, definition, tuning
+from fedhet.study.tuning import Interval
 
 Write = Callable[..., None]
 

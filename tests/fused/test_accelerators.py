@@ -21,8 +21,8 @@ from fedhet.core.messages import LocalSettings
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import CropFlip, Normalize
 from fedhet.data.toy import toy_task
-from fedhet.fused import passes
-from fedhet.fused.steps import Training
+from fedhet.engines.fused import passes
+from fedhet.engines.fused.steps import Training
 
 Launch = Callable[..., Any]
 
@@ -100,7 +100,7 @@ def test_what_is_copied(launch: Launch) -> None:
         launch(*lines, task=pixels())
     by_function: Counter[tuple[str, str]] = Counter()
     for (_, way, line), number in copies.items():
-        if line.startswith(("fedhet/core/task.py", "fedhet/fused")):
+        if line.startswith(("fedhet/core/task.py", "fedhet/engines/fused")):
             by_function[way, line.rpartition(" ")[2]] += number
     parts, clients, rounds = 3, 3, 2
     assert by_function == {

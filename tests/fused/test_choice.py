@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch import nn
 
-from fedhet.fused.choice import AT_ONCE, suited
+from fedhet.engines.fused.choice import AT_ONCE, suited
 from fedhet.models import MLP
 
 
@@ -38,9 +38,9 @@ def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: in
 def test_what_runs_need_is_imported_once() -> None:
     """multiprocessing says nothing of a module that cannot be preloaded."""
     code = (
-        "import gc, sys, fedhet.launchers.preload\n"
+        "import gc, sys, fedhet.study.preload\n"
         "assert gc.isenabled() and gc.get_freeze_count()\n"
-        "import fedhet.fused.traces as traces\n"
+        "import fedhet.engines.fused.traces as traces\n"
         "names = {'fedhet.methods.fedavg', 'fedhet.methods.feddisk', traces.IMPORTED}\n"
         "assert names <= {*sys.modules}"
     )

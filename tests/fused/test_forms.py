@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedhet.fused.stacks import layers
+from fedhet.engines.fused.stacks import layers
 
 
 class Own(nn.Module):

@@ -1,4 +1,4 @@
-"""fedhet/fused/graphs.py without a GPU: CUDA's graphs are pretended."""
+"""fedhet/engines/fused/graphs.py without a GPU: CUDA's graphs are pretended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedhet.fused import graphs, traces
-from fedhet.fused.graphs import captured
+from fedhet.engines.fused import graphs, traces
+from fedhet.engines.fused.graphs import captured
 
 Launch = Callable[..., Any]
 

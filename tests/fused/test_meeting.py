@@ -13,7 +13,7 @@ import torch
 from fedhet.core.errors import RunFailed
 from fedhet.core.interruptions import signals_noted
 from fedhet.core.timing import SHARE, Share
-from fedhet.fused.meeting import Meeting
+from fedhet.engines.fused.meeting import Meeting
 
 
 @dataclass

@@ -15,15 +15,15 @@ from fused.fusing import LINES, Launch, apart, digits, groups
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet import config
 from fedhet.core.client.site import Site
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Client, Message, Result, State, Term, serves
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.toy import toy_task
-from fedhet.fused.steps import Training
+from fedhet.engines.fused.steps import Training
 from fedhet.models import CharLSTM
+from fedhet.runs import config
 from fedhet.testing import check_equal, run_quietly
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fedhet.config import composition
 from fedhet.core.interruptions import signals_noted
-from fedhet.launchers import executors
-from fedhet.launchers.executors import PlannedRun, Processes, carry_out
-from fedhet.launchers.live import Watch
+from fedhet.runs.config import composition
+from fedhet.study import executors
+from fedhet.study.executors import PlannedRun, Processes, carry_out
+from fedhet.study.live import Watch
 
 LINES = [
     "method=fednorm",

@@ -10,8 +10,8 @@ from contracts.short import SHORT, slow
 from fused.fusing import LINES, Launch, digits
 from fused.test_close import Convolutions
 
-from fedhet.fused import traces
-from fedhet.fused.traces import Traces, trace
+from fedhet.engines.fused import traces
+from fedhet.engines.fused.traces import Traces, trace
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 import fedhet
-from fedhet.record import card
+from fedhet.runs.record import card
 
 
 def rows(run: fedhet.Run) -> list[list[str]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.data.toy import toy_task
 
 
@@ -224,6 +224,6 @@ def test_a_model_that_torch_cannot_export(
         def forward(self, x: Tensor) -> Tensor:
             return x[:, :2] if float(x.sum()) > 0 else x[:, 1:]
 
-    monkeypatch.setattr("fedhet.api.load", lambda *args, **kwargs: Unsteady())
+    monkeypatch.setattr("fedhet.runs.loading.load", lambda *args, **kwargs: Unsteady())
     error = refused(capsys, of_a_table.dir, "--to", "pt2")
     assert "torch.export cannot export the model Unsteady" in error

@@ -10,10 +10,10 @@ import torch
 from composing import composed
 from torch import Tensor, nn
 
-from fedhet.config import compose
 from fedhet.handover.export import export
 from fedhet.handover.served import Described, Served
-from fedhet.models.build import model_of
+from fedhet.runs.config import compose
+from fedhet.runs.model_building import model_of
 
 IMAGES = {"shape": [1, 16, 16], "normalised": {"mean": [0.3], "std": [0.4]}}
 COLOURS = {"shape": [3, 32, 32], "normalised": {"mean": [0.3, 0.4, 0.5], "std": [0.4, 0.3, 0.2]}}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.errors import ConfigError, DataError
+from fedhet.data import forms
 from fedhet.handover.served import opened
-from fedhet.record import schema
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def endless(file: Path) -> None:
 
 def too_large(file: Path) -> None:
     """With a hole that takes no room on the disk."""
-    os.truncate(file, schema.LARGEST_FILE + 1)
+    os.truncate(file, forms.LARGEST_FILE + 1)
 
 
 @pytest.mark.timeout(60)  # what reads from a pipe does not end

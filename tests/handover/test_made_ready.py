@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.data.heart_disease import hospitals
 
 SHORT = ("dataset=heart_disease", "partition=natural", "method=fedavg", "rounds=2", "figures=false")

@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn import metrics
 
 import fedhet
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 
 
 @pytest.fixture(autouse=True)

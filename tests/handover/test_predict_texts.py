@@ -11,7 +11,7 @@ import pytest
 from handover.conftest import start
 from sklearn import metrics
 
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.record import prometheus
+from fedhet.runs.record import prometheus
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
 
@@ -58,7 +58,7 @@ def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
         fedhet.run([*LINES, "client.lr=1e30", f"hydra.run.dir={tmp_path}/run"])
     found = read(tmp_path / "prom" / "fedhet-server.prom")
     assert found['fedhet_run_status{status="failed"}'] == 1
-    summary = fedhet.api.read_json(tmp_path / "run", "summary.json")
+    summary = fedhet.runs.loading.read_json(tmp_path / "run", "summary.json")
     assert summary["rejected"]
     for reason, count in summary["rejected"].items():
         assert found[f'fedhet_failures_total{{reason="{reason}"}}'] == count

@@ -6,7 +6,7 @@ import re
 
 from house_rules.source import ROOT
 
-from fedhet.config import catalogue
+from fedhet.runs.config import catalogue
 
 PAGE = ROOT / "docs" / "features.md"
 GROUPS = ("method", "plugin", "dataset", "partition", "model", "merge", "engine", "tracker")

@@ -15,10 +15,10 @@ from types import ModuleType
 import pytest
 from house_rules.source import ROOT, name
 
-from fedhet import config
-from fedhet.config import pieces
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
+from fedhet.runs import config
+from fedhet.runs.config import pieces
+from fedhet.runs.job import Job
 
 SCRIPT = ROOT / "scripts" / "figures"
 TABLE = """\

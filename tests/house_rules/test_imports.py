@@ -95,7 +95,7 @@ def test_importing_the_package_loads_nothing(tmp_path: Path) -> None:
 
 IN_PROCESS_RUN = """
 import sys
-import fedhet.engines.local
+import fedhet.engines.in_process
 import fedhet
 from fedhet.data.toy import toy_task
 

@@ -1,12 +1,14 @@
-"""fedhet/core knows nothing of fedhet but itself, and of Flower two abstract classes."""
+"""What each room of fedhet may import; core imports two abstract classes of Flower as well."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 
-from house_rules.source import PACKAGE, SIZE, imports
+from house_rules.source import PACKAGE, ROOT, SIZE, imports
 
 MODULES = SIZE["modules"](PACKAGE)
 CORE = {
@@ -53,7 +55,7 @@ def test_any_stands_for_no_half_of_a_method() -> None:
 def test_both_rules_find_what_breaks_them() -> None:
     source = """
 if TYPE_CHECKING:
-    from fedhet.record.run_folder import Recorder
+    from fedhet.runs.record.run_folder import Recorder
     from flwr.common import Parameters
     from flwr.server.strategy import Strategy
 class Loop:
@@ -63,5 +65,74 @@ class Loop:
         import omegaconf
 """
     tree = ast.parse(source)
-    assert foreign(tree) == {"fedhet.record.run_folder", "flwr.common", "omegaconf"}
+    assert foreign(tree) == {"fedhet.runs.record.run_folder", "flwr.common", "omegaconf"}
     assert {*anything(tree)} & HALVES == {"workspace", "strategy", "client"}
+
+
+# ---- rooms
+TOP = {"fedhet", "fedhet.__main__", "fedhet.api"}
+SENTENCE = re.compile(r"^It may import (.+)\.$", re.MULTILINE)
+ROOMS = {module.split(".")[1] for module in MODULES.keys() - TOP}
+
+
+def imported(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """The rooms, and the modules at the top, that each room imports or names in a text."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, others in SIZE["graph"](modules).items():
+        texts = {
+            str(node.value) for node in ast.walk(modules[module]) if isinstance(node, ast.Constant)
+        }
+        named = {text if text in modules else text.rpartition(".")[0] for text in texts}
+        if module not in TOP:
+            every = (others | named & modules.keys() - TOP) - {module}
+            rooms = {other if other in TOP else other.split(".")[1] for other in every}
+            found[module.split(".")[1]] |= rooms - {module.split(".")[1]}
+    return found
+
+
+def allowed(room: str) -> set[str]:
+    """The rooms that the docstring of a room allows it."""
+    (words,) = SENTENCE.findall(ast.get_docstring(MODULES[f"fedhet.{room}"]) or "")
+    return set() if words == "no other room" else set(re.split(", | and ", words))
+
+
+def test_a_room_imports_what_its_docstring_says_and_no_room_in_a_circle() -> None:
+    rules = {room: allowed(room) for room in ROOMS}
+    assert imported(MODULES) == rules
+    assert not SIZE["circles"](rules)
+    assert not {"study", "deploy", "handover"} & set().union(*rules.values())
+    assert len(ROOMS) <= 11
+    assert {module for module in MODULES if module.count(".") < 2} == TOP | {
+        f"fedhet.{room}" for room in ROOMS
+    }
+
+
+def test_the_architecture_has_the_same_table() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Rooms")[2].partition("## Modules")[0]
+    rows = dict(re.findall(r"^\| `(\w+)/` \|.*\| ([^|]+) \|$", table, re.MULTILINE))
+    (found,) = {len(rows), len(ROOMS)}
+    assert found and all(
+        f"It may import {rows[room]}." in (ast.get_docstring(MODULES[f"fedhet.{room}"]) or "")
+        for room in ROOMS
+    )
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    assert not {name: count for name, count in names.items() if count > 1}
+
+
+def test_a_room_that_imports_another_one_is_found() -> None:
+    sources = {
+        "fedhet": "",
+        "fedhet.core.one": "def function():\n    from fedhet.study.two import name",
+        "fedhet.study.two": "import_module('fedhet.data.three')\nfrom fedhet import api",
+        "fedhet.data.three": "import fedhet.data.three",
+        "fedhet.api": "import fedhet.study.two",
+    }
+    assert imported({name: ast.parse(source) for name, source in sources.items()}) == {
+        "core": {"study"},
+        "study": {"data", "fedhet.api"},
+        "data": set(),
+    }

@@ -11,10 +11,10 @@ import pytest
 from house_rules.source import METHOD_FOLDER, METHODS, ROOT, name, tree
 from omegaconf import OmegaConf
 
-from fedhet.config import catalogue
-from fedhet.config.targets import find_target
 from fedhet.core.kernel import Client, Method
 from fedhet.methods.fedavg import FedAvg
+from fedhet.runs.config import catalogue
+from fedhet.runs.config.instantiation import find_target
 
 # What describes a method is its file, or the __init__.py of its folder.
 HEADS = [path for path in METHODS if path.parent == METHOD_FOLDER or path.name == "__init__.py"]

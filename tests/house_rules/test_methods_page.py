@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedhet.config import catalogue
+from fedhet.runs.config import catalogue
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

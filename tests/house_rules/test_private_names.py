@@ -57,7 +57,9 @@ def test_what_is_used_of_flower_is_documented_or_in_the_table() -> None:
 
 def test_the_table_has_what_node_and_its_processes_replace() -> None:
     found = {
-        name for part in ("node", "client") for name in looked_up(MODULES[f"fedhet.deploy.{part}"])
+        name
+        for part in ("node", "app_process")
+        for name in looked_up(MODULES[f"fedhet.deploy.{part}"])
     }
     assert found <= TABLE
     assert TABLE - found == {"NodeState", "get_tasks", "claim_task"}

@@ -40,7 +40,7 @@ import pytest
 from house_rules.source import ROOT, name
 from house_rules.test_figures import EXEMPT, SCRIPT
 
-from fedhet.report import statistics
+from fedhet.study.report import statistics
 from papers import design, helps, leaderboard
 from papers.paper import find
 from papers.table import read_csv

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from fedhet.record.results import Run
+    from fedhet.runs.record.outcome import Run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "invariant"

@@ -11,7 +11,7 @@ from methods.feddisk_task import COMMON, LINES, Make
 
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
+from fedhet.runs.job import Job
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from fedhet.core import messages
 from fedhet.core.messages import Broadcast
 from fedhet.core.server.phases import locate
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import FedGMMPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore
 
 Launch = Callable[..., Any]
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedhet.core.task import ClientData, Task
+from fedhet.data.storage import read_tensors
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNorm, FedNormPlugin
 from fedhet.methods.scaffold import Scaffold
-from fedhet.record.files import read_tensors
 
 Federation = Callable[..., Any]
 

@@ -12,8 +12,6 @@ from maths.cases import named_case
 from methods.plugs import explore
 from omegaconf import OmegaConf
 
-from fedhet.config import catalogue
-from fedhet.config.targets import find_target
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.server.server_opt import FedAvgM
@@ -26,6 +24,8 @@ from fedhet.methods.fednova import FedNova
 from fedhet.methods.fedsgd import FedSGD
 from fedhet.methods.scaffold import Scaffold
 from fedhet.methods.sgdm import SGDM
+from fedhet.runs.config import catalogue
+from fedhet.runs.config.instantiation import find_target
 
 HOSTS = {
     "fednova": ["method=fednova"],

@@ -18,8 +18,8 @@ import pytest
 from composing import composed
 
 import fedhet
-from fedhet.config import catalogue
-from fedhet.job import Job
+from fedhet.runs.config import catalogue
+from fedhet.runs.job import Job
 
 ROOT = Path(__file__).parents[2]
 MNIST = Path(os.environ.get("FEDHET_TEST_DATA") or ROOT.parent / "shared" / "data")

@@ -18,8 +18,8 @@ from methods.readouts import copied
 import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
 from fedhet.methods.pooled import Pooled
+from fedhet.runs.job import Job
 
 Federation = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch import nn
 
-from fedhet.config.targets import instantiate
 from fedhet.models import Classifier
+from fedhet.runs.config.instantiation import instantiate
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 

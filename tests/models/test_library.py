@@ -13,9 +13,9 @@ from models.configured import layer, size
 from models.small_nets import cut, net
 from torch import nn
 
-from fedhet.config import compose
 from fedhet.core.errors import ConfigError
 from fedhet.models import Timm, Torchvision
+from fedhet.runs.config import compose
 
 SMALL = "shufflenet_v2_x0_5"
 

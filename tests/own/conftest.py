@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.config import composition
-from fedhet.config.bases import Bases
+from fedhet.runs.config import composition
+from fedhet.runs.config.bases import Bases
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -10,8 +10,8 @@ import pytest
 from composing import check_overrides
 from own.conftest import forget
 
-from fedhet.config import compose
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config import compose
 
 EVIL = "_target_: os.system\ncommand: touch owned\n"
 FEDAVG = "_target_: fedhet.methods.fedavg.FedAvg\n"

@@ -10,8 +10,8 @@ from config.fake_jobs import install_jobs
 from own.conftest import Command
 
 import fedhet
-from fedhet.cli import main
-from fedhet.config import Config, compose
+from fedhet import __main__ as main
+from fedhet.runs.config import Config, compose
 from fedhet.testing import sha256, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -59,7 +59,7 @@ def test_a_sweep_may_vary_option_and_class() -> None:
 
 def test_what_it_names_itself_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     run = fedhet.run([*ALONE, "method.alpha=.7", *FAST], task=toy_task())
     assert run.dir.name.endswith("-dynreg")
     assert run.summary["method"] == "dynreg"

@@ -13,10 +13,10 @@ import torch
 from convergence.quadratic import final_weight
 
 import fedhet
-from fedhet.cli import main
-from fedhet.config import catalogue, compose
-from fedhet.config.targets import find_target
+from fedhet import __main__ as main
 from fedhet.core.kernel import Merged, Plugin, State, Step, Update
+from fedhet.runs.config import catalogue, compose
+from fedhet.runs.config.instantiation import find_target
 from fedhet.testing import Federation, check_choice, check_resume, sha256, sha256_apart, toy_task
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -98,7 +98,7 @@ def test_folder_summary_and_table_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     run = fedhet.run(["method=dynreg", "method.alpha=.3", *FAST], task=toy_task())
     assert run.dir.name.endswith("-dynreg")
     assert run.summary["method"] == "dynreg"

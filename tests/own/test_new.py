@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from own.conftest import ROOT, forget
 
-from fedhet.cli import main
-from fedhet.cli.new import KINDS, create
-from fedhet.config import compose
+from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
+from fedhet.runs.cli.new import KINDS, create
+from fedhet.runs.config import compose
 
 
 @pytest.fixture(scope="module")

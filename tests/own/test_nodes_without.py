@@ -14,7 +14,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.flower import apps
 from fedhet.flower.apps import client_for, strategy_of
 from fedhet.flower.grid import ASKS, RAISED
-from fedhet.stores import MemoryStore
+from fedhet.runs.stores import MemoryStore
 
 
 def context(overrides: str, **run_config: Any) -> Context:

@@ -14,11 +14,11 @@ from composing import check_overrides
 from own.conftest import ROOT, Command, forget
 
 import fedhet
-from fedhet.cli import main
-from fedhet.cli.compatibility import compatibility
-from fedhet.cli.new import KINDS, create
-from fedhet.config import catalogue, compose
-from fedhet.config.targets import find_target
+from fedhet import __main__ as main
+from fedhet.runs.cli.combinations import compatibility
+from fedhet.runs.cli.new import KINDS, create
+from fedhet.runs.config import catalogue, compose
+from fedhet.runs.config.instantiation import find_target
 from fedhet.testing import sha256, toy_task
 
 CHOSEN = [

@@ -22,9 +22,9 @@ from fedhet.core.groups import Noise
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.privacy.account import SPENT, Ledger, epsilon
-from fedhet.record.results import Run
-from fedhet.stores import ContextStore, DiskStore, MemoryStore
+from fedhet.runs.privacy.account import SPENT, Ledger, epsilon
+from fedhet.runs.record.outcome import Run
+from fedhet.runs.stores import ContextStore, DiskStore, MemoryStore
 from fedhet.testing import check_resume
 
 Federation = Callable[..., Any]

@@ -37,8 +37,8 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
-from fedhet.job import Job
-from fedhet.stores import MemoryStore
+from fedhet.runs.job import Job
+from fedhet.runs.stores import MemoryStore
 
 FIXED = {"noise_multiplier": 0.1, "clipping_norm": 5.0, "num_sampled_clients": 2}
 ADAPTIVE = {"noise_multiplier": 0.1, "num_sampled_clients": 2, "clipped_count_stddev": 1.0}

@@ -12,7 +12,6 @@ from composing import composed
 from contracts.short import STATED, shortened
 from omegaconf import OmegaConf
 
-from fedhet.config import Config, catalogue
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
@@ -21,9 +20,10 @@ from fedhet.core.noise import allowed_here
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import locate
 from fedhet.data.toy import toy_task
-from fedhet.job import Job
-from fedhet.privacy.account import RELEASES, SPENT, Account, planned_releases, releases_of
-from fedhet.stores import MemoryStore
+from fedhet.runs.config import Config, catalogue
+from fedhet.runs.job import Job
+from fedhet.runs.privacy.account import RELEASES, SPENT, Account, planned_releases, releases_of
+from fedhet.runs.stores import MemoryStore
 
 METHODS = catalogue.choices("method")
 PLUGINS = catalogue.choices("plugin")

@@ -13,7 +13,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.limits import FLOOR
 from fedhet.data.toy import toy_task
 from fedhet.flower.sites import OwnData
-from fedhet.job import Job
+from fedhet.runs.job import Job
 
 
 @pytest.mark.parametrize(

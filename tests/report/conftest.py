@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedhet.record.files import write_text
-from fedhet.report.document import FigureFile
+from fedhet.data.storage import write_text
+from fedhet.study.report.document import FigureFile
 
 
 @pytest.fixture
@@ -20,4 +20,4 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
             write_text(folder / f"{name}.{kind}", "")
         return FigureFile(name, caption, alt, b"")
 
-    monkeypatch.setattr("fedhet.report.figures.store", store)
+    monkeypatch.setattr("fedhet.study.report.plots.store", store)

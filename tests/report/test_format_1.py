@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedhet
-from fedhet import report
+from fedhet.study import report
 
 STORED = Path(__file__).parent / "format_1"
 SUMMARY = json.loads((STORED / "summary.json").read_text())

@@ -15,9 +15,9 @@ import pytest
 from made_runs import change, make_experiment, make_run
 
 import fedhet
-from fedhet import report
 from fedhet.core.errors import DataError
-from fedhet.record import schema
+from fedhet.data import forms
+from fedhet.study import report
 
 DEEP = "[" * 100_000
 OUTSIDE = "its folder is not in"
@@ -202,7 +202,7 @@ def test_no_pipe_no_link_and_no_huge_file_of_a_run_is_read(tmp_path: Path) -> No
         elif name.endswith("parquet"):
             file.write_bytes(b"PAR1")
         else:
-            os.truncate(file, schema.LARGEST_FILE + 1)
+            os.truncate(file, forms.LARGEST_FILE + 1)
     found = fedhet.results(made)
     assert list(found.missing["seed"]) == [0, 1, 7, 8, 14, 15]
     assert len(found.clients) == 5 * (len(found.cells) - 6 - 3)

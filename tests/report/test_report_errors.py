@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from made_runs import change, make_experiment, make_run, write
 
-from fedhet.cli.main import main
-from fedhet.record.run_folder import RUNNING
+from fedhet.__main__ import main
+from fedhet.runs.record.run_folder import RUNNING
 
 
 def two(folder: Path) -> Path:

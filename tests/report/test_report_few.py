@@ -9,11 +9,11 @@ import pytest
 from made_runs import make_experiment
 
 import fedhet
-from fedhet import report
-from fedhet.report import statistics
-from fedhet.report.comparisons import against_reference, sentences
-from fedhet.report.study import Study
-from fedhet.report.tables import command, deciding, tuning_table
+from fedhet.study import report
+from fedhet.study.report import statistics
+from fedhet.study.report.compared import Study
+from fedhet.study.report.comparisons import against_reference, sentences
+from fedhet.study.report.overviews import command, deciding, tuning_table
 
 
 def study_of(folder: Path, scores: dict[str, list[float | None]]) -> Study:

@@ -10,10 +10,10 @@ import pytest
 from report.made_runs import Axes, make_experiment, make_run
 
 import fedhet
-from fedhet.record.figures import Picture
-from fedhet.report import figures, page, tables
-from fedhet.report.document import FigureFile, as_markdown
-from fedhet.report.study import Study
+from fedhet.runs.record.figures import Picture
+from fedhet.study.report import overviews, page, plots
+from fedhet.study.report.compared import Study
+from fedhet.study.report.document import FigureFile, as_markdown
 
 
 def study_of(folder: Path, scores: dict[float, float]) -> Study:
@@ -36,7 +36,7 @@ def study_of(folder: Path, scores: dict[float, float]) -> Study:
 @pytest.mark.usefixtures("undrawn")
 def test_the_rates_are_shown_and_nothing_contradicts_them(tmp_path: Path) -> None:
     study = study_of(tmp_path / "made", {0.05: 0.5, 0.3: 0.7})
-    table = tables.methods_table(study)
+    table = overviews.methods_table(study)
     assert table is not None
     assert [[entry.text for entry in row] for row in table.rows] == [
         ["FedAvg", "method=fedavg client.lr=0.3"],
@@ -62,8 +62,8 @@ def test_panels_have_one_range_unless_they_are_far_apart(
         drawn.append((picture, caption))
         return FigureFile(name, caption, alt, b"")
 
-    monkeypatch.setattr(figures, "store", store)
-    figures.curves(study_of(tmp_path / "made", {0.05: 0.2, 0.3: other}), tmp_path)
+    monkeypatch.setattr(plots, "store", store)
+    plots.curves(study_of(tmp_path / "made", {0.05: 0.2, 0.3: other}), tmp_path)
     for picture, caption in drawn:
         ranges = {axes.get_ylim() for axes in picture.axes}
         assert (len(ranges) == 1) == same == ("ranges of scores differ" not in caption)
@@ -72,7 +72,7 @@ def test_panels_have_one_range_unless_they_are_far_apart(
 def test_a_curve_that_begins_late_is_told(tmp_path: Path) -> None:
     for method, curve in (("fedavg", [0.5, 0.6]), ("feddisk", [None, None, 0.5, 0.6])):
         make_run(tmp_path / method, curve, method=method)
-    points = figures.curve_points(Study(fedhet.results(tmp_path)))
-    told = figures._late(points)
+    points = plots.curve_points(Study(fedhet.results(tmp_path)))
+    told = plots._late(points)
     assert told.endswith("so that some curves begin later: that of feddisk at round 3.")
-    assert figures._late(points[points["method"] == "fedavg"]) == ""
+    assert plots._late(points[points["method"] == "fedavg"]) == ""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from made_runs import make_experiment
 
-from fedhet import report
 from fedhet.core.errors import DataError, WriteError
+from fedhet.study import report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 Content = dict[str, bytes]

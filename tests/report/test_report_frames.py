@@ -10,7 +10,7 @@ import pytest
 from made_runs import Axes, change, make_experiment, make_run, write
 
 import fedhet
-from fedhet.report.study import Study
+from fedhet.study.report.compared import Study
 
 ALPHAS = [0.05, 0.3]
 
@@ -29,7 +29,7 @@ def experiment(tmp_path: Path) -> Path:
 
 def test_a_real_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The frames hold what the runs' own records hold."""
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     for method in ("fedavg", "scaffold"):
         home = tmp_path / method
         lines = ["experiment=smoke", f"method={method}", "eval.thresholds=[.01,.999]"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made_runs import make_experiment
 
-from fedhet import report
+from fedhet.study import report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -14,13 +14,13 @@ import pytest
 from made_runs import Axes, change, make_experiment, write
 
 import fedhet
-from fedhet import report
-from fedhet.report.comparisons import against_reference, sentences
-from fedhet.report.figures import panels
-from fedhet.report.page import FIGURES, TABLES
-from fedhet.report.results import results
-from fedhet.report.study import Study
-from fedhet.report.tables import deciding, mixed_code, run_costs, thresholds
+from fedhet.study import report
+from fedhet.study.report.compared import Study
+from fedhet.study.report.comparisons import against_reference, sentences
+from fedhet.study.report.overviews import deciding, mixed_code, run_costs, thresholds
+from fedhet.study.report.page import FIGURES, TABLES
+from fedhet.study.report.plots import panels
+from fedhet.study.report.results import results
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & $x_1$ | \\input{passwd} `**b**`"
 SEEDS = list(range(12))

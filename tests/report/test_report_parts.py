@@ -12,9 +12,9 @@ from made_runs import change, make_experiment, make_run, write
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.report.figures import curve_points
-from fedhet.report.study import Study
-from fedhet.report.tables import run_frame, sent, tuning_table
+from fedhet.study.report.compared import Study
+from fedhet.study.report.overviews import run_frame, sent, tuning_table
+from fedhet.study.report.plots import curve_points
 
 
 def part(folder: Path, method: str, **entries: Any) -> Path:

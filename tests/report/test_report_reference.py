@@ -11,14 +11,14 @@ import pytest
 from made_runs import Axes, make_experiment
 
 import fedhet
-from fedhet import report
-from fedhet.report.comparisons import (
+from fedhet.study import report
+from fedhet.study.report.compared import Study
+from fedhet.study.report.comparisons import (
     against_reference,
     comparison_table,
     pairs_table,
     sentences,
 )
-from fedhet.report.study import Study
 
 
 def study_of(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedhet.report import statistics
+from fedhet.study.report import statistics
 
 # Demsar 2006 (JMLR 7), table 6: the area under the curve on 14 data sets.
 DEMSAR = pd.DataFrame(

@@ -21,12 +21,12 @@ import fedhet
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import UNLIMITED
 from fedhet.core.targets import Target, make
-from fedhet.data.federation import RunData
 from fedhet.data.toy import toy_task
-from fedhet.job import task_of as task_from
-from fedhet.report.results import results
-from fedhet.report.study import Study
-from fedhet.report.tables import detail_tables
+from fedhet.runs.job import task_of as task_from
+from fedhet.runs.run_data import RunData
+from fedhet.study.report.compared import Study
+from fedhet.study.report.overviews import detail_tables
+from fedhet.study.report.results import results
 
 Launch = Callable[..., fedhet.Run]
 LINES = ["rounds=2", "client.epochs=1", "client.lr=.3"]

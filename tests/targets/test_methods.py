@@ -16,7 +16,7 @@ from contracts.test_compositions import METHODS, PLUGINS
 from targets.tasks import task_of
 
 from fedhet.core.errors import ConfigError
-from fedhet.job import Job
+from fedhet.runs.job import Job
 from fedhet.testing import run_quietly
 
 NEEDS_CLASSES = {"fedgen", "fedgmm", "fedntd", "fedpcl", "fedproto", "fedrod"}
@@ -51,7 +51,7 @@ FASTER = {"fedlex": ["plugin.fedlex.rescale=mean1"], "local": ["client.lr=1"]}
 def test_it_learns_or_refuses(
     choice: str, name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
     lines = [*choice.split(), *SETTINGS, *SHORT.get(name, []), *FASTER.get(name, [])]
     settings = composed(*lines)
     task = task_of(target)

@@ -18,9 +18,9 @@ from data.schemes import run_data
 
 import fedhet
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.__main__ import main
 from fedhet.data.hf import hf
 from fedhet.models import TextMLP
+from fedhet.runs.data_commands import main
 
 tokenizers = pytest.importorskip("tokenizers", reason="texts need the package tokenizers")
 

@@ -12,5 +12,5 @@ import fedhet
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The run of LINES without a tracker, and without figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedhet.record.figures.draw", lambda *args: [])
+        patch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
         return fedhet.run([*LINES, f"hydra.run.dir={tmp_path_factory.mktemp('plain') / 'run'}"])

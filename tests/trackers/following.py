@@ -25,8 +25,8 @@ LINES = [
 # Ends the process as SIGKILL does, between a step of the tracker and its checkpoint.
 KILLED = """
 import os, sys
-from fedhet.cli.main import main
-from fedhet.trackers.base import Tracking
+from fedhet.__main__ import main
+from fedhet.runs.trackers.tracker import Tracking
 
 settled = Tracking.settled
 

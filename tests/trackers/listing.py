@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedhet.trackers.base import Tracked, Tracker
+from fedhet.runs.trackers.tracker import Tracked, Tracker
 
 
 class Listing(Tracker):

@@ -12,9 +12,9 @@ import pytest
 from trackers.following import LINES, Steps, check, killed
 
 import fedhet
-from fedhet.cli.main import main
-from fedhet.trackers.base import Tracked
-from fedhet.trackers.mlflow import MLflow
+from fedhet.__main__ import main
+from fedhet.runs.trackers.mlflow import MLflow
+from fedhet.runs.trackers.tracker import Tracked
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.slow

@@ -15,17 +15,17 @@ from trackers.following import LINES, check, killed
 from trackers.listing import Listing
 
 import fedhet
-from fedhet import config
-from fedhet.cli.main import main
+from fedhet.__main__ import main
 from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
-from fedhet.job import Job, begin
-from fedhet.stores import MemoryStore
+from fedhet.runs import config
+from fedhet.runs.job import Job, begin
+from fedhet.runs.stores import MemoryStore
+from fedhet.runs.trackers import tracker as tracking
+from fedhet.runs.trackers.tracker import Tracked
 from fedhet.testing import check_equal
-from fedhet.trackers import base as tracking
-from fedhet.trackers.base import Tracked
 
 OWN = "tracker._target_=trackers.listing.Listing"
 
@@ -43,7 +43,7 @@ def run(folder: Path, *lines: str) -> Any:
 
 @pytest.fixture
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedhet.record.figures.draw", lambda *args: [])
+    monkeypatch.setattr("fedhet.runs.record.figures.draw", lambda *args: [])
 
 
 def calls(folder: Path) -> list[tuple[str, Any]]:
@@ -186,7 +186,7 @@ def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
         (["tracker=mlflow", "tracker.uri=1"], r"tracker\.uri=1 is not allowed"),
         (["tracker=tensorbord"], r"unknown tracker 'tensorbord' \(did you mean tensorboard\?\)"),
         (["tracker._target_=trackers.following.killed"], "does not fit"),
-        (["tracker._target_=fedhet.record.start.start"], "there is no such class"),
+        (["tracker._target_=fedhet.runs.record.start.start"], "there is no such class"),
         (
             ["tracker._target_=fedhet.core.server.merging.Mean"],
             r"server\.merging\.Mean.*Tracker",

@@ -22,7 +22,7 @@ class Descent:
     """What is trained, and by which loss: mean_b(losses_b) + penalty of every batch.
 
     Several of them that differ only in the values of tensors, and in learning rates, can be
-    carried out as one (fedhet/fused).
+    carried out as one (fedhet/engines/fused).
 
     Attributes:
         params: what is trained, by name: tensors that require gradients, changed in place.

@@ -2,7 +2,7 @@
 
 It yields the messages of each step and of each evaluation, and is sent the clients' replies.
 docs/architecture.md#one-round has the path of a message. The couriers that carry them are in
-fedhet/engines, and in fedhet/flower/server.py where Flower does.
+fedhet/engines, and in fedhet/flower/courier.py where Flower does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Loop:
         if method.workspace.noise and not any(callback.accounts for callback in self.callbacks):
             raise ConfigError(
                 f"privacy.noise={method.workspace.noise.multiplier:g} without an account of it: the"
-                " run needs fedhet.privacy.account.Account among its callbacks"
+                " run needs fedhet.runs.privacy.account.Account among its callbacks"
             )
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedhet.core.targets.base import LossOnly, Scores, Tally, Target
 from fedhet.core.targets.classes import (
     Classes,
     DetailedClasses,
@@ -19,6 +18,7 @@ from fedhet.core.targets.classes import (
 )
 from fedhet.core.targets.labels import Labels
 from fedhet.core.targets.number import Number
+from fedhet.core.targets.target import LossOnly, Scores, Tally, Target
 
 __all__ = [
     "TARGETS",

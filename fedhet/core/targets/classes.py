@@ -11,7 +11,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
-from fedhet.core.targets.base import Scores, Tally, Target, whole
+from fedhet.core.targets.target import Scores, Tally, Target, whole
 
 BINS = 15  # of the confidence, as in Guo et al. 2017, "On calibration of modern neural networks"
 # The difference of two classes' outputs is compared with each of these, which are closest where a

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
-from fedhet.core.targets.base import Scores, Tally, Target, rows, whole
+from fedhet.core.targets.target import Scores, Tally, Target, rows, whole
 
 
 class Labels(Target):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core.counts import counts_few
-from fedhet.core.targets.base import Scores, Tally, Target, rows, whole
+from fedhet.core.targets.target import Scores, Tally, Target, rows, whole
 
 
 @dataclass(frozen=True)

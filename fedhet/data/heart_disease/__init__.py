@@ -15,8 +15,8 @@ import numpy as np
 
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import RawSamples, assemble
-from fedhet.data.cells import Cells
 from fedhet.data.dataset import Dataset
+from fedhet.data.encoding import Cells
 from fedhet.data.tables import Columns
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def heart_disease(
 
     Args:
         features: columns of the original files.
-        categories, missing: see `fedhet.data.cells.Cells`.
+        categories, missing: see `fedhet.data.encoding.Cells`.
         statistics: mean and std, see `fedhet.data.dataset.Dataset`.
     """
     cells = Cells(categories, missing)

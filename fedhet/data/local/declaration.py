@@ -19,8 +19,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
-from fedhet.data.cells import Cells
 from fedhet.data.dataset import AUTO, CHOICES, OWN, REFUSE, Dataset, Statistic
+from fedhet.data.encoding import Cells
 from fedhet.data.frames import CsvFormat
 from fedhet.data.images import COLOURS
 from fedhet.data.partition import Partition, Scheme
@@ -43,7 +43,7 @@ class Declaration(Checked):
         classes: the labels in their order, or their number C for 0 .. C-1; None for numbers.
         features: the columns of a table, in their order; None for images, texts and plain arrays.
         categories: of a table, which of them are categories, with their levels, see
-            `fedhet.data.cells.Cells`; None: all are numbers.
+            `fedhet.data.encoding.Cells`; None: all are numbers.
         missing: what becomes of missing cells of a table, see there.
         text: the column of texts of a table, in place of the features; None: there is none.
         tokenizer: the SHA-256 of its tokenizer.json, of which each site has the file.

@@ -15,9 +15,9 @@ from fedhet.core.errors import DataError, Rejected
 from fedhet.core.task import PARTS, Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
+from fedhet.data.forms import has_form
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.moments import Moments, Own, joined, moments
-from fedhet.record.schema import has_form
 
 log = logging.getLogger("fedhet.data")
 MOST_SAMPLES = 10**12

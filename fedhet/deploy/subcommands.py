@@ -1,0 +1,203 @@
+"""`python -m fedhet deploy <command>`: the files of a deployment, its checks and its status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Column, Table
+
+from fedhet.core import check
+from fedhet.core.errors import ConfigError
+from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
+from fedhet.runs.cli.exits import FAILED, Parser
+from fedhet.runs.record import terminal
+
+PORT = 8000
+Call = Callable[[argparse.Namespace], int | None]
+Arguments = dict[str, dict[str, Any]]  # argument -> what add_argument takes
+APP = Path(__file__).parents[2]  # fedhet's source
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        argv: the arguments after `deploy`.
+
+    Raises:
+        ConfigError, DataError: an argument or a file is wrong.
+        RunFailed: the SuperLink does not answer.
+        WriteError: a file cannot be written.
+    """
+    parser = Parser(prog="python -m fedhet deploy", description=__doc__)
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    place: Arguments = {"folder": {"type": Path, "help": "that of the server or the site"}}
+    whole: Arguments = {"folder": {"type": Path, "nargs": "?", "default": Path("deploy")}}
+    site: Arguments = {"site": {"help": "its name"}}
+    app: dict[str, Any] = {
+        "type": Path,
+        "default": APP,
+        "help": "what is run; default: fedhet's source",
+    }
+    new: Arguments = {
+        "--sites": {"metavar": "A,B", "help": "the names of the sites, for a new deployment"},
+        "--server": {"metavar": "HOST", "help": "by which sites reach the server"},
+        "--port": {"type": int, "help": f"of the server; default: {PORT}"},
+        "--out": {"type": Path, "default": Path("deploy"), "help": "default: deploy"},
+        "--add": {"metavar": "C,D", "help": "add sites to the deployment in --out"},
+        "--renew": {"action": "store_true", "help": "make a new server certificate"},
+        "--app": app,
+    }
+    code: Arguments = {
+        "folder": {"type": Path, "nargs": "?", "help": "that of a site or of the deployment"},
+        "--app": app | {"help": "default: fedhet's source"},
+    }
+    checked: Arguments = place | {
+        "overrides": {"nargs": "*", "help": "of a run, whose data are then read"},
+        "--disk": {"type": float, "default": 2, "metavar": "GB", "help": "that must be free"},
+    }
+    every: dict[str, Any] = {"type": float, "default": supervisor.EVERY, "help": argparse.SUPPRESS}
+    table: dict[str, tuple[Call | None, str, Arguments]] = {
+        "init": (_init, "make authority, certificate, keys and folders", new),
+        "code": (_code, "print the digest of the app; let sites execute it", code),
+        "register": (_register, "tell the SuperLink the sites' keys", whole),
+        "remove": (
+            _remove,
+            "revoke a site's key, and take the site out of the deployment",
+            site | whole,
+        ),
+        "renew": (_renew, "revoke a site's key, and make and register a new one", site | whole),
+        "check": (_check, "check a server or a site, on its machine", checked),
+        "run": (
+            _run,
+            "start the SuperLink, or a SuperNode and watch it",
+            place | {"--every": every},
+        ),
+        "status": (_status, "who is online, and the runs", whole),
+        "link": (None, "a SuperLink without /docs: its folder, and its options", {}),
+        "node": (None, "a SuperNode with short rounds; options of flower-supernode", {}),
+    }
+    for name, (call, text, arguments) in table.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(call=call)
+        for argument, options in arguments.items():
+            command.add_argument(argument, **options)
+
+    if not argv or argv[0] not in commands.choices:
+        parser.parse_args(argv)  # prints the help, or raises
+    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
+    args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
+    failed: int | None = args.call(args)
+    return failed or 0
+
+
+def _init(args: argparse.Namespace) -> None:
+    new = {"--sites": args.sites, "--server": args.server, "--port": args.port}
+    changes = {"--add": args.add, "--renew": args.renew or None}
+    given = [name for name, value in (changes | new).items() if value is not None]
+    if given and given[0] in changes and given[1:]:
+        raise ConfigError(f"{given[0]} with {given[1]}: give one without the other")
+    if args.add is not None:
+        now = kit.add(args.out, names := args.add.split(","))
+        for name in names:
+            print(f"written: {args.out / 'sites' / name}")
+        print(f"next: python -m fedhet deploy register {args.out}")
+        _print_renumbered("", now)
+    elif args.renew:
+        print(f"written: {args.out / 'server'}, valid until {kit.renew(args.out)}")
+        print("next: copy server.pem and server.key to the server, and start it again")
+    else:
+        _create(args)
+
+
+def _create(args: argparse.Namespace) -> None:
+    for name in ("sites", "server"):
+        if getattr(args, name) is None:
+            raise ConfigError(f"--{name} is missing: init --sites a,b --server HOST --out DIR")
+    host, colon, port = args.server.rpartition(":")
+    if colon and port.isdigit() and ":" not in host:
+        raise ConfigError(f"--server {args.server}: write --server {host} --port {port}")
+    deployment = kit.Deployment(
+        certificates.check_host("--server", args.server),
+        check.integer("--port", PORT if args.port is None else args.port, low=1, high=65535),
+        kit.check_sites("--sites", args.sites.split(",")),
+        superlink.digest(args.app),
+    )
+    kit.create(args.out, deployment)
+    for name in ("operator", "server", *(f"sites/{site}" for site in deployment.sites)):
+        print(f"written: {args.out / name}")
+    print(f"next: see {args.out / 'README.md'}")
+
+
+def _print_renumbered(numbers: str, now: kit.Deployment) -> None:
+    print(
+        "the other sites need nothing new if they have data of their own; without, each writes"
+        f"{numbers} sites = {len(now.sites)} into its site.toml and starts again"
+    )
+
+
+def _code(args: argparse.Namespace) -> None:
+    found = superlink.digest(args.app)
+    for file in kit.renew_code(args.folder, found) if args.folder else ():
+        print(f"written: {file}")
+    print(found)
+
+
+def _register(args: argparse.Namespace) -> None:
+    new = superlink.register(args.folder)
+    lines = [f"registered: {site}, node id {number}" for site, number in new.items()]
+    print("\n".join(lines) or "all sites are registered")
+
+
+def _remove(args: argparse.Namespace) -> None:
+    superlink.revoke(args.folder, args.site)
+    now = kit.remove(args.folder, args.site)
+    print(f"revoked: the key of {args.site}; {args.folder / 'sites' / args.site} can be deleted")
+    numbers = ", ".join(f"{site} {number}" for number, site in enumerate(now.sites))
+    _print_renumbered(f" its number ({numbers}) and", now)
+
+
+def _renew(args: argparse.Namespace) -> None:
+    superlink.revoke(args.folder, args.site)
+    print(f"written: {kit.write_key(args.folder, args.folder / 'sites' / args.site, args.site)}")
+    _register(args)
+    print("next: copy node.key to the site, and start it again")
+
+
+def _check(args: argparse.Namespace) -> int:
+    place = folders.read(args.folder)
+    check.number("--disk", args.disk, low=0)
+    # Where `deploy run` will look for what this decodes.
+    os.environ["FEDHET_CACHE"] = folders.environment(place)["FEDHET_CACHE"]
+    code = 0
+    for name, ok, text in checks.checks(place, args.overrides, args.disk):
+        print(f"{'ok' if ok else 'failed':<8}{name}: {text}", flush=True)
+        code = code if ok else FAILED
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    place = folders.read(args.folder)
+    every = check.number("--every", args.every, open_low=0)
+    terminal.log_to_stderr()
+    return supervisor.run(place, every)
+
+
+def _status(args: argparse.Namespace) -> int:
+    sites, runs = superlink.status(args.folder)
+    console = terminal.Output()
+    for title, rows, names in (
+        ("sites", sites, ("site", "status", "since (UTC)", "node id")),
+        ("runs", runs, ("run", "status", "last step", "since (UTC)")),
+    ):
+        columns = [Column(name, overflow="fold") for name in names]
+        table = Table(*columns, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    return 0 if all(status == "online" for _, status, *_ in sites) else FAILED

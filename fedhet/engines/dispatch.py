@@ -1,0 +1,60 @@
+"""A run in its engine."""
+
+from __future__ import annotations
+
+import importlib
+
+from fedhet.core.errors import ConfigError, RunFailed, reason_of
+from fedhet.core.task import Task
+from fedhet.runs.config import Config
+from fedhet.runs.given import check_settings, check_task
+from fedhet.runs.job import Job, try_settings
+from fedhet.runs.process import pinned_threads
+from fedhet.runs.record import terminal
+from fedhet.runs.record.outcome import Run
+
+ENGINES = {"local": "in_process", "ray": "ray", "flwr": "flwr"}  # -> module
+
+
+def run_job(settings: Config, task: Task | None = None) -> Run:
+    """Run a configuration in its engine.
+
+    Args:
+        settings: the composed configuration.
+        task: replaces the configured dataset, partition and model.
+
+    Raises:
+        ConfigError: the settings do not fit together, or not the task; nothing was run.
+        DataError: samples of the task are out of range; nothing was run.
+        RunFailed: the run ended with status "failed".
+    """
+    name = settings.run.engine.name
+    if task is not None and name != "local":
+        raise ConfigError(
+            f"engine={name} builds the task again in other processes; a Task given as objects runs"
+            " with engine=local"
+        )
+    if settings.run.deliver and name != "flwr":
+        raise ConfigError(
+            f"deliver=true with engine={name}: a simulation has no sites to which the model could"
+            " be delivered; its run folder has all models. engine=flwr tries it on this machine"
+        )
+    if task is not None:
+        check_settings(settings)
+    with pinned_threads(settings.run.engine.threads):
+        job = Job(settings, task, name)
+        if task is None:
+            try_settings(settings)
+        else:
+            check_task(job.workspace)
+        engine = importlib.import_module(f"fedhet.engines.{ENGINES[name]}")
+        try:
+            folder = engine.run(job)
+        except Exception as error:
+            if job.loop is None:
+                raise  # the run had not begun: a setting was wrong; or another process has told it
+            job.loop.end("failed", error)  # also where it has failed outside of its own steps
+            raise RunFailed(reason_of(error), str(job.folder)) from error
+    run = Run.read(folder)
+    terminal.print_summary(run.summary, run.dir)
+    return run

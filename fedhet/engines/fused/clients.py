@@ -1,0 +1,140 @@
+"""The clients of one process, whose models are trained and evaluated as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.descent import Descent, descend
+from fedhet.core.client.state import Store
+from fedhet.core.messages import Broadcast, Reply
+from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.server.loop import Clock
+from fedhet.core.workspace import Workspace
+from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.fused.meeting import Meeting
+from fedhet.engines.fused.passes import Pass, Reading
+from fedhet.engines.fused.steps import Impure, Training, drops
+
+log = logging.getLogger("fedhet")
+RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
+
+
+def obstacle(module: nn.Module | None) -> str | None:
+    """Why models of this kind are trained one after another; None where they need not be."""
+    if module is None:
+        return None
+    if next(module.buffers(), None) is not None:
+        return "the model has buffers, which training may change (model.norm=group has none)"
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            return RECURRENT
+        if drops(layer) and type(layer) is not nn.Dropout:
+            return f"{type(layer).__name__} would draw other numbers"
+    return None
+
+
+# Whether what the client that is being served has asked for has failed, perhaps because of others.
+ALONE: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+class OneByOne(BaseException):
+    """The client that raises it must be served anew; its training is not done with others.
+
+    It is no Exception, so that it passes by what turns those into a failed reply.
+    """
+
+
+class Fused:
+    """Carries out the gradient steps and forward passes of several clients as one."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
+
+    def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
+        if not any(len(order) for order in orders):
+            return descend(descent, orders, None)
+        training = Training(descent, list(orders), torch.Generator(), alone=ALONE.get())
+        kind = training.kind
+        if reason := obstacle(descent.module):
+            self._refuse(kind, reason)
+        if kind in self._refused:
+            return descend(descent, orders, None)
+        training.stream.set_state(torch.default_generator.get_state())
+        try:
+            total: Tensor = self._meeting.ask(training)
+        except Exception as error:
+            if ALONE.get() or isinstance(error, Impure):
+                self._refuse(kind, str(error).strip().partition("\n")[0])
+            ALONE.set(True)
+            raise OneByOne from error
+        torch.default_generator.set_state(training.stream.get_state())
+        return total
+
+    def _refuse(self, form: Hashable, reason: str) -> None:
+        if reason not in self._refused.values():
+            log.warning("engine.fused: one client after another, because %s", reason)
+        self._refused[form] = reason
+
+    def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
+        asked = Pass(module, x, part)
+        form = asked.form
+        if form not in self._refused and any(isinstance(m, nn.RNNBase) for m in module.modules()):
+            self._refuse(form, RECURRENT)
+        if form not in self._refused:
+            try:
+                return self._meeting.ask(asked)  # type: ignore[no-any-return]
+            except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
+                self._refuse(form, str(error).strip().partition("\n")[0])
+        return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
+
+    def read(self, tensors: list[Tensor]) -> list[Tensor]:
+        if tensors[0].device.type == "cpu":
+            return tensors
+        return self._meeting.ask(Reading(tensors))  # type: ignore[no-any-return]
+
+
+class FusedCourier(LocalCourier):
+    """Serves k clients at a time, side by side.
+
+    Args:
+        make: makes the client of one message.
+        store: where the clients that it makes keep their states.
+        k: how many at a time.
+
+    Attributes:
+        performer: carries out what is done as one.
+    """
+
+    def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
+        super().__init__(make, store)
+        self._k = k
+        self._meeting = Meeting.here()  # with those of other runs
+        self.performer = Fused(self._meeting)
+        self._workspaces: list[Workspace] = []  # one for each place
+
+    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
+        for first in range(0, len(plan), self._k):
+            some = plan[first : first + self._k]
+            with clock("clients"):
+                works = [partial(self._serve, place, msg) for place, msg in enumerate(some)]
+                replies = self._meeting.gather(works)
+            yield from replies
+
+    def _serve(self, place: int, msg: Broadcast) -> Reply:
+        client = self._make()
+        if place == len(self._workspaces):
+            self._workspaces.append(client.workspace.twin(self.performer))
+        client.workspace = self._workspaces[place]
+        try:
+            return client.handle(replace(msg, deadline=None))
+        except OneByOne:
+            return self._serve(place, msg)

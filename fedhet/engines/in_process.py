@@ -1,0 +1,48 @@
+"""The in-process engine, which needs no Ray: messages reach the clients by reference.
+
+With more than one worker, long-lived processes serve the clients, largest first, and tensors travel
+in shared memory. Replies are put back in order, so the sums and the final bytes are those of one
+worker.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from fedhet.core.errors import ConfigError
+from fedhet.core.server.loop import Courier
+from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.fused.choice import together
+from fedhet.engines.fused.clients import FusedCourier
+from fedhet.engines.pool import PoolCourier
+from fedhet.runs.guard import TemporaryFolder
+from fedhet.runs.job import Job, begin
+from fedhet.runs.stores import MemoryStore
+
+
+def run(job: Job) -> Path:
+    """Run the job to its end; its record is complete when this returns or raises.
+
+    Raises:
+        ConfigError: there is no number of worker processes.
+        RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+    """
+    if job.config.run.engine.workers is None:
+        raise ConfigError("engine.workers=null: engine=local needs a number of worker processes")
+    workers = min(job.config.run.engine.workers, len(job.task.sizes))
+    store = MemoryStore()
+    make = partial(job.client, store)
+    courier: Courier = LocalCourier(make, store)
+    job.together = together(job)
+    if job.together:
+        courier = fused = FusedCourier(make, store, job.together)
+        job.workspace.performer = fused.performer
+    loop = begin(job)  # before workers are forked and a step is timed
+    with loop.ending(), ExitStack() as stack:
+        if workers > 1:
+            folder = stack.enter_context(TemporaryFolder("fedhet-state-"))
+            courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
+        loop.run(courier)
+    return job.run_dir

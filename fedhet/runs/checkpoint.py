@@ -1,0 +1,445 @@
+"""What a run needs to go on after its process was killed: `python -m fedhet resume=RUN`.
+
+core/memory.py turns what objects remember into JSON and tensors, and runs/record/start.py prepares
+the run folder of a run that goes on. No random generator is saved: every draw is a function of the
+seed, the phase and the step. The run folder has, each written whole or not at all,
+
+    checkpoints/000012/manifest.json        what it is, and the SHA-256 of everything that it needs
+    checkpoints/000012/values.json          what the run's objects remember after round 12
+    checkpoints/000012/tensors.safetensors  its tensors
+    checkpoints/000012/best_val.safetensors the best model so far, if there is one
+    checkpoints/states/3/9.safetensors      client 3's state of round 9, for all that need it
+
+The manifest has the lines of rounds.jsonl, too, with the NaN and infinities for which that file has
+null. A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last
+two are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+
+from fedhet.core import trees
+from fedhet.core.errors import RunFailed
+from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.phases import TimetableEntry
+from fedhet.core.server.run import RunState
+from fedhet.core.trees import Tree
+from fedhet.data.forms import plain_file
+from fedhet.data.storage import save_tensors, sync, unwritable, write_text
+from fedhet.runs.record.schema import FORMAT
+from fedhet.runs.stores import HASH_BYTES, DiskStore
+
+if TYPE_CHECKING:
+    from fedhet.core.client.state import Store
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
+    from fedhet.runs.record.run_folder import Recorder
+
+KEPT = 2
+MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
+BEST = "best_val.safetensors"
+ROUNDS = "rounds.jsonl"
+RUN = "run"  # the name of the run among what callbacks remember
+STATES = "states"
+Needs = dict[int, list[int]]  # client -> the versions of its state
+
+
+def all_needs(parts: Iterable[Mapping[int, Iterable[int]]]) -> Needs:
+    """What all of these need together."""
+    needs: dict[int, set[int]] = {}
+    for part in parts:
+        for pid, versions in part.items():
+            needs.setdefault(pid, set()).update(versions)
+    return {pid: sorted(versions) for pid, versions in sorted(needs.items())}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been found whole.
+
+    Attributes:
+        folder: its folder.
+        round: the last round that it knows.
+        about: what else `Checkpoints` has noted of the run.
+        states: client -> version -> the hash of the state; None where it is at the client's site.
+    """
+
+    folder: Path
+    round: int
+    about: dict[str, Any]
+    states: dict[int, dict[int, str | None]]
+
+    @property
+    def needs(self) -> Needs:
+        """The clients' states that it needs."""
+        return {pid: list(versions) for pid, versions in self.states.items()}
+
+    def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
+        """What the run's objects remember, and the tensors of it."""
+        nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
+        return nodes, safetensors.torch.load_file(self.folder / TENSORS)
+
+    def state(self, pid: int, version: int) -> Tree | None:
+        """A client's state."""
+        return DiskStore(self.folder.parent / STATES).load(pid, version)
+
+
+class CheckpointFolder:
+    """The checkpoints of a run.
+
+    Args:
+        run: the run folder.
+        config: the digest of the configuration, which must be that of a checkpoint that is read.
+    """
+
+    def __init__(self, run: Path, config: str) -> None:
+        self.home = run / "checkpoints"
+        self._best = run / BEST
+        self._config = config
+        self._kept: dict[int, Checkpoint] = {}  # by round
+
+    @property
+    def needs(self) -> Needs:
+        """The clients' states that the kept checkpoints need."""
+        return all_needs(checkpoint.needs for checkpoint in self._kept.values())
+
+    # ---- writing
+    def write(
+        self,
+        round: int,
+        about: dict[str, Any],
+        nodes: Mapping[str, Any],
+        tensors: Tree,
+        needs: Needs,
+        load: Callable[[int, int], Tree | None] | None,
+        room: int,
+    ) -> None:
+        """Write a checkpoint, and remove all but the last two.
+
+        Args:
+            round: the last round.
+            about: what to note of the run.
+            nodes: what the run's objects remember.
+            tensors: the tensors of it.
+            needs: the clients' states that belong to it.
+            load: returns one of these; None where they are at their sites.
+            room: the bytes that the run itself still needs on this disk.
+
+        Raises:
+            WriteError: it cannot be written, or leaves less room; the earlier ones are as they
+                were.
+            ValueError: a state is missing.
+        """
+        folder = self.home / f"{round:06d}"
+        part = folder.with_name(f".{folder.name}.part")
+        try:
+            part.mkdir(parents=True)
+            states = {
+                pid: {version: self._stored(pid, version, load) for version in versions}
+                for pid, versions in needs.items()
+            }
+            save_tensors(part / TENSORS, tensors)
+            write_text(part / VALUES, json.dumps(nodes, allow_nan=False))
+            if self._best.exists():
+                _link(self._best, part / BEST)
+            self._seal(part, {"round": round, "about": about, "states": states})
+            if (left := shutil.disk_usage(part).free) < room:
+                raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
+            part.replace(folder)
+            self._kept[round] = Checkpoint(folder, round, about, states)
+            sync(self.home)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            self.prune()
+
+    def _seal(self, part: Path, entries: dict[str, Any]) -> None:
+        """Write the manifest, and put everything that it names on the disk."""
+        manifest = {
+            "format": FORMAT,
+            **entries,
+            "config": self._config,
+            "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
+        }
+        text = json.dumps(manifest)
+        write_text(part / MANIFEST, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
+        for path in (*part.iterdir(), part, self.home / STATES):
+            if path.exists():  # a run whose clients remember nothing has no states
+                sync(path)
+
+    def _stored(
+        self, pid: int, version: int, load: Callable[[int, int], Tree | None] | None
+    ) -> str | None:
+        """Store a client's state, unless it is stored already, and return its hash."""
+        if load is None:
+            return None
+        path = self._state_path(pid, version)
+        if not path.exists():
+            state = load(pid, version)
+            if state is None:
+                raise ValueError(f"the state of client {pid} of round {version} is missing")
+            others = [int(other.stem) for other in path.parent.glob("*.safetensors")]
+            DiskStore(self.home / STATES).save(pid, version, state, others)
+            sync(path)
+            sync(path.parent)
+        with path.open("rb") as file:
+            return file.read(HASH_BYTES).hex()
+
+    def _state_path(self, pid: int, version: int) -> Path:
+        return self.home / STATES / str(pid) / f"{version}.safetensors"
+
+    def prune(self) -> None:
+        """Remove what none of the last checkpoints needs."""
+        for round in sorted(self._kept)[:-KEPT]:
+            del self._kept[round]
+        names = {f"{round:06d}" for round in self._kept} | {STATES}
+        for path in self.home.glob("*"):
+            if path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+        paths = {
+            self._state_path(pid, version)
+            for pid, versions in self.needs.items()
+            for version in versions
+        }
+        for path in (self.home / STATES).glob("*/*"):
+            if path not in paths:
+                with suppress(OSError):
+                    path.unlink()
+
+    # ---- reading
+    def find(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """The last checkpoint that is whole; `tell` is told what is wrong with the others."""
+        for path in sorted(self.home.glob("[0-9]*")):
+            try:
+                checkpoint = self._read(path)
+                self._kept[checkpoint.round] = checkpoint
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                tell(f"the checkpoint {path} is not used: {error}")
+        return self._kept[max(self._kept)] if self._kept else None
+
+    def use(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from this one: later ones, and what belongs to none, are removed."""
+        for round in list(self._kept):
+            if checkpoint is None or round > checkpoint.round:
+                del self._kept[round]
+        self.prune()
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """Read a manifest, and check everything that it names.
+
+        Raises:
+            ValueError: it is not whole, or not one of this run.
+        """
+        manifest_file = plain_file(folder / MANIFEST, math.inf)
+        stated, _, text = manifest_file.read_text(encoding="utf-8").partition("\n")
+        if hashlib.sha256(text.rstrip("\n").encode()).hexdigest() != stated:
+            raise ValueError(f"{MANIFEST} is damaged")
+        manifest = json.loads(text)
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']}, and this fedhet reads {FORMAT}")
+        if manifest["config"] != self._config:
+            raise ValueError("it is of a run with other settings")
+        for name, expected in manifest["files"].items():
+            if sha256(folder / name) != expected:
+                raise ValueError(f"{name} is damaged")
+        states = {
+            int(pid): {int(version): stated for version, stated in versions.items()}
+            for pid, versions in manifest["states"].items()
+        }
+        for pid, versions in states.items():
+            for version, expected in versions.items():
+                path = self._state_path(pid, version)
+                if expected and sha256(path, skip=HASH_BYTES) != expected:
+                    raise ValueError(f"the state {STATES}/{pid}/{path.name} is damaged")
+        return Checkpoint(folder, manifest["round"], manifest["about"], states)
+
+
+def sha256(path: Path, skip: int = 0) -> str:
+    """The hash of a file, or of what it has after its first `skip` bytes."""
+    with plain_file(path, math.inf).open("rb") as file:
+        file.seek(skip)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give the file a second name: it is only ever replaced, never changed."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without such links
+        shutil.copyfile(source, target)
+
+
+def remove_parts(folders: Iterable[Path]) -> None:
+    """Remove the files that a killed process was writing, by itself or by safetensors."""
+    for folder in folders:
+        for path in (*folder.glob(".*.part"), *folder.glob(".tmp??????")):
+            path.unlink()
+
+
+# ---- when a run writes a checkpoint, and how it goes on from one
+log = logging.getLogger("fedhet")
+# Bytes that a run may still need beside its final models, and a new best one while it has the old.
+RECORDS = 2**20
+
+
+class Checkpoints(Callback):
+    """Writes the checkpoints of a run, and puts back the one with which it goes on.
+
+    Args:
+        recorder: the recorder of its folder.
+        folder: its checkpoints.
+        every: seconds between two of them, 0 for one after each step, None for none.
+        found: the one to go on from, or None.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        folder: CheckpointFolder,
+        every: float | None,
+        found: Checkpoint | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._folder = folder
+        self._every = every
+        self._found = found
+        self._written = found is not None
+        self._last = time.monotonic()
+        self._callbacks: dict[str, Callback] = {}  # that remember something
+        self._strategy: FedStrategy
+        self._store: Store | None = None
+
+    def begun(self, loop: Loop) -> None:
+        """Put back what the parts of the run, and the callbacks before this one, did remember.
+
+        Raises:
+            RunFailed: the checkpoint does not fit these objects.
+        """
+        self._strategy = loop.method
+        self._store = loop.courier.store
+        remembering = [callback for callback in loop.callbacks if callback.memory]
+        self._callbacks = {callback.name: callback for callback in remembering}
+        found, self._found = self._found, None
+        if found is None:
+            return
+        try:
+            self._put_back(found)
+        except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+            raise RunFailed(f"the checkpoint {found.folder} cannot be used: {error}") from error
+        self._pin()
+        loop.round = found.round
+
+    def _put_back(self, found: Checkpoint) -> None:
+        strategy, device = self._strategy, self._strategy.workspace.device
+        before = strategy.weights
+        nodes, tensors = found.values()
+        if RUN not in nodes:
+            raise ValueError("an earlier version of fedhet has written it; start a new run")
+        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
+        for name, callback in self._callbacks.items():
+            put_back(callback, nodes.get(name, {}), tensors, device)
+        if set(strategy.weights) != set(before):
+            raise ValueError(f"it has the slots {sorted(strategy.weights)}")
+        for name, tree in before.items():  # diverged weights may be of any value
+            trees.check_form(f"the slot {name!r}", strategy.weights[name], tree)
+        expected = self._recorder.rows[-1]["weights_sha256"]
+        if trees.sha256(strategy.weights) != expected:
+            raise ValueError("its weights are not those of the last line of rounds.jsonl")
+        lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
+        strategy.run = replace(strategy.run, lengths=lengths)
+        if self._store is None:
+            return
+        for pid, versions in found.needs.items():
+            for version in versions:
+                state = found.state(pid, version)
+                if state is None:
+                    raise ValueError(f"the state of client {pid} of round {version} is missing")
+                self._store.save(pid, version, state, versions)
+
+    # ---- after a step
+    def settled(self, loop: Loop, row: Row) -> None:
+        """Write a checkpoint if it is due; the last step of a run that has one has one too.
+
+        A step whose evaluation has failed has none, so that the run goes on with that evaluation.
+        """
+        if self._every is None or loop.row is not None:
+            return
+        if time.monotonic() - self._last >= self._every or (loop.last and self._written):
+            self._write()
+            self._last = time.monotonic()
+
+    def _write(self) -> None:
+        """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
+        round = self._strategy.run.round
+        packer = MemoryPacker()
+        try:
+            nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
+            nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
+            self._folder.write(
+                round,
+                self._about(),
+                nodes,
+                packer.tensors,
+                # From which the clients go on, and those of their best evaluation.
+                all_needs(
+                    {pid: [version] for pid, version in versions.items()}
+                    for versions in (self._strategy.versions, *self._strategy.run.pinned.values())
+                ),
+                self._store.load if self._store else None,
+                RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),
+            )
+        except (OSError, TypeError, ValueError) as error:
+            log.warning("round %d has no checkpoint: %s", round, error)
+            return
+        self._written = True
+        self._pin()
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "seconds": self._recorder.seconds,
+            "rows": self._recorder.rows,
+            "at_sites": self._store is None,
+            "run_id": self._strategy.run_id,
+            "timetable": [
+                [entry.name, entry.rounds, entry.phase.rounds] for entry in self._strategy.timetable
+            ],
+        }
+
+    def _pin(self) -> None:
+        """Let clients that keep their states themselves keep those that checkpoints need."""
+        if self._store is None:
+            self._strategy.kept_back = self._folder.needs
+
+
+def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[TimetableEntry]:
+    """The timetable with the phases that have ended as they did; the last may have more rounds.
+
+    Raises:
+        ValueError: these are not the phases of the checkpoint's run.
+    """
+    noted = found.about["timetable"]
+    if [name for name, _, _ in noted] != [entry.name for entry in timetable]:
+        raise ValueError(f"its phases are {', '.join(name for name, _, _ in noted)}")
+    left = found.round
+    entries = []
+    for entry, (_, rounds, planned) in zip(timetable, noted, strict=True):
+        over = left > rounds or (left == rounds and rounds != planned)
+        entries.append(replace(entry, rounds=rounds) if over else entry)
+        left -= rounds
+    return entries

@@ -1,0 +1,311 @@
+"""What conf/ and the folders of one's own pieces offer: groups, choices, settings and their help.
+
+They are read without Hydra, so that the help text appears at once. A group is a folder of conf/; a
+choice of it is a file in any of the folders, and no two folders may have the same one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf._utils import get_yaml_loader
+
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import MachineError
+from fedhet.runs.config import pieces
+from fedhet.runs.config.aliases import unfolded
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+# Inside the package if it was installed from a wheel, else beside it.
+CONF: Path = next(filter(Path.is_dir, [_PACKAGE / "conf"]), _PACKAGE.parent / "conf")
+
+# Why a method is not a plug-in.
+ONE_METHOD = (
+    "a run has exactly one method, which owns the aggregation; fedsa, for example, cannot be"
+    " combined with fednova or scaffold, whose server steps need the mean of the changes under"
+    " known weights, which fedsa replaces"
+)
+
+RENAMED = {
+    "eval.targets": ["eval.thresholds"],
+    "engine.vectorize": ["engine.fused"],
+    "learning_rate": ["client.lr"],  # as it is called elsewhere
+}
+ALL_SETTINGS = "python -m fedhet --help lists all settings"
+_GLOBAL = "# @package _global_"
+_HEAD = re.compile(r"\A(?:# @package.*\n)?#(?! @package)(?P<title>.*)\n")
+_HYDRAS_OWN = ("_target_", "defaults", "hydra")
+
+
+class YamlSetting(NamedTuple):
+    """A setting of a YAML file.
+
+    Attributes:
+        key: its name, dotted inside a block.
+        value: its value as text, as in the file.
+        help: the comment behind it, or else the one above it; "" if there is neither.
+        note: the comment above it where there is also one behind it.
+    """
+
+    key: str
+    value: str
+    help: str
+    note: str
+
+
+def folders() -> tuple[Path, ...]:
+    """Return conf/, then the folders of one's own pieces (fedhet/runs/config/pieces.py).
+
+    Raises:
+        ConfigError: there is no such folder, or it holds what is no choice of a group.
+    """
+    own = dict.fromkeys(folder for folder in pieces.folders() if folder != CONF)
+    for folder in own:
+        _check_layout(folder)
+    return (CONF, *own)
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Return group -> its choices."""
+    return {group: choices(group) for group in _group_names()}
+
+
+def choices(group: str) -> tuple[str, ...]:
+    """Return the choices of a group in alphabetical order; one in a subfolder is `folder/name`."""
+    return tuple(sorted(_files(group)))
+
+
+def shown(group: str) -> tuple[str, ...]:
+    """Return the choices of a group for people: without those that only fedhet itself needs.
+
+    A comment of such a file begins with "Internal:", and stands for its subfolder as well.
+    """
+    names = choices(group)
+    internal = {
+        name
+        for name in names
+        if any(remark.startswith("Internal:") for remark in remarks(f"{group}/{name}"))
+    }
+    return tuple(name for name in names if not internal & {name, name.partition("/")[0]})
+
+
+def file(path: str) -> Path:
+    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder.
+
+    For `torchvision/<name>` that is `torchvision.yaml`.
+    """
+    group, _, choice = path.partition("/")
+    if not choice:
+        return CONF / f"{group}.yaml"
+    files = _files(group)
+    return files.get(choice) or files[choice.partition("/")[0]]
+
+
+def built_in(group: str) -> tuple[str, ...]:
+    """Return those choices of a group that are part of fedhet, in alphabetical order."""
+    return tuple(name for name, path in sorted(_files(group).items()) if path.is_relative_to(CONF))
+
+
+def content(group: str, choice: str = "") -> dict[str, Any]:
+    """Return what the choice's file says.
+
+    Args:
+        group: the group, or "config" for config.yaml.
+        choice: its choice.
+
+    Raises:
+        ConfigError: the file is no YAML, or holds no settings.
+    """
+    return _load(file(f"{group}/{choice}"))
+
+
+def target(group: str, choice: str) -> str | None:
+    """Return the class that the choice's file names, or None if it names none."""
+    return _target(group, file(f"{group}/{choice}"))
+
+
+def _target(group: str, path: Path) -> str | None:
+    settings = _load(path)
+    own = settings.get(group)  # in a file that also presets other groups
+    name: str | None = (own if isinstance(own, dict) else settings).get("_target_")
+    return name
+
+
+def targets() -> frozenset[str]:
+    """Return the classes and functions that the files of fedhet itself name."""
+    return _targets(CONF)
+
+
+@lru_cache(maxsize=2)
+def _targets(conf: Path) -> frozenset[str]:
+    named = (
+        _target(group, path) for group in _group_names() for path in (conf / group).rglob("*.yaml")
+    )
+    return frozenset(name for name in named if name)
+
+
+def overrides_of_choice(choice: str) -> list[str]:
+    """Return `group=choice` for every group that has this choice."""
+    return [f"{group}={choice}" for group, names in groups().items() if choice in names]
+
+
+def defaults() -> dict[str, str | list[str] | None]:
+    """Return group -> the choice in config.yaml: a name, a list of names, or None for no choice."""
+    chosen = _chosen("config").items()
+    return {group: choice for group, choice in chosen if not group.startswith("override ")}
+
+
+def fixed_choices(group: str, choice: str) -> dict[str, str]:
+    """Return the choices of other groups that define this one.
+
+    For the method fedadam that is {"server_opt": "fedadam"}.
+    """
+    return {
+        key.removeprefix("override /").partition("@")[0]: value
+        for key, value in _chosen(group, choice).items()
+        if key.startswith("override /")
+    }
+
+
+def _chosen(*path: str) -> dict[str, Any]:
+    """Return group -> choice, as the defaults list of a file has them."""
+    entries = content(*path).get("defaults", [])
+    return {
+        key: value for entry in entries if isinstance(entry, dict) for key, value in entry.items()
+    }
+
+
+def title(group: str, choice: str) -> str:
+    """Return the first comment of the choice's file, without the `# @package` line; "" if none."""
+    head = _HEAD.match(file(f"{group}/{choice}").read_text(encoding="utf-8"))
+    return head["title"].strip() if head else ""
+
+
+def brought(group: str, choice: str) -> list[tuple[str, str]]:
+    """Return the (group, choice) that come with this choice: a method's plug-in, for example."""
+    entries = content(group, choice).get("defaults", [])
+    plugins = [
+        ("plugin", str(entry).removeprefix("/plugin/"))
+        for entry in entries
+        if str(entry).startswith("/plugin/")
+    ]
+    chosen = [
+        (other, str(name))
+        for other, names in fixed_choices(group, choice).items()
+        for name in (names if isinstance(names, list) else [names])
+    ]
+    return [*plugins, *chosen]
+
+
+def settings(path: str) -> list[YamlSetting]:
+    """Return the settings of `<path>.yaml`; keys inside a block are dotted: `eval.every`.
+
+    Left out are what Hydra alone reads, the name that equals the file's, and in a file that is
+    `@package _global_` everything: see `presets`.
+    """
+    text = file(path).read_text(encoding="utf-8")
+    return [] if _GLOBAL in text else _leaves(text, path.rpartition("/")[2])
+
+
+def presets(path: str) -> list[YamlSetting]:
+    """Return what a file that is `@package _global_` sets, such as an experiment, by full keys."""
+    text = file(path).read_text(encoding="utf-8")
+    return _leaves(text, "") if _GLOBAL in text else []
+
+
+def remarks(path: str) -> list[str]:
+    """Return the comments of `<path>.yaml` that belong to no key: a blank line follows them."""
+    text = "\n".join(_lines(file(path).read_text(encoding="utf-8")))
+    blocks = re.findall(r"^(?: *#.*\n)+(?! *\S)", text, re.MULTILINE)
+    return [_words(block.splitlines()) for block in blocks]
+
+
+def _leaves(text: str, name: str) -> list[YamlSetting]:
+    lines = _lines(text)
+
+    def below(node: yaml.MappingNode, prefix: str) -> Iterator[YamlSetting]:
+        for key, value in node.value:
+            dotted = f"{prefix}{key.value}"
+            if key.value in _HYDRAS_OWN or (dotted == "name" and value.value == name):
+                continue
+            if isinstance(value, yaml.MappingNode):
+                yield from below(value, f"{dotted}.")
+                continue
+            begin, end = value.start_mark, value.end_mark
+            scalar = isinstance(value, yaml.ScalarNode)
+            # A list with a line per entry, or a text after | or >, ends where the next key begins.
+            block = value.style in ("|", ">") if scalar else not value.flow_style
+            behind = "" if block else lines[end.line][end.column :].strip().lstrip("# ")
+            before = reversed(lines[: key.start_mark.line])
+            comments = [*takewhile(lambda line: line.lstrip().startswith("#"), before)]
+            helps = [*filter(None, (behind, _words(comments[::-1])))]
+            yield YamlSetting(
+                dotted, text[begin.index : end.index], "".join(helps[:1]), "".join(helps[1:])
+            )
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return list(below(root, "")) if isinstance(root, yaml.MappingNode) else []
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a file; in place of the title and the `# @package` before it empty ones."""
+    return _HEAD.sub(lambda head: "\n" * head[0].count("\n"), text).splitlines()
+
+
+def _words(comment: Sequence[str]) -> str:
+    return " ".join(line.lstrip("# ") for line in comment)
+
+
+def _group_names() -> list[str]:
+    """The groups of a run; conf/hydra has choices of Hydra's own groups."""
+    return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+
+
+def _files(group: str) -> dict[str, Path]:
+    """Return choice -> its file."""
+    files: dict[str, Path] = {}
+    for root in (folder / group for folder in folders()):
+        for path in root.rglob("*.yaml"):
+            choice = path.relative_to(root).with_suffix("").as_posix()
+            if choice in files:
+                raise MachineError(
+                    f"{group}={choice} exists twice: {files[choice]} and {path}; rename one of them"
+                )
+            files[choice] = path
+    return files
+
+
+def _check_layout(folder: Path) -> None:
+    """Refuse yaml files that no group would find, or that would change Hydra itself."""
+    known = _group_names()
+    for path in sorted(folder.iterdir()):
+        stray = next(path.rglob("*.yaml"), None) if path.is_dir() else path
+        if path.name not in known and stray is not None and stray.suffix == ".yaml":
+            raise MachineError(
+                f"{stray} belongs to no group{did_you_mean(path.name, known)}; the folders in"
+                f" {folder} must be among {', '.join(known)}"
+            )
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads YAML as OmegaConf does, in a tenth of its time: every run reads many files."""
+
+    yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        loaded: Any = _Loader(unfolded(path.read_text(encoding="utf-8"))).get_single_data()
+    except (yaml.YAMLError, OSError) as error:
+        raise MachineError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise MachineError(f"{path}: it must hold settings `key: value`")
+    return loaded

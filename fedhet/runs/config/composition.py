@@ -1,0 +1,386 @@
+"""Composes a run's configuration from conf/ and the overrides, and checks it.
+
+Imports neither torch nor Flower.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import RangeSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedhet.core.errors import ConfigError, MachineError, UnknownChoice
+from fedhet.runs.config import (
+    catalogue,
+    hydra_settings,
+    instantiation,
+    interpolations,
+    overrides,
+    resuming,
+    validation,
+)
+from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.instantiation import check_targets
+from fedhet.runs.config.lines import key_of
+from fedhet.runs.config.settings import RunSettings
+
+HYDRA_VERSION = "1.3"
+# What the file of an experiment says of the experiment itself; a single run has none of them.
+EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
+_LOCK = threading.Lock()  # Hydra's state is one object per process
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run's configuration.
+
+    Attributes:
+        cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
+        choices: group -> choice, for every group but plugin (see `plugins`); a group without a
+            choice is absent. Where an override names another class than the choice's file
+            (`_target_`), it is the name of that class.
+        run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
+        run_dir_given: whether the user named the run folder, by hydra.run.dir=...
+        overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
+        resumes: whether this continues the run that the run folder holds.
+    """
+
+    cfg: DictConfig
+    choices: dict[str, str]
+    run_dir: str
+    run_dir_given: bool
+    overrides: tuple[str, ...]
+    resumes: bool = False
+
+    @cached_property
+    def run(self) -> RunSettings:
+        """The settings that name no class, as checked objects."""
+        return validation.validate(self.cfg)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The active plug-ins in order: first the method's own, then those of plugin=[...]."""
+        return tuple(str(name) for name in self.cfg.plugin)
+
+
+def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = None) -> Config:
+    """Compose and check the configuration of one run from its overrides.
+
+    Safe in threads and inside a Hydra application.
+
+    Args:
+        lines: the overrides.
+        sent: whether they come from another machine. They then set nothing of Hydra's but the run
+            folder.
+        bases: what composes the runs of the same sweep.
+
+    Raises:
+        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
+            or they name a run to go on with (resume=...) that cannot.
+    """
+    folder, lines = resuming.continued(lines)
+    if folder is not None:
+        try:
+            resumed = compose(lines, sent=sent)
+        except UnknownChoice as error:
+            raise UnknownChoice(
+                f"{error} (the run in {folder} has it; a folder of your own is given by"
+                " --config-dir <folder>)"
+            ) from error
+        return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
+    parsed = overrides.parse(lines)
+    interpolations.check_lines(lines, sent=sent)
+    texts = overrides.of_single_run(parsed)
+    try:
+        cfg = bases(texts) if bases else _hydra_config(texts)
+    except ConfigError:
+        # Hydra's message does not say what is allowed, so the keys are checked here first.
+        chosen = _hydra_config(overrides.choices_only(parsed))
+        settings: Any = OmegaConf.to_container(chosen)
+        del settings["hydra"]
+        overrides.check_keys(parsed, settings)
+        raise
+    with _as_config_error():
+        checked = _checked(cfg, cfg.hydra, "")
+        return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
+
+
+@lru_cache(maxsize=32)
+def cached(lines: tuple[str, ...]) -> Config:
+    """Compose overrides from another machine once: a client composes for each of its messages.
+
+    The run folder is left out, because its name contains the time, and two runs with the same
+    overrides need two folders.
+    """
+    return replace(compose(lines, sent=True), run_dir="")
+
+
+def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
+    """Return the overrides of each run of a sweep, all values of which are checked.
+
+    That takes runs with every combination of the groups' choices, and with every value once, but
+    for those between the ends of a range: names and ranges of two settings do not depend on each
+    other, and a long sweep is checked quickly.
+
+    Args:
+        lines: the overrides of the sweep.
+        bases: what composes its runs.
+
+    Raises:
+        ConfigError: as `compose` does; it names the first run that is wrong.
+    """
+    refuse_own_plugin(lines)
+    parsed = overrides.parse(lines)
+    runs = overrides.product(parsed)
+    groups = catalogue.groups()
+    ranges = [each for each in parsed if isinstance(each.value(), RangeSweep)]
+    checked: set[object] = {line for each in ranges for line in overrides.each_value(each)[1:-1]}
+    for run in runs:
+        shows = {*run, tuple(line for line in run if key_of(line) in groups)}
+        if shows <= checked:
+            continue
+        checked |= shows
+        try:
+            compose(run, bases=bases)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in the sweep's run {' '.join(run)})") from error
+    return runs
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How the runs of one command are started.
+
+    Attributes:
+        launcher: the choice of hydra/launcher.
+        settings: those of the launcher.
+        folder: absolute path of the folder that holds the run folders.
+    """
+
+    launcher: str
+    settings: dict[str, Any]
+    folder: Path
+
+
+def launching(lines: Sequence[str]) -> Launching:
+    """Compose how the runs of a sweep or an experiment are started.
+
+    Args:
+        lines: the overrides of one of them.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with _as_config_error():
+        hydra_settings.check(cfg.hydra)
+        settings: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+        settings.pop("_target_", None)
+        folder = Path(cfg.hydra.sweep.dir).absolute()
+    return Launching(str(cfg.hydra.runtime.choices["hydra/launcher"]), settings, folder)
+
+
+def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> str:
+    """Name the folder of a sweep's run, below that of the sweep.
+
+    Args:
+        lines: the run's overrides.
+        number: that of the run.
+        varied: those of the overrides that are not the same for all runs.
+        bases: what composes the runs of the sweep.
+    """
+    cfg = bases(lines)
+    with _as_config_error():
+        cfg.hydra.job.update(num=number, override_dirname=varied)
+        return str(cfg.hydra.sweep.subdir)
+
+
+def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool) -> str:
+    """The configuration of one run as YAML, for --cfg.
+
+    Args:
+        lines: the overrides.
+        part: job, hydra (Hydra's own settings) or all.
+        package: a dotted key, below which it is shown; None for all of it.
+        resolve: whether interpolations are replaced by what they stand for.
+
+    Raises:
+        ConfigError: it cannot be composed, or has no such key.
+    """
+    compose(lines)
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with open_dict(cfg), _as_config_error():
+        for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
+            cfg.pop(key)
+        found = OmegaConf.select(cfg, package) if package else cfg
+        if not OmegaConf.is_config(found):
+            raise ConfigError(f"--package {package}: there are no settings of this name")
+        if resolve:
+            OmegaConf.resolve(found)
+        return (f"# @package {package}\n" if package else "") + OmegaConf.to_yaml(found)
+
+
+def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
+    """Return what a run overrides, for people: in a sweep only what varies in it.
+
+    Args:
+        lines: the overrides of the run.
+        fixed: the keys of those that are the same for all runs.
+    """
+    varied = [line for line in lines if key_of(line) not in fixed]
+    own = [line for line in varied or lines if not line.lstrip("+").startswith("hydra")]
+    return " ".join(line.lstrip("+") for line in own) or "the defaults"
+
+
+def refuse_own_plugin(lines: Sequence[str]) -> None:
+    """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
+
+    A sweep over methods may have one `plugin=[...]` for all of them.
+    """
+    parsed = overrides.parse(lines)
+    given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
+    if not {"method", "plugin"} <= given.keys():
+        return
+    method, plugins = (given[key].value() for key in ("method", "plugin"))
+    own = {name for group, name in catalogue.brought("method", str(method)) if group == "plugin"}
+    if twice := own.intersection(map(str, plugins if isinstance(plugins, list) else [plugins])):
+        raise ConfigError(
+            f"{given['plugin'].input_line!r} names the plug-in {min(twice)!r} twice, because"
+            f" method={method} brings it; it acts once in a run"
+        )
+
+
+def raw(lines: Sequence[str]) -> DictConfig:
+    """Return what conf/ says with these overrides: unchecked, and with its interpolations.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
+    with open_dict(cfg):
+        cfg.pop("hydra")
+    return cfg
+
+
+def of_sweep() -> Bases:
+    """Return what composes the runs of one sweep, for `compose`."""
+    return Bases(_hydra_config)
+
+
+def _hydra_config(texts: Sequence[str]) -> DictConfig:
+    """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
+    with _LOCK, _as_config_error():
+        running = GlobalHydra.instance().hydra
+        GlobalHydra.instance().hydra = None
+        try:
+            with initialize_config_dir(
+                str(catalogue.CONF), job_name="fedhet", version_base=HYDRA_VERSION
+            ):
+                cfg = hydra_compose("config", list(texts), return_hydra_config=True)
+        finally:
+            GlobalHydra.instance().hydra = running
+        validation.check_keys(cfg)
+        return cfg
+
+
+def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
+    choices = {
+        str(group): str(name)
+        for group, name in hydra.runtime.choices.items()
+        if "/" not in str(group) and group != "plugin" and name is not None
+    }
+    validation.check_fixed_choices(choices)
+    cfg = _of_run(cfg)
+    interpolations.resolve(cfg)
+    hydra_settings.check(hydra)
+    validation.check_structure(cfg)
+    validation.check_server_opt(cfg, choices["server_opt"])
+    check_targets(cfg)
+    OmegaConf.set_readonly(cfg, True)
+    given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
+    run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
+    lines = tuple(line.lstrip("+") for line in given["task"])
+    names = {
+        group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
+    }
+    config = Config(cfg, names, run_dir, run_dir_given, lines)
+    _ = config.run  # checks the values
+    return config
+
+
+def _of_run(cfg: DictConfig) -> DictConfig:
+    """The settings of one run."""
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        for key in ("hydra", *EXPERIMENT_KEYS):
+            cfg.pop(key, None)
+    return cfg
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """Turn errors of Hydra and OmegaConf into a ConfigError of one line.
+
+    Both keep the key and the cause apart from the message; here they become one.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except yaml.YAMLError as error:  # its lines name the file and the place
+        raise MachineError(" ".join(str(error).split())) from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        pieces = [getattr(error, "full_key", None), error, error.__cause__]
+        texts = [
+            str(piece).replace("composing config:\n", "composing config: ")
+            for piece in pieces
+            if piece
+        ]
+        lines = [text.partition("\n")[0].rstrip(".") for text in texts]
+        raise ConfigError(": ".join(dict.fromkeys(lines))) from error
+
+
+def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
+    """Name the choice, or the class that an override has put in the place of that of its file."""
+    key = f"{group}._target_"
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    own = catalogue.target(group, choice)
+    # A file without a class has that of another one, which it builds on.
+    replaced = target != own if own else any(line.startswith(f"{key}=") for line in lines)
+    return instantiation.own_name(key, target) if target and replaced else choice
+
+
+def _method_name(*, _root_: Any) -> str:
+    given: Any = OmegaConf.to_container(_root_.hydra.overrides)
+    lines = [line.lstrip("+") for line in given["task"]]
+    return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
+
+
+def _search_path() -> list[str]:
+    return [f"file://{folder}" for folder in catalogue.folders()[1:]]
+
+
+def _sweep_subdir(number: int, overrides_of_job: str) -> str:
+    """Name the folder of a sweep's job: its number, which is unique, and what it overrides."""
+    words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job.replace("++", ""))
+    return f"{number}-{words}"[:80].rstrip("-_,")
+
+
+# What conf/config.yaml calls.
+OmegaConf.register_new_resolver("fedhet.method", _method_name, replace=True)
+OmegaConf.register_new_resolver("fedhet.searchpath", _search_path, replace=True)
+OmegaConf.register_new_resolver("fedhet.subdir", _sweep_subdir, replace=True)

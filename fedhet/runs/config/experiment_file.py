@@ -1,0 +1,100 @@
+"""What the file of an experiment says of the experiment itself, and where it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from fedhet.core.errors import ConfigError
+from fedhet.runs.config import catalogue, composition, overrides
+from fedhet.runs.config.composition import EXPERIMENT_KEYS
+from fedhet.runs.config.lines import by_key, key_of
+
+SEED = "seed"
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """The names and values of an entry of the file; empty if it says nothing.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value}: names with values are expected")
+    return {str(key): inner for key, inner in value.items()}
+
+
+PART = "axes."  # axes.<axis>=[<patterns of labels>] on the command line
+
+
+def refuse(lines: Sequence[str]) -> None:
+    """Refuse an experiment with axes where only a single run is possible.
+
+    Raises:
+        ConfigError: the overrides choose such an experiment.
+    """
+    if declared_by(lines)["axes"]:
+        chosen = by_key(lines)["experiment"]
+        raise ConfigError(
+            f"{chosen} has axes, and is more than one run: start it by `python -m fedhet {chosen}`"
+        )
+
+
+def declared_by(lines: Sequence[str]) -> dict[str, Any]:
+    """What the experiment that the overrides choose says of itself; it has axes, or they are None.
+
+    Raises:
+        ConfigError: the overrides choose several experiments, one of which has axes; or they say
+            something of an experiment with axes, and choose none.
+    """
+    about = [line for line in lines if key_of(line) == "experiment" or is_own(key_of(line))]
+    chosen = {line.key_or_group: line for line in overrides.parse(about)}
+    _refuse_sweep_of_experiments(chosen.get("experiment"))
+    declared = _declared(chosen)
+    own = [line.input_line for key, line in chosen.items() if is_own(key)]
+    if own and not declared["axes"]:
+        line = chosen["experiment"].input_line if "experiment" in chosen else None
+        raise ConfigError(
+            f"{own[0]!r} needs an experiment that has axes;"
+            + (f" {line} has none" if line else " choose one by experiment=<name>")
+        )
+    return declared
+
+
+def is_own(key: str) -> bool:
+    """Whether a setting is the experiment's own, and not one of its runs."""
+    return key.partition(".")[0] in EXPERIMENT_KEYS
+
+
+def _refuse_sweep_of_experiments(override: Override | None) -> None:
+    """A sweep over experiments has one run of each, so that none of them may have axes."""
+    if override is None or not override.is_sweep_override():
+        return
+    for line in overrides.each_value(override):
+        (choice,) = overrides.parse([line])
+        if _declared({"experiment": choice})["axes"]:
+            raise ConfigError(
+                f"{override.input_line!r}: {line} has axes, and is more than one run; start each"
+                " experiment by its own command"
+            )
+
+
+def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
+    """What the file says about the experiment itself, with the overrides of these settings."""
+    if "experiment" not in given or given["experiment"].is_sweep_override():
+        return dict.fromkeys(EXPERIMENT_KEYS)
+    name = given["experiment"].value()
+    content = {} if name is None else catalogue.content("experiment", str(name))
+    mapping("axes", content.get("axes"))  # Hydra's message would not name the key
+    own = [line for key, line in given.items() if is_own(key) and not key.startswith(PART)]
+    kept = [given["experiment"], *own]
+    cfg = composition.raw([str(override.input_line) for override in kept])
+    return {
+        key: OmegaConf.to_container(cfg[key]) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        for key in (*EXPERIMENT_KEYS, SEED)
+    }

@@ -1,0 +1,302 @@
+"""The overrides `key=value` of a command line.
+
+They are parsed, checked against conf/ and, for a sweep, expanded into single runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.core.check import did_you_mean
+from fedhet.core.errors import ConfigError, UnknownChoice
+from fedhet.runs.config import catalogue, instantiation, pieces
+from fedhet.runs.config.lines import refuse_blanks
+
+
+def parse(
+    lines: Sequence[str], labels: Mapping[str, Collection[str]] | None = None
+) -> list[Override]:
+    """Parse the overrides in order.
+
+    A leading + is dropped: only known keys may be given, so adding a key is the same as setting it.
+
+    Args:
+        lines: the overrides.
+        labels: group -> names that may stand for a choice, those of an experiment's axis.
+
+    Raises:
+        ConfigError: a text is not an override, it names an unknown choice of a group, or it changes
+            where choices are looked for.
+    """
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise ConfigError(
+            f"overrides must be a list of texts, such as ['method=scaffold', 'rounds=5'], not"
+            f" {lines!r}"
+        )
+    parsed = [_parse_one(line) for line in lines]
+    groups = catalogue.groups()
+    for override in parsed:
+        if override.key_or_group in groups:
+            for choice in map(_parse_one, each_value(override)):
+                if str(choice.value()) not in (labels or {}).get(override.key_or_group, ()):
+                    _check_choice(choice)
+        elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
+            raise ConfigError(
+                f"{override.input_line!r}: a folder of your own is given by --config-dir <folder>,"
+                f" or by the environment variable {pieces.SEARCH_PATH} of each machine; a run"
+                " cannot name one"
+            )
+    return parsed
+
+
+def of_single_run(parsed: Sequence[Override]) -> list[str]:
+    """Return the overrides of one run in the form that Hydra needs.
+
+    A setting that no file has, but the constructor of a class that an override names as `_target_`,
+    gets a ++.
+
+    Raises:
+        ConfigError: one of them is a sweep.
+    """
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{override.input_line!r} gives several values: add -m to run each of them, or"
+                " write key=[a,b] for a list and key='a,b' for one text"
+            )
+    options = _class_options(parsed)
+    return [
+        f"{'++' if override.key_or_group in options else ''}{override.input_line}"
+        for override in parsed
+    ]
+
+
+def _class_options(parsed: Sequence[Override]) -> list[str]:
+    """Return the keys of the options that classes take which overrides name as `_target_`."""
+    keys: list[str] = []
+    for override in parsed:
+        parent, _, last = override.key_or_group.rpartition(".")
+        if last == "_target_" and not override.is_hydra_override():
+            for line in each_value(override):
+                target = _parse_one(line).value()
+                if isinstance(target, str) and "$" not in target:
+                    names = instantiation.options(override.key_or_group, target)
+                    keys += [f"{parent}.{name}" for name in names]
+    return keys
+
+
+def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
+    """Return the overrides of each run of a sweep: all combinations of the values.
+
+    Raises:
+        ConfigError: an override gives an interval, which has no single values.
+    """
+    options = _class_options(parsed)
+    alternatives = []
+    for override in parsed:
+        plus = "++" if override.key_or_group in options else ""
+        alternatives.append([f"{plus}{line}" for line in each_value(override)])
+    return list(itertools.product(*alternatives))
+
+
+def each_value(override: Override) -> list[str]:
+    """Return one text for each value of a sweep, and an override without a sweep as it is.
+
+    Raises:
+        ConfigError: it gives no value, or an interval.
+    """
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    sweep = override.value()
+    if isinstance(sweep, IntervalSweep):
+        raise ConfigError(f"{override.input_line!r}: a sweep has single values; name them")
+    if isinstance(sweep, Glob):
+        values = sweep.filter(list(catalogue.choices(override.key_or_group)))
+    else:
+        values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{override.input_line!r} has no value to run")
+    return [f"{override.key_or_group}={value}" for value in values]
+
+
+def choices_only(parsed: Sequence[Override]) -> list[str]:
+    """Return the overrides that choose from a group."""
+    groups = catalogue.groups()
+    return [
+        str(override.input_line)
+        for override in parsed
+        if override.key_or_group in groups and not isinstance(override.value(), dict)
+    ]
+
+
+def check_keys(parsed: Sequence[Override], settings: dict[str, Any]) -> None:
+    """Refuse keys that are not in `settings`, the configuration of the chosen groups.
+
+    Raises:
+        ConfigError: naming the closest keys, and those that are allowed at that level.
+    """
+    known = OmegaConf.create(settings)
+    for key in _class_options(parsed):
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(known, parent)
+        if isinstance(node, DictConfig) and name not in node:
+            node[name] = None
+    every: Any = OmegaConf.to_container(known)
+    for override in parsed:
+        if override.key_or_group == "experiment" or override.is_hydra_override():
+            continue
+        for key in _leaf_keys_of(override):
+            _check_key(key, every)
+
+
+def _parse_one(line: str) -> Override:
+    if not line.startswith(("+hydra", "++hydra")):
+        line = line.lstrip("+")
+    try:
+        override = OverridesParser.create().parse_override(line)
+    except HydraException as error:
+        raise ConfigError(_unreadable(line, error)) from None
+    if not override.key_or_group:
+        raise ConfigError(f"cannot read {line!r}: no key before the =")
+    if override.is_delete():
+        raise ConfigError(
+            f"{line!r}: a setting cannot be deleted; give it another value, such as plugin=[] or"
+            " server_opt=none"
+        )
+    if override.package is not None:
+        raise ConfigError(
+            f"{line!r}: the package of a choice is fixed; write {override.key_or_group}=... without"
+            f" @{override.package}"
+        )
+    return override
+
+
+def _unreadable(line: str, error: Exception) -> str:
+    refuse_blanks([line])
+    if "=" not in line:
+        hint = did_you_mean(line, (), catalogue.overrides_of_choice(line))
+        return f"cannot read {line!r}: write key=value{hint}"
+    start = getattr(error.__cause__, "startIndex", None)
+    reason = str(error).splitlines()[0] if start is None else f"unexpected {line[start:]!r}"
+    return (
+        f"cannot read {line!r}: {reason}; text with special characters needs two pairs of quotes,"
+        " as in \"key='a, b'\""
+    )
+
+
+def _check_choice(override: Override) -> None:
+    group = override.key_or_group
+    value = override.value()
+    choices = catalogue.choices(group)
+    if isinstance(value, dict):
+        return  # settings, not a choice
+    if isinstance(value, list) and group != "plugin":
+        raise ConfigError(
+            f"{override.input_line!r}: {group} takes one choice, not a list;"
+            f" choose from: {', '.join(choices)}"
+        )
+    if value is None and catalogue.defaults().get(group, "") is None:
+        return  # no choice is this group's default
+    names = value if isinstance(value, list) else [value]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(
+            f"{override.input_line!r} names the plug-in {twice[0]!r} twice; it acts once in a run"
+        )
+    for name in names:
+        if group == "plugin" and name not in choices and name in catalogue.choices("method"):
+            raise ConfigError(
+                f"unknown plugin '{name}': it is a method, and {catalogue.ONE_METHOD};"
+                f" choose from: {', '.join(choices)}"
+            )
+        if name not in choices and not _register_named_choice(group, str(name)):
+            hint = did_you_mean(str(name), choices)
+            if group == "experiment" and not hint:
+                hint = " (to begin with: experiment=first_look)"
+            raise UnknownChoice(
+                f"unknown {group} '{'null' if name is None else name}'{hint};"
+                f" choose from: {', '.join(catalogue.shown(group))}"
+            )
+
+
+def _register_named_choice(group: str, choice: str) -> bool:
+    """Let Hydra find the choice `torchvision/<name>`: `torchvision` with its setting `name`.
+
+    Returns:
+        False if the choice is not of this form.
+    """
+    family, _, name = choice.partition("/")
+    if not name or "/" in name or family not in catalogue.choices(group):
+        return False
+    settings = catalogue.content(group, family)
+    if settings.get("name") != "???":
+        return False
+    settings["name"] = name
+    ConfigStore.instance().store(name, settings, group=f"{group}/{family}", package=group)
+    return True
+
+
+def _check_key(key: str, settings: Mapping[str, Any]) -> None:
+    level: Any = settings
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        if isinstance(level, Mapping) and part in level:
+            level = level[part]
+        elif isinstance(level, list) and part.isdigit() and int(part) < len(level):
+            level = level[int(part)]
+        else:
+            raise ConfigError(_unknown_key(key, ".".join(parts[:depth]), level, settings))
+
+
+def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any]) -> str:
+    """Explain that `level`, the value of the key `parent`, does not have the rest of `key`."""
+    if parent == "plugin":
+        return _unknown_plugin_key(key)
+    leaves = [leaf for leaf in leaf_keys({**settings, "axes": {}}) if "_target_" not in leaf]
+    last = key.rpartition(".")[2]
+    by_last = {name: list(others) for name, others in catalogue.RENAMED.items()}
+    for leaf in leaves:
+        by_last.setdefault(leaf.rpartition(".")[2], []).append(leaf)
+    words = leaves if parent else dict.fromkeys([*catalogue.groups(), *settings, *leaves])
+    hint = did_you_mean(key, words, catalogue.RENAMED.get(key, by_last.get(last, [])))
+    if not hint:
+        similar = difflib.get_close_matches(last, by_last)
+        hint = did_you_mean(key, (), [by_last[name][0] for name in similar])
+    message = f"unknown setting {key!r}{hint};"
+    if not parent:
+        return f"{message} {catalogue.ALL_SETTINGS}"
+    if not isinstance(level, Mapping):
+        return f"{message} {parent} has nothing below it"
+    allowed = [name for name in level if name != "_target_"]
+    return f"{message} {parent} has {', '.join(allowed) or 'no settings in this run'}"
+
+
+def _unknown_plugin_key(key: str) -> str:
+    name = key.split(".")[1]
+    plugins = catalogue.choices("plugin")
+    if name in plugins:
+        return f"{key!r}: the plug-in {name} is not in this run; add plugin=[{name}]"
+    return (
+        f"{key!r}: unknown plug-in{did_you_mean(name, plugins)}; choose from: {', '.join(plugins)}"
+    )
+
+
+def _leaf_keys_of(override: Override) -> Iterator[str]:
+    return leaf_keys(override.value(), override.key_or_group)
+
+
+def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a nested mapping's values; an empty mapping is a value."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaf_keys(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key

@@ -1,0 +1,203 @@
+"""From a composed configuration to checked objects, and what no constructor can check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.core.check import MOST_EPOCHS, did_you_mean, integer, number
+from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Evaluation, LocalSettings, Noise, ReplyLimits, Speed, Stopping
+from fedhet.runs.config import catalogue
+from fedhet.runs.config.settings import Engine, RunSettings
+
+_GROUPS = (
+    "dataset",
+    "partition",
+    "model",
+    "client",
+    "method",
+    "server_opt",
+    "merge",
+    "tracker",
+    "engine",
+    "replies",
+    "privacy",
+    "eval",
+    "checkpoint",
+    "early_stopping",
+)
+T = TypeVar("T")
+
+
+def validate(cfg: DictConfig) -> RunSettings:
+    """Build the objects that check the settings which name no class, and compare their groups.
+
+    Raises:
+        ConfigError: a value is out of range, or two settings contradict each other.
+    """
+    # Those of a run; for a step, a plug-in may set 0.
+    number("client.lr", cfg.client.lr, open_low=0)
+    integer("client.epochs", cfg.client.epochs, low=1, high=MOST_EPOCHS)
+    run = _of(
+        RunSettings,
+        cfg,
+        lr_decay=cfg.client.lr_decay,
+        schedule=cfg.client.schedule,
+        replies=_of(ReplyLimits, cfg.replies),
+        early_stopping=_of(Stopping, cfg.early_stopping),
+        local=_of(LocalSettings, cfg.client),
+        min_count=cfg.privacy.min_count,
+        noise=_of(Noise, cfg.privacy, multiplier=cfg.privacy.noise),
+        evaluation=_of(Evaluation, cfg.eval),
+        checkpoint_every=cfg.checkpoint.every,
+        engine=_of(Engine, cfg.engine, speed=_of(Speed, cfg.engine)),
+    )
+    _check_together(run)
+    return run
+
+
+def _of(cls: type[T], group: DictConfig, **given: object) -> T:
+    """The object whose fields are the settings of the group, but for those that are given."""
+    names = [field.name for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
+    return cls(**{name: getattr(group, name) for name in names}, **given)
+
+
+def _check_together(run: RunSettings) -> None:
+    """Refuse what settings of different groups exclude."""
+    evaluation, noise, patience = run.evaluation, run.noise, run.early_stopping.patience
+    if run.deliver and not evaluation.personal:
+        raise ConfigError(
+            "deliver=true needs eval.personal=true, because a site keeps what it has evaluated"
+        )
+    if patience is not None and not evaluation.clients:
+        raise ConfigError(
+            f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
+            " clients' validation data"
+        )
+    if noise and evaluation.clients:
+        raise ConfigError(
+            f"privacy.noise={noise.multiplier:g} needs eval.clients=false: the clients' scores"
+            " would leave them without noise, and so would what early stopping and the best model"
+            " go by"
+        )
+    if noise and evaluation.finetune_epochs:
+        raise ConfigError(
+            f"eval.finetune_epochs={evaluation.finetune_epochs} with"
+            f" privacy.noise={noise.multiplier:g}: clients evaluate nothing; use"
+            " eval.finetune_epochs=0"
+        )
+
+
+def check_keys(cfg: DictConfig) -> None:
+    """Refuse keys that no part of fedhet reads, as a file of conf/ may misspell them.
+
+    Those of a group whose choices name a class are left to its constructor.
+
+    Args:
+        cfg: what the files and the overrides are composed to, with Hydra's own settings.
+
+    Raises:
+        ConfigError: naming the first such key, and the closest ones that there are.
+    """
+    known = _known_keys()
+    name = cfg.hydra.runtime.choices.get("experiment")
+    where = "a file of the chosen groups" if name is None else f"the file of experiment={name}"
+    if "experiment" in cfg:
+        raise ConfigError(f"{where} must begin with the line `# @package _global_`")
+    for key in map(str, cfg):
+        if key not in ("hydra", *known):
+            below = [f"{group}: {{{key}: ...}}" for group, keys in known.items() if key in keys]
+            group, _, inner = key.partition(".")
+            below += [f"{group}: {{{inner}: ...}}"] if inner and group in known else []
+            raise ConfigError(
+                f"unknown setting {key!r} in {where}{did_you_mean(key, known, below)};"
+                f" {catalogue.ALL_SETTINGS}"
+            )
+        node, allowed = cfg._get_node(key), known.get(key, [])
+        if allowed and key not in _GROUPS and not isinstance(node, DictConfig):
+            raise ConfigError(f"{key}={node}: this has settings: {', '.join(allowed)}")
+        for setting in map(str, node) if allowed and isinstance(node, DictConfig) else ():
+            if setting not in allowed:
+                hint = did_you_mean(setting, allowed, catalogue.RENAMED.get(f"{key}.{setting}", ()))
+                raise ConfigError(
+                    f"unknown setting '{key}.{setting}' in {where}{hint};"
+                    f" {key} has {', '.join(allowed)}"
+                )
+
+
+def _known_keys() -> dict[str, list[str]]:
+    """The keys of the top level, and those below them; none where any key may stand."""
+    known = {group: _keys(group) for group in catalogue.groups() if group != "experiment"}
+    for key, value in catalogue.content("config").items():
+        if key not in ("defaults", "hydra"):
+            known[key] = [*value] if isinstance(value, dict) else []
+    return known
+
+
+def _keys(group: str) -> list[str]:
+    """The keys that the files of a group have; none where a file names a class, which checks them.
+
+    Files of one's own may have more than those of conf/.
+    """
+    keys: dict[str, None] = {}
+    for choice in catalogue.choices(group):
+        content = catalogue.content(group, choice)
+        if "_target_" in content:
+            return []
+        keys |= dict.fromkeys(content)
+    return list(keys)
+
+
+def check_fixed_choices(choices: Mapping[str, str]) -> None:
+    """Refuse a choice that contradicts the definition of the chosen method.
+
+    Raises:
+        ConfigError: method=fedadam with server_opt=fedyogi, for example.
+    """
+    method = choices["method"]
+    for group, choice in catalogue.fixed_choices("method", method).items():
+        if choices[group] != choice:
+            raise ConfigError(
+                f"method={method} is defined by {group}={choice}; for {group}={choices[group]} use"
+                " method=fedavg"
+            )
+
+
+def check_structure(cfg: DictConfig) -> None:
+    """Refuse a missing value, and a plain value in place of a group of settings.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for key in sorted(OmegaConf.missing_keys(cfg)):
+        raise ConfigError(f"{key} has no default; write {key}=<value>")
+    if "_target_" in cfg.plugin:
+        raise ConfigError(
+            f"plugin._target_={cfg.plugin._target_}: the plug-in's file must begin with the line"
+            " `# @package plugin.<name>`"
+        )
+    for key in (*_GROUPS, *(f"plugin.{name}" for name in cfg.plugin)):
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, DictConfig):
+            raise ConfigError(
+                f"{key}={value}: this is a group of settings; write {key}.<setting>=<value>"
+            )
+
+
+def check_server_opt(cfg: DictConfig, choice: str) -> None:
+    """Refuse another `kind` than the one that defines the chosen server optimiser.
+
+    Raises:
+        ConfigError: server_opt=fedadam with server_opt.kind=yogi, for example.
+    """
+    kind = OmegaConf.select(cfg.server_opt, "kind")
+    own = catalogue.content("server_opt", choice).get("kind")
+    if kind != own:
+        raise ConfigError(
+            f"server_opt.kind={kind}: server_opt={choice} is defined by kind={own}; choose"
+            f" server_opt=fed{kind}"
+        )

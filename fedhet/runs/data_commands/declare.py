@@ -1,0 +1,211 @@
+"""Print the declaration of a site's own data (dataset=local), to be completed and agreed on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.dataset import MISSING, REFUSE
+
+if TYPE_CHECKING:
+    import pandas
+
+HEAD = """\
+# @package _global_
+# An experiment on the sites' own data, after one of them: name the sites, and check that the others
+# have the same, above all the same classes, and levels of categories, in the same order.
+defaults:
+  - override /dataset: local
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Declare the command and its arguments."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = commands.add_parser("declare", help=summary, description=summary)
+    parser.set_defaults(run=main)
+    parser.add_argument(
+        "data", type=Path, help="a folder of images, an npz file, or a csv or Parquet table"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        help="the column of what is learned, in a table; may be given several times",
+    )
+    parser.add_argument(
+        "--features",
+        action="append",
+        help="a column of inputs, in a table; may be given several times; default: all others",
+    )
+    parser.add_argument(
+        "--category",
+        action="append",
+        help="a column of categories among the inputs of a table; may be given several times; its"
+        " levels are those in the file",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=MISSING,
+        default=REFUSE,
+        help="what becomes of missing cells of a table; default: refuse",
+    )
+    parser.add_argument(
+        "--text", help="the column of texts, the inputs in a table; its tokenizer is beside it"
+    )
+    parser.add_argument("--tokenizer", help="the tokenizer.json, or its folder, elsewhere")
+    parser.add_argument(
+        "--max-length", type=int, default=128, help="tokens of each text (128), >= 1"
+    )
+    parser.add_argument(
+        "--read",
+        default="{}",
+        help="how a csv file is written, by the names of pandas.read_csv: '{sep: \";\"}'",
+    )
+    parser.add_argument(
+        "--target", help="class, number, labels or next_char; default: what the labels are"
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the declaration as an experiment in YAML."""
+    import yaml
+
+    from fedhet.data.frames import SUFFIXES
+
+    path: Path = args.data
+    if args.features and args.text:
+        raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
+    for option, given in (("--features", args.features), ("--category", args.category)):
+        if given and path.suffix.lower() not in SUFFIXES:
+            raise ConfigError(f"{option} with {path}: is for a table, csv or Parquet")
+    if args.missing != REFUSE and path.is_dir():
+        raise ConfigError(f"--missing with {path}: is for a table, csv, Parquet or npz")
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        declared = _folder(path)
+    elif path.suffix.lower() in SUFFIXES:
+        declared = _table(path, args)
+    else:
+        declared = _npz(path, args.target, args.missing)
+    if args.missing != REFUSE:
+        declared["missing"] = args.missing
+    settings = {"sites": ["a", "b"], **declared}
+
+    class Quoting(yaml.SafeDumper):
+        """Quotes texts with digits: other readers of YAML see a number in 1E5."""
+
+    def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        style = "'" if any(map(str.isdigit, text)) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Quoting.add_representer(str, quoted)
+    text = yaml.dump({"dataset": settings}, Dumper=Quoting, sort_keys=False, allow_unicode=True)
+    print(HEAD + text, end="")
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    from fedhet.data.images import list_images, read_images
+
+    listing = list_images(path / "train" if (path / "train").is_dir() else path)
+    x = read_images([(str(image), image) for image in listing.paths[:1]])
+    return {"classes": list(listing.classes), "shape": list(x.shape[1:]), "dtype": "uint8"}
+
+
+def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
+    from fedhet.data.encoding import Cells
+    from fedhet.data.frames import CsvFormat, read_frame
+    from fedhet.data.local.reading import digest_of
+    from fedhet.data.tables import UNNAMED, Columns, check_columns, unrepeated
+    from fedhet.data.tokens import Texts
+
+    try:
+        form = CsvFormat.of(yaml.safe_load(args.read))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--read {args.read!r} is no mapping in YAML: {error}") from error
+    texts = Texts.of(args.text, args.tokenizer, args.max_length, "", path.absolute().parent)
+    label: list[str] = args.label
+    named = [*(label or []), *(args.category or []), *([args.text] if args.text else [])]
+    numbers = () if args.target == "class" else label or ()
+    frame = read_frame(path, dict.fromkeys(named, ()), form, numbers)
+    if not label:
+        columns = [str(column) for column in frame.columns]
+        raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
+    features: list[str] = args.features or []
+    check_columns(str(path), frame.columns, [*label, *features, *(args.category or [])])
+    if twice := [column for column in features if [*features, *label].count(column) > 1]:
+        raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
+    learned = label if len(label) > 1 else label[0]
+    left_out: list[str] = []
+    if not features and texts is None:
+        others = [str(column) for column in frame.columns if column not in label]
+        left_out = [column for column in others if UNNAMED.fullmatch(column)]
+        known = [*left_out, *(args.category or [])]
+        left_out += unrepeated(frame, [column for column in others if column not in known])
+        features = [column for column in others if column not in left_out]
+        if left_out:
+            print(
+                "not among the features, because they have no name, or another whole number in"
+                f" each row (--features names them): {', '.join(map(repr, left_out))}",
+                file=sys.stderr,
+            )
+    texts = texts and replace(texts, filled=True)
+    cells = Cells({column: _levels(frame[column]) for column in args.category or []}, args.missing)
+    about = Columns(learned, args.target, None, features or None, texts, cells=cells)
+    arrays = about.arrays([(str(path), frame)])
+    if texts is None:
+        inputs: dict[str, Any] = {"features": cells.columns(arrays["columns"].tolist())}
+        inputs |= {"categories": dict(cells.categories)} if cells.categories else {}
+    else:
+        inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
+        inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
+    return {**_target(arrays), **inputs, "label": learned}
+
+
+def _levels(cells: pandas.Series) -> list[Any]:
+    """The levels of a column of categories, whole numbers as such."""
+    from fedhet.data.arrays import check_rows, identifiers, plain
+
+    known = cells.dropna().to_numpy()
+    told = "is no number and no text, so that the column has no levels"
+    check_rows(
+        "--category", plain(known), lambda row: f"{known[row]!r:.60} {told}", str(cells.name)
+    )
+    return np.unique(identifiers(known)).tolist()
+
+
+def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:
+    from fedhet.data.arrays import dataset_arrays
+    from fedhet.data.tables import array_samples, load_arrays
+
+    found = load_arrays(path, {}, ("x_train", "y_train", "x", "y"))
+    x, y = ("x_train", "y_train") if "x_train" in found else ("x", "y")
+    if x not in found or y not in found:
+        raise DataError(f"{path}: expected the arrays x_train and y_train, or x and y")
+    text = "vocabulary" in found
+    raw = array_samples(path, found, x, y, text=text, missing=missing)
+    classes = len(found["classes"]) if "classes" in found else None  # the names of 0 .. C-1
+    stated = str(found.pop("target")) if "target" in found else None
+    settings = _target(dataset_arrays(raw, None, classes, target=target or stated) | found)
+    kind = "float32" if raw.x.dtype == np.float64 else str(raw.x.dtype)
+    settings |= {"shape": list(raw.x.shape[1:]), "dtype": kind}
+    if text:
+        settings["vocabulary"] = int(found["vocabulary"])
+        settings["padding"] = int(found["padding"]) if "padding" in found else None
+    return settings
+
+
+def _target(arrays: dict[str, Any]) -> dict[str, Any]:
+    """What is learned."""
+    kind = str(arrays["target"][0])
+    if kind == "number":
+        return {"target": kind, "label": arrays["numbers"].tolist()}
+    return {"target": kind, "classes": arrays["classes"].tolist()}

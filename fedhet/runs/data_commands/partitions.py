@@ -1,0 +1,203 @@
+"""Commands on the partition of a configuration: `describe`, `partition` and `export`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedhet.core.check import counted
+from fedhet.core.errors import ConfigError
+from fedhet.data.dataset import OWN
+from fedhet.data.storage import written
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedhet.runs.run_data import RunData
+
+MAX_ROWS = 40  # of the table of clients
+MAX_CLASSES = 20  # of more classes, labels or numbers to predict it has no columns
+
+
+def add_commands(commands: Any) -> None:
+    """Declare the commands and their arguments."""
+    for run in (describe, partition, export):
+        summary = (run.__doc__ or "").partition("\n")[0]
+        parser = commands.add_parser(run.__name__, help=summary, description=summary)
+        parser.set_defaults(run=run)
+        parser.add_argument(
+            "overrides", nargs="*", help="as for a run: dataset=mnist partition=shards seed=1 ..."
+        )
+    commands.choices["describe"].add_argument(
+        "--out",
+        type=Path,
+        help="the folder for the figures; default: outputs/partitions/<name>-<hash>",
+    )
+    commands.choices["partition"].add_argument(
+        "--name", required=True, help="letters, digits and _ . + -"
+    )
+    commands.choices["export"].add_argument(
+        "--client",
+        type=int,
+        required=True,
+        action="append",
+        help="the client's number; may be given several times",
+    )
+    commands.choices["export"].add_argument(
+        "--out", type=Path, required=True, help="the folder for client-<number>.npz"
+    )
+
+
+def _data(overrides: Sequence[str]) -> RunData:
+    from fedhet.runs import config
+    from fedhet.runs.run_data import RunData
+
+    return RunData.of(config.compose(overrides).cfg)
+
+
+def partition(args: argparse.Namespace) -> None:
+    """Save a partition under a name; partition=saved partition.name=<name> uses it again."""
+    from fedhet.data.partition import save, saved_path
+
+    saved_path(args.name)  # a name that is not allowed is reported before any data are read
+    record = _data(args.overrides).partition_record()
+    path = save(args.name, record)
+    clients = counted(record["clients"], "client")
+    print(
+        f"partition {record['name']} {record['hash']}, {clients}: {path}\n"
+        f"use it with partition=saved partition.name={args.name}"
+    )
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write a client's own samples, and no other client's, to a file for its machine."""
+    data = _data(args.overrides)
+    for pid in args.client:
+        print(write(data, pid, args.out))
+
+
+def write(data: RunData, pid: int, folder: Path) -> Path:
+    """Write `folder`/client-<pid>.npz and return its path.
+
+    The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
+    such samples. They are what the client would use, before normalisation: uint8 or floating, with
+    its noise, and with missing cells filled; where each client normalises by its own mean and std,
+    they are normalised. `classes`, `mean` and `std` are those of the dataset, and so are `target`
+    and what else describes its targets and texts, where it has them.
+
+    Raises:
+        ConfigError: there is no such client.
+    """
+    if not 0 <= pid < len(data.clients):
+        raise ConfigError(
+            f"--client {pid}: the partition has the clients 0 to {len(data.clients) - 1}"
+        )
+    client = data.clients[pid]
+    dataset = data.dataset
+    if dataset.mean == OWN:
+        dataset = replace(dataset, mean=(0.0,), std=(1.0,))
+    keys = ["classes", "mean", "std"]  # what `dataset=npz` reads
+    if dataset.target == "number":
+        keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]
+    elif dataset.target != "class":
+        keys.append("target")
+    if dataset.text:
+        keys += ["vocabulary", *([] if dataset.padding is None else ["padding"])]
+        keys += [] if "target" in keys else ["target"]
+    arrays = {key: np.array(getattr(dataset, key)) for key in keys}
+    for part in ("train", "val", "test"):
+        samples = getattr(client, part)
+        if samples is not None:
+            arrays[f"x_{part}"] = samples.x.numpy()
+            arrays[f"y_{part}"] = samples.y.numpy()
+    path = folder.resolve() / f"client-{pid}.npz"
+    with written(path) as unfinished, unfinished.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return path
+
+
+def describe(args: argparse.Namespace) -> None:
+    """Show which client would have which samples, as a table and as figures, without training."""
+    from fedhet.runs.record.figures import partition_figures
+
+    data = _data(args.overrides)
+    record = data.partition_record()
+    folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = partition_figures(folder, record)
+    shown = table(data, record)
+    _console_for(shown).print(shown)
+    for path in paths:
+        print(f"figure: {path.resolve()}")
+
+
+def table(data: RunData, record: dict[str, Any]) -> Table:
+    """Clients in rows; samples, parts and targets in columns.
+
+    A class or label has its number of samples, a number to predict its mean and deviation.
+
+    Args:
+        data: the data of a configuration.
+        record: its `partition_record()`.
+    """
+    from rich.table import Table
+
+    dataset, counts, part_sizes = data.dataset, record["counts"], data.clients.part_sizes
+    clients, number = record["clients"], dataset.target == "number"
+    sizes = [sum(parts) for parts in part_sizes]
+    pooled = " with its test set" if data.scheme.pool_test else ""
+    columns: list[tuple[str, Sequence[object]]] = [("client", range(clients))]
+    if record["owners"]:
+        columns.append(("owner", record["owners"]))
+    if data.scheme.noise:
+        deviations = [f"{data.clients.noise_sd(pid):.3f}" for pid in range(clients)]
+        columns.append(("noise sd", deviations))
+    parts = zip(("train", "val", "test"), zip(*part_sizes, strict=True), strict=True)
+    columns += [("samples", sizes), *parts]
+    if not number:
+        held = [sum(n > 0 for n in each) for each in counts]
+        columns.append(("labels" if dataset.target == "labels" else "classes", held))
+    if len(dataset.outputs) <= MAX_CLASSES:
+        by_client = [_numbers(data, pid) for pid in range(clients)] if number else counts
+        columns += zip(dataset.outputs, zip(*by_client, strict=True), strict=True)
+    shown = Table(
+        title=(
+            f"{record['name']} partition {record['hash']} of {dataset.name}{pooled}:"
+            f" {counted(clients, 'client')}, {sum(sizes)} of"
+            f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
+            f" {dataset.target}"
+        ),
+        caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
+    )
+    for header, _ in columns:
+        shown.add_column(header, justify="left" if header == "owner" else "right", no_wrap=True)
+    for row in islice(zip(*(values for _, values in columns), strict=True), MAX_ROWS):
+        shown.add_row(*map(str, row))
+    return shown
+
+
+def _numbers(data: RunData, pid: int) -> list[str]:
+    """Mean and standard deviation of each number over the samples of a client."""
+    y = data.dataset.y.numpy()[data.partition.indices[pid]]
+    if not len(y):
+        return ["-"] * y.shape[1]
+    moments = zip(y.mean(0, dtype=float), y.std(0, dtype=float), strict=True)
+    return [f"{mean:.4g} ± {deviation:.3g}" for mean, deviation in moments]
+
+
+def _console_for(shown: Table) -> Console:
+    """The terminal, or a file that is wide enough for every column of the table."""
+    from fedhet.runs.record.terminal import Output
+
+    console = Output()
+    if console.is_terminal:
+        return console
+    options = console.options.update(max_width=10_000)
+    return Output(width=max(console.width, console.measure(shown, options=options).maximum))

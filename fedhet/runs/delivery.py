@@ -1,0 +1,241 @@
+"""The final models at the sites of a run (`deliver=true`).
+
+When the training has ended, the server repeats its last evaluation message with the digest of the
+final global model. Each node writes that model, and its client's own, below a folder that its
+operator has chosen; no run names a path:
+
+    <run_id>/<client>/model.safetensors     the global model, where the method has one
+    <run_id>/<client>/personal.safetensors  the client's own; it never leaves the site
+    <run_id>/<client>/summary.json          what they are, and how good they are on its data
+
+With config.yaml, partition.json and environment.json beside them, `python -m fedhet predict` and
+`export` take that folder as they take that of a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from fedhet.core import trees
+from fedhet.core.client.client import DELIVER, FedClient, evaluated_views
+from fedhet.core.errors import ConfigError, Rejected
+from fedhet.core.kernel import Client
+from fedhet.core.messages import Failure, Upload
+from fedhet.core.server.callbacks import Callback
+from fedhet.core.server.evaluation import evaluation_messages, evaluation_moment
+from fedhet.core.trees import Tree
+from fedhet.data.storage import (
+    fitting,
+    read_tensors,
+    save_tensors,
+    sync,
+    unwritable,
+    write_json,
+    write_text,
+)
+from fedhet.runs.record.summary import versions
+from fedhet.runs.stores import own_folder
+
+if TYPE_CHECKING:
+    from fedhet.core.server.loop import Loop
+    from fedhet.runs.job import Job
+
+log = logging.getLogger("fedhet")
+VARIABLE = "FEDHET_MODEL_DIR"
+DEFAULT = "fedhet-models"  # beside the clients' states
+# What partition.json has at the site: inputs and outputs, not who has which samples.
+DESCRIBED = [
+    *("shape", "columns", "target", "classes", "numbers"),
+    *("normalised", "target_scale", "vocabulary", "padding", "missing", "own"),
+]
+
+
+# ---- the server
+class Delivery(Callback):
+    """Lets every client keep the final models, and records which have done so.
+
+    A client that is away or cannot write is recorded and logged with its reason; the run goes on to
+    its end.
+    """
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        if status != "ok":
+            return
+        method = loop.method
+        digest = ""
+        if "global" in method.views:
+            digest = trees.sha256({"model": method.weights["model"]})
+        messages = evaluation_messages(method, evaluation_moment(method))
+        plan = [replace(msg, extras={**msg.extras, DELIVER: digest}) for msg in messages]
+        record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
+        for reply in loop.exchange(plan):
+            if isinstance(reply, Upload) and (reply.weights or reply.extras or reply.metrics):
+                cause = "its reply to a delivery has content, where none is expected"
+                reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
+            if isinstance(reply, Upload):
+                record["clients"].append(reply.pid)
+                continue
+            record["failed"][str(reply.pid)] = reply.cause
+            loop.failures.append({"round": plan[0].round, **vars(reply)})
+            log.warning("client %d has not kept the final model: %s", reply.pid, reply.cause)
+        log.info("the final model is at %d of %d clients", len(record["clients"]), len(plan))
+        loop.notes["delivery"] = record
+
+
+# ---- the node
+def keep(job: Job, client: FedClient) -> Upload:
+    """Write the models that the client's message is about; its reply says no more than that.
+
+    Raises:
+        ConfigError: the message is not one of such a run.
+        Rejected: its model is not the server's.
+        WriteError: the files cannot be written; an earlier delivery is as it was.
+    """
+    msg, workspace = client.msg, client.workspace
+    stated = msg.text(DELIVER)
+    if not job.config.run.deliver:
+        raise ConfigError("the server delivers a model, and the run's settings do not (deliver)")
+    models: dict[str, Tree] = {}
+
+    def take(view: str, model: nn.Module) -> None:
+        if view == "personal":
+            models[view] = {name: t.clone() for name, t in model.state_dict().items()}
+
+    scores = client.assess(take).metrics
+    views = list(evaluated_views(client.views(), workspace))
+    digest = None
+    if "global" in views:
+        trees.check_like(
+            "the final model", msg.weights, trees.pick(workspace.initial, workspace.shared)
+        )
+        models["model"] = {**workspace.initial, **msg.weights}
+        digest = trees.sha256({"model": models["model"]})
+    if stated != (digest or ""):
+        raise Rejected(
+            "wrong content",
+            f"the final model here has the digest {str(digest)[:16]}, that of the server"
+            f" {(stated or 'None')[:16]!r}",
+        )
+    about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
+    home = _root() / msg.run_id / str(msg.pid)
+    _write(home, models, job, about)
+    log.info("client %d: the final models are in %s", msg.pid, home)
+    return Upload(msg.pid, client.num_examples)
+
+
+def _root() -> Path:
+    """The folder that this site has chosen.
+
+    Raises:
+        ConfigError: it is not absolute.
+        ValueError: the default one is open to other users.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return own_folder(DEFAULT)
+    if not Path(named).is_absolute():
+        raise ConfigError(f"{VARIABLE} must be an absolute path")
+    return Path(named)
+
+
+def _about(job: Job, client: FedClient) -> dict[str, Any]:
+    config, msg = job.config, client.msg
+    return {
+        "status": "ok",
+        "delivered": {"client": msg.pid, "round": msg.round},
+        "experiment": msg.run_id,
+        "plugins": list(config.plugins),
+        **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
+        "seed": config.run.seed,
+        "rounds": config.run.rounds,
+        "target": job.task.scoring.name,
+        "score": job.task.scoring.score() or None,
+        "train_samples": client.num_examples,
+    }
+
+
+def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, Any]) -> None:
+    """Write the folder, whole or not at all.
+
+    The earlier one is away only between two renames; what is left of a process that was killed
+    there is put back by the next delivery.
+    """
+    part = home.with_name(f".{home.name}.{os.getpid()}.part")
+    before = home.with_name(f".{home.name}.before")
+    try:
+        _put_back(before, home)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, tree in models.items():
+            save_tensors(part / f"{name}.safetensors", tree)
+        write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})
+        write_json(part / "environment.json", versions())
+        write_text(part / "config.yaml", OmegaConf.to_yaml(job.config.cfg))
+        write_json(part / "summary.json", about)
+        for path in (*part.iterdir(), part):
+            sync(path)
+        shutil.rmtree(before, ignore_errors=True)
+        with suppress(FileNotFoundError):  # there is an earlier one only if the run was resumed
+            home.replace(before)
+        try:
+            part.replace(home)
+        finally:
+            _put_back(before, home)
+        sync(home.parent)
+        shutil.rmtree(before, ignore_errors=True)
+    except OSError as error:
+        raise unwritable(home, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _put_back(before: Path, home: Path) -> None:
+    if before.exists() and not home.exists():
+        before.replace(home)
+
+
+# ---- reading
+def load(
+    folder: Path,
+    summary: dict[str, Any],
+    weights: str,
+    client: int,
+    half: type[Client],
+    model: nn.Module,
+) -> nn.Module:
+    """The client's own model from a folder that a node has written.
+
+    Args:
+        folder: the folder.
+        summary: its summary.json.
+        weights: "personal"; nothing else is delivered.
+        client: the client.
+        half: the client half of the method.
+        model: a model like that of the run, whose values are replaced.
+
+    Raises:
+        ConfigError: the folder has no such model.
+        DataError: a file is damaged.
+    """
+    path, own = folder / f"{weights}.safetensors", summary["delivered"]["client"]
+    if client != own or not path.exists():
+        has = " and ".join(file.name for file in sorted(folder.glob("*.safetensors")))
+        raise ConfigError(
+            f"{folder} has no {weights} model of client {client}: a run has delivered {has} of"
+            f" client {own}"
+        )
+    module = half.personal_module(model)
+    values = read_tensors(path)
+    with fitting(path):
+        module.load_state_dict(values)
+    return module

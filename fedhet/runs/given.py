@@ -1,0 +1,227 @@
+"""A task given as objects: whether it fits together, and what is recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+
+from fedhet.core.errors import ConfigError, DataError, MachineError
+from fedhet.core.targets import WITH_CLASSES
+from fedhet.core.task import ClientData, HeldClients, Samples, Task
+from fedhet.core.workspace import Workspace
+from fedhet.data.dataset import check_targets
+from fedhet.models.base import trial_output
+from fedhet.runs.config import Config, compose
+from fedhet.runs.config.lines import key_of
+
+# The settings that a task replaces.
+REPLACED = ("dataset", "partition", "model", "data_dir")
+# Samples in a trial: more than one, so that a mean over them is noticed.
+TRIAL = 3
+
+
+def check_settings(settings: Config) -> None:
+    """Refuse settings that have no effect with a task.
+
+    Raises:
+        ConfigError: naming each of these settings, and of an experiment the groups that it sets.
+    """
+    keys = [key_of(override) for override in settings.overrides]
+    ignored = [
+        override
+        for key, override in zip(keys, settings.overrides, strict=True)
+        if key.partition(".")[0] in REPLACED
+    ]
+    if "experiment" in keys and not ignored:
+        default = compose([]).cfg
+        chosen = settings.overrides[keys.index("experiment")]
+        changed = [key for key in REPLACED if settings.cfg[key] != default[key]]
+        ignored = [f"{chosen} (which sets {', '.join(changed)})"] if changed else []
+    if ignored:
+        raise ConfigError(
+            f"{', '.join(ignored)} with a Task: it has its own data, clients and model, so settings"
+            " of dataset, partition, model and data_dir have no effect; leave them out"
+        )
+
+
+def check_task(workspace: Workspace) -> None:
+    """Check that model, criterion, classes and data of the site's task fit together.
+
+    Every client in a list is checked; where another sequence loads them, only the first one that
+    has samples is. The model is tried on a few samples of each shape.
+
+    Raises:
+        ConfigError: the model does not take the inputs, the criterion does not return one loss per
+            sample, or `classes` does not fit the targets and the model's output.
+        DataError: a target or an input is out of range; the message names client, part and sample.
+    """
+    task = workspace.task
+    tried = set()
+    for where, samples in _parts(task, workspace.simulated):
+        check_targets(where, samples.y, task.target, task.classes)
+        if task.target in ("number", "loss") and samples.y.is_floating_point():
+            _check_finite(where, "target", samples.y)
+        x = samples.x
+        numbers = x.is_floating_point() and x.numel()
+        if numbers and not all(bound.isfinite() for bound in x.aminmax()):
+            if task.transform is not None:  # it may replace them
+                x = workspace.prepared(Samples(x.clone(), samples.y)).x
+            _check_finite(where, "input", x)
+        kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
+        if kind not in tried:
+            tried.add(kind)
+            _try(where, samples, workspace)
+
+
+def _parts(task: Task, simulated: bool) -> Iterator[tuple[str, Samples]]:
+    """Yield the samples to be checked, each with its place; a lazy sequence loads one client.
+
+    Raises:
+        ConfigError: the data are those of a node alone.
+        DataError: a simulation has not the data of its clients.
+    """
+    if isinstance(task.clients, ClientData):
+        raise ConfigError(
+            "Task: clients is the data of one node's client, for fedhet.flower.client_app; expected"
+            " a list of ClientData, or for fedhet.flower.strategy the training sizes or the number"
+            " of clients"
+        )
+    pids = [pid for pid, size in enumerate(task.sizes) if size][:1]
+    if isinstance(task.clients, list | tuple):
+        pids = list(range(len(task.sizes)))
+    elif isinstance(task.clients, HeldClients) and not simulated:
+        pids = list(task.clients.here)
+    for pid in pids:
+        client = task.clients[pid]
+        for part in ("train", "val", "test"):
+            samples = getattr(client, part)
+            if samples is not None and len(samples):
+                yield f"client {pid}, {part}", samples
+    if task.test is not None:
+        yield "the global test set", task.test
+
+
+def _check_finite(where: str, what: str, values: Tensor) -> None:
+    wrong = (~values.flatten(1 if values.ndim > 1 else 0).isfinite()).nonzero()
+    if len(wrong):
+        row = int(wrong[0, 0])
+        value = values[row].flatten()[int(wrong[0, 1]) if values.ndim > 1 else 0].item()
+        raise DataError(
+            f"{where}, sample {row}: the {what} contains {value}; expected finite numbers"
+        )
+
+
+def _try(where: str, samples: Samples, workspace: Workspace) -> None:
+    """Try model and criterion on a batch of several samples, and on one of a single sample."""
+    task = workspace.task
+    few = torch.arange(TRIAL) % len(samples)
+    batch = workspace.prepared(Samples(samples.x[few], samples.y[few]))
+    name = type(workspace.model).__name__
+    with workspace.seeded("trial"), torch.no_grad():
+        output = trial_output(
+            workspace.model,
+            batch.x,
+            f"Task: the model {name}, whose parameters are {workspace.parameters[0].dtype}, does"
+            f" not take {TRIAL} samples of {where}, {batch.x.dtype} of shape"
+            f" {tuple(batch.x.shape)}",
+        )
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
+            raise ConfigError(f"Task: the model {name} returns a {kind}, not a tensor")
+        shape = tuple(output.shape)
+        returned = f"Task: for {TRIAL} samples the model {name} returns shape {shape}"
+        if task.target not in ("number", "loss") and shape != (TRIAL, task.classes):
+            raise ConfigError(
+                f"{returned}; with classes={task.classes} it must be {(TRIAL, task.classes)}, one"
+                " number for each class"
+            )
+        if shape[:1] != (TRIAL,):
+            raise ConfigError(f"{returned}; its first dimension must be the samples, {TRIAL}")
+        for n in (TRIAL, 1):
+            _check_losses(where, task.criterion, output[:n], batch.y[:n])
+
+
+def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None:
+    n = len(y)
+    name = _name(criterion)
+    batch = f"for a batch of {n} from {where}"
+    try:
+        losses = criterion(output, y)
+    except Exception as error:
+        raise MachineError(
+            f"Task: {batch}, the criterion {name} does not take the model's output,"
+            f" {output.dtype} of shape {tuple(output.shape)}, with targets that are {y.dtype} of"
+            f" shape {tuple(y.shape)}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
+    returned = f"a {type(losses).__name__}"
+    if isinstance(losses, Tensor):
+        if losses.shape == (n,):
+            return
+        returned = f"shape {tuple(losses.shape)}"
+    reduces = isinstance(criterion, nn.Module) and getattr(criterion, "reduction", "none") != "none"
+    dimensions = losses.ndim if isinstance(losses, Tensor) else 0
+    hints = {
+        f'write {name}(reduction="none")': reduces,
+        f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)": (
+            dimensions == 2 and output.shape == (n, 1) and y.ndim == 1
+        ),
+        "squeeze() without a dimension also removes that of a single sample": n == 1,
+        "average the other dimensions, as in losses.flatten(1).mean(1)": (
+            dimensions > 1 and len(losses) == n
+        ),
+        'write reduction="none", as in torch\'s losses': True,
+    }
+    hint = next(hint for hint, fits in hints.items() if fits)
+    raise ConfigError(
+        f"Task: {batch}, the criterion {name} returns {returned} instead of one loss for each"
+        f" sample, shape ({n},): {hint}"
+    )
+
+
+def _name(thing: Any) -> str:
+    """Name an object as code does: a function by its name, another object by its class."""
+    named = thing if hasattr(thing, "__name__") else type(thing)
+    return str(named.__name__)
+
+
+# ---- the record
+def recorded_config(cfg: DictConfig, workspace: Workspace) -> DictConfig:
+    """Return the configuration with the task in place of the settings that it replaces."""
+    task = workspace.task
+    kept = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in REPLACED])
+    model = type(workspace.model)
+    named = {
+        "model": f"{model.__module__}.{model.__qualname__}",
+        "criterion": _name(task.criterion),
+        "transform": None if task.transform is None else _name(task.transform),
+        "augment": None if task.augment is None else _name(task.augment),
+    }
+    learned = {"target": task.target, "classes": task.classes}
+    given = {**named, **learned, "clients": len(task.sizes)}
+    return OmegaConf.merge(OmegaConf.create({"task": given}), kept)  # type: ignore[return-value]
+
+
+def partition_record(task: Task) -> dict[str, Any]:
+    """Return the content of partition.json for a task given as objects.
+
+    It has the samples of each client and class where the clients are a list of classes' samples.
+    """
+    record: dict[str, Any] = {
+        "name": "task",
+        "clients": len(task.sizes),
+        "hash": None,
+        "train_sizes": list(task.sizes),
+        "target": task.target,
+    }
+    if task.target not in WITH_CLASSES or not isinstance(task.clients, list | tuple):
+        return record
+    counts = torch.zeros(len(task.sizes), task.classes, dtype=torch.int64)
+    for pid, client in enumerate(task.clients):
+        for samples in (client.train, client.val, client.test):
+            if samples is not None:
+                counts[pid] += torch.bincount(samples.y, minlength=task.classes)
+    return {**record, "counts": counts.tolist()}

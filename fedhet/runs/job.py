@@ -1,0 +1,282 @@
+"""From a configuration to the objects of a run: task, strategy, clients and recorder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from fedhet.core import targets
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
+from fedhet.core.errors import ConfigError
+from fedhet.core.groups import Course
+from fedhet.core.interruptions import exits_as_errors
+from fedhet.core.kernel import Method, Plugin
+from fedhet.core.limits import UNLIMITED, Limits, least_count
+from fedhet.core.noise import allowed_here
+from fedhet.core.server.compatibility import check_cohorts
+from fedhet.core.server.evaluation import Selection
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.setting import Setting
+from fedhet.core.server.strategy import FedStrategy
+from fedhet.core.task import Task
+from fedhet.core.workspace import Workspace
+from fedhet.data.federation import augmentation, target_scale, transform
+from fedhet.data.toy import toy_task
+from fedhet.runs import delivery
+from fedhet.runs.config import Config
+from fedhet.runs.config.instantiation import find_target, instantiate
+from fedhet.runs.config.settings import RunSettings
+from fedhet.runs.given import partition_record
+from fedhet.runs.local_data import LocalData, check_merge, is_local
+from fedhet.runs.model_building import build_model
+from fedhet.runs.privacy import account
+from fedhet.runs.process import choose_device
+from fedhet.runs.record import terminal
+from fedhet.runs.record.personal import PersonalModels
+from fedhet.runs.record.start import start
+from fedhet.runs.run_data import RunData
+from fedhet.runs.trackers.tracker import tracker_of
+
+log = logging.getLogger("fedhet")
+A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
+
+
+def data_of(cfg: DictConfig, engine: str) -> RunData | LocalData:
+    """The clients' data as this machine reads them."""
+    return LocalData.simulated(cfg, engine) if is_local(cfg) else RunData.of(cfg)
+
+
+def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
+    """The learning problem that a configuration makes of the data."""
+    dataset = data.dataset
+    scale = target_scale(dataset)
+    if dataset.target == "class":  # the counts of [label, prediction]
+        outputs = len(dataset.outputs)
+        limits.check_array(f"dataset.classes={outputs}", outputs, outputs, width=8)
+    target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
+    return Task(
+        model=lambda: build_model(cfg.model, dataset, limits.max_model),
+        criterion=target.losses,
+        clients=data.clients,
+        test=dataset.test,
+        classes=len(dataset.classes),
+        transform=transform(dataset),
+        sizes=data.clients.sizes,
+        augment=augmentation(dataset),
+        target=dataset.target,
+        target_scale=scale,
+        detailed=dataset.detailed,
+        example=data.example,
+    )
+
+
+def device_of(run: RunSettings) -> torch.device:
+    """The device of this process: under Ray a client has the GPUs that it asks for.
+
+    Some versions of Ray hide the others, and some do not.
+    """
+    if run.engine.name == "local" or run.engine.num_gpus:
+        return choose_device(run.device)
+    if run.device == "cuda":
+        raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
+    return torch.device("cpu")
+
+
+def method_class(config: Config) -> type[Method]:
+    """The class of the run's method.
+
+    Raises:
+        ConfigError: it is none of a method.
+    """
+    cls = find_target(config.cfg.method)
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise ConfigError(
+            f"method._target_={config.cfg.method._target_}: it is no fedhet.core.kernel.Method;"
+            " docs/upgrading.md says what has become of the FedStrategy of fedhet 0.2"
+        )
+    return cls
+
+
+def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Workspace:
+    """What the clients of this process share."""
+    run = config.run
+    return Workspace(
+        task,
+        device=device_of(run),
+        seed=run.seed,
+        buffers=run.buffers,
+        scope=method_class(config).scope,
+        simulated=engine != "flwr",
+        noise=allowed_here(run.noise),
+        release=account.release,
+        min_count=least_count(run.min_count, limits),
+        limits=limits,
+        evaluation=run.evaluation,
+        speed=run.engine.speed,
+    )
+
+
+def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> FedStrategy:
+    """The strategy of the configured method with these plug-ins.
+
+    Raises:
+        ConfigError: the method, the plug-ins and their settings do not fit together.
+    """
+    cfg, run = config.cfg, config.run
+    server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
+    check_merge(cfg, merge, workspace.task)
+    setting = Setting(
+        workspace,
+        run.local,
+        plugins=plugins,
+        server_opt=server_opt,
+        merge=merge,
+        **{each.name: getattr(run, each.name) for each in fields(Course)},
+    )
+    return FedStrategy(setting, instantiate(cfg.method))
+
+
+@dataclass
+class Job:
+    """A configuration, and what the functions of this module build of it, each part once.
+
+    A part is built when it is first used; `begin` alone creates the run folder.
+
+    Attributes:
+        config: the composed configuration.
+        given: a task that replaces the configured dataset, partition and model, or None.
+        engine: what carries the messages: local, ray or flwr.
+        local: what this process has of the sites' own data, where that is not in the configuration.
+        limits: what the node of this process allows the run.
+        own_loop: whether clients train by a loop of the app's owner, in the place of fedhet's.
+        together: how many clients train as one; 0 for one after another. The engine says so.
+        folder, loop: the run folder and the run's steps; None before `begin`.
+    """
+
+    config: Config
+    given: Task | None = None
+    engine: str = "local"
+    local: LocalData | None = None
+    limits: Limits = UNLIMITED
+    own_loop: bool = False
+    together: int = field(default=0, init=False)
+    folder: Path | None = field(default=None, init=False)
+    loop: Loop | None = field(default=None, init=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder of a run that has begun."""
+        assert self.folder is not None
+        return self.folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker receives the configuration and builds the parts itself.
+        return {"config": self.config, "given": self.given, "engine": self.engine}
+
+    @cached_property
+    def _data(self) -> RunData | LocalData:
+        return self.local or data_of(self.config.cfg, self.engine)
+
+    @cached_property
+    def task(self) -> Task:
+        """The learning problem: model, criterion and the clients' data."""
+        return self.given or task_of(self.config.cfg, self._data, self.limits)
+
+    @cached_property
+    def partition(self) -> dict[str, Any]:
+        """The content of partition.json."""
+        return partition_record(self.given) if self.given else self._data.partition_record()
+
+    @cached_property
+    def data_digest(self) -> str:
+        """16 hex digits by which two machines see whether they hold the same data."""
+        return self._data.digest
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """What the clients of this process share."""
+        return site_of(self.config, self.task, self.engine, self.limits)
+
+    @cached_property
+    def plugins(self) -> list[Plugin]:
+        """The plug-ins, which never change."""
+        return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
+
+    @cached_property
+    def _method(self) -> Method:
+        return instantiate(self.config.cfg.method)  # type: ignore[no-any-return]
+
+    @cached_property
+    def strategy(self) -> FedStrategy:
+        """The run's strategy."""
+        return strategy_of(self.config, self.workspace, self.plugins)
+
+    def client(
+        self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
+    ) -> FedClient:
+        """Return a client that keeps its state in `store`, or in that of a message's run."""
+        pieces = self._method, self.plugins
+        client = FedClient(self.workspace, *pieces, store, properties)
+        if self.engine == "flwr":
+            client.delivery = partial(delivery.keep, self)
+        return client
+
+
+def begin(job: Job) -> Loop:
+    """Create the run folder, or reopen that of an earlier run, and return the run's steps.
+
+    Raises:
+        ConfigError: the settings do not fit together, the folder cannot be used, or its run cannot
+            go on; there is no new folder then.
+        RunFailed: a file cannot be written.
+    """
+    run, strategy, workspace = job.config.run, job.strategy, job.workspace
+    if (run.device, workspace.device.type) == ("auto", "cpu") and torch.cuda.is_available():
+        log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+    check_cohorts(strategy)
+    account.check_run(strategy)
+    record, tracking, checkpoints, lock = start(job)
+    callbacks = [
+        *([account.Account(workspace.noise)] if workspace.noise else []),
+        Selection(strategy.setting),
+        PersonalModels(strategy, record.folder),
+        *([delivery.Delivery()] if run.deliver else []),
+        terminal.Display(_progress(job, len(record.rows))),
+        record,
+        tracking,
+        checkpoints,
+        lock,
+    ]
+    job.folder = record.folder
+    job.loop = Loop(strategy, callbacks, evaluates=run.evaluation.clients)
+    return job.loop
+
+
+def _progress(job: Job, done: int) -> AbstractContextManager[terminal.Observer]:
+    if job.engine == "flwr":
+        return nullcontext(terminal.log_step)
+    steps = sum(entry.rounds for entry in job.strategy.timetable)
+    return terminal.progress(job.config.choices["method"], steps, done)
+
+
+@exits_as_errors()
+def try_settings(settings: Config) -> None:
+    """Refuse settings of what acts on the server before any data are read.
+
+    The log is silent meanwhile: the run itself repeats its messages.
+    """
+    log.disabled = True
+    try:
+        _ = Job(settings, toy_task()).strategy
+    finally:
+        log.disabled = False
+    tracker_of(settings.cfg)

@@ -1,0 +1,256 @@
+"""The data of a run with dataset=local, as one process sees them.
+
+A simulation sees all files, a client's process those of its site, and the server none. All three
+have the same declaration, and the same statistics for normalisation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from fedhet.core.errors import ConfigError
+from fedhet.core.limits import least_count
+from fedhet.core.server.merging import Mean
+from fedhet.core.task import PARTS, ClientData, HeldClients, Samples, Task
+from fedhet.data.dataset import Dataset
+from fedhet.data.federation import described
+from fedhet.data.files import SITE_HINT, find_path
+from fedhet.data.local.declaration import Declaration, Sites
+from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
+from fedhet.data.local.reading import SiteFiles, client_data, located, read
+from fedhet.data.moments import Own
+from fedhet.runs.config.instantiation import find_target, instantiate
+
+log = logging.getLogger("fedhet.data")
+
+
+def is_local(cfg: DictConfig) -> bool:
+    """Whether a run has every site's own data."""
+    return find_target(cfg.dataset) is Declaration
+
+
+def check_merge(cfg: DictConfig, merge: Mean, task: Task) -> None:
+    """Refuse a merge that bounds updates, and not what their sites say that they weigh.
+
+    Raises:
+        ConfigError: neither `dataset.max_samples` nor the clients' sizes are given.
+    """
+    local = is_local(cfg) and cfg.dataset.max_samples is None
+    if "used weights" not in merge.breaks and merge.name != Mean.name and (local or task.unsized):
+        where, bound = (
+            ("the number of clients alone", "their sizes, Task(clients=[<number>, ...])")
+            if task.unsized
+            else (
+                "dataset=local",
+                "the largest number that a site may have, dataset.max_samples=<number>",
+            )
+        )
+        raise ConfigError(
+            f"merge={merge.name} with {where}: the weight of a client is the number of samples that"
+            f" it claims, and one that claims very many would take the whole mean; give {bound}"
+        )
+
+
+def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
+    """The declaration of a run, and its partition.
+
+    Raises:
+        ConfigError: the partition would cut the sites' data into shares, or a setting is wrong.
+    """
+    if find_target(cfg.partition) is not Sites:
+        raise ConfigError(
+            f"dataset=local with partition={cfg.partition.get('name')}: each site keeps all of its"
+            " data, which no partition may cut into shares; leave partition=... out, or write"
+            " partition=sites"
+        )
+    scheme: Sites = instantiate(cfg.partition)
+    declared: Declaration = instantiate(cfg.dataset, data_dir=cfg.data_dir)
+    scheme.check_clients(declared.sites)
+    return declared, scheme
+
+
+class SiteClients(HeldClients):
+    """The clients, of whom those can be accessed whose data this process has.
+
+    Args:
+        dataset: what is agreed on, by which each client makes its samples ready.
+        parts: client -> its parts as they are in its files.
+        part_sizes: the numbers of each client's training, validation and test samples; 0 for those
+            that are not known.
+    """
+
+    place = "at its site, not on this machine"
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        parts: Mapping[int, Mapping[str, Samples]],
+        part_sizes: Sequence[Sequence[int]],
+    ) -> None:
+        super().__init__(part_sizes, parts)
+        own = parts.items() if dataset.by_client else ()
+        self.own = {pid: Own.of(dataset, parts["train"].x) for pid, parts in own}
+
+    def _client(self, pid: int) -> ClientData:
+        parts = self.here[pid]
+        if own := self.own.get(pid):
+            parts = {name: own.samples(samples) for name, samples in parts.items()}
+        # an empty part is None
+        return ClientData(parts["train"], parts.get("val") or None, parts.get("test") or None)
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a process has of the data of a run.
+
+    Attributes:
+        cfg: the configuration.
+        declared: the declaration.
+        dataset: the global test set and the agreed statistics, without other samples.
+        clients: the clients.
+        agreed: what the sites have reported; None in a client's process.
+    """
+
+    cfg: DictConfig
+    declared: Declaration
+    dataset: Dataset
+    clients: SiteClients
+    agreed: Agreement | None
+
+    @property
+    def example(self) -> Tensor:
+        """An input as the server knows it, also where the simulation knows more."""
+        return self.declared.example
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the declaration."""
+        return self.declared.digest
+
+    @classmethod
+    def simulated(cls, cfg: DictConfig, engine: str) -> LocalData:
+        """All sites on this machine, each with its own of `dataset.files`.
+
+        Raises:
+            ConfigError: a site has no file, or the engine is Flower's, whose nodes know none.
+            DataError: a file is not as declared; the message names the site.
+        """
+        declared, scheme = declaration(cfg)
+        if engine == "flwr":
+            raise ConfigError(
+                "dataset=local: this node has no data of its own. In a deployment, a SuperNode is"
+                ' given them by --node-config \'site="a" data="/path"\'; the nodes of engine=flwr'
+                " on one machine have none: try the run with engine=local and dataset.files"
+            )
+        files = declared.files or {}
+        if missing := [site for site in declared.sites if site not in files]:
+            raise ConfigError(
+                f"dataset=local: a simulation needs dataset.files={{{missing[0]}: <path>, ...}}"
+                f" for {missing}; in a deployment each site names its own"
+            )
+        parts: dict[int, Mapping[str, Samples]] = {}
+        for pid, site in enumerate(declared.sites):
+            path = find_path(declared.data_dir, files[site], SITE_HINT)
+            own = SiteFiles(path, form=declared.form)
+            parts[pid] = own_parts(declared, scheme, cfg.seed, site, own)
+        least = least_count(cfg.privacy.min_count)
+        descriptions = [
+            SiteDescription.of(declared, site, parts[pid], min_count=0, least=least)
+            for pid, site in enumerate(declared.sites)
+        ]
+        return cls.agreed_on(cfg, Agreement.of(declared, descriptions), parts)
+
+    @classmethod
+    def agreed_on(
+        cls,
+        cfg: DictConfig,
+        agreed: Agreement,
+        parts: Mapping[int, Mapping[str, Samples]] | None = None,
+    ) -> LocalData:
+        """The data of a server, which has none itself, or of a simulation, which has `parts`."""
+        declared, _ = declaration(cfg)
+        for key, values in agreed.statistics.items():
+            log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
+        dataset = declared.dataset(test=test_set(declared), agreed=agreed.statistics)
+        if dataset.test is not None and dataset.by_client:
+            dataset = replace(dataset, test=Own.unknown(dataset).samples(dataset.test))
+        return cls(cfg, declared, dataset, SiteClients(dataset, parts or {}, agreed.sizes), agreed)
+
+    @classmethod
+    def at_site(
+        cls,
+        cfg: DictConfig,
+        pid: int,
+        parts: Mapping[str, Samples],
+        statistics: Mapping[str, list[float]],
+    ) -> LocalData:
+        """The data of the client `pid`, in a process at its site."""
+        declared, _ = declaration(cfg)
+        sizes = [[0] * len(PARTS) for _ in declared.sites]
+        sizes[pid] = [len(parts[part]) if part in parts else 0 for part in PARTS]
+        dataset = declared.dataset(agreed=statistics)
+        return cls(cfg, declared, dataset, SiteClients(dataset, {pid: parts}, sizes), None)
+
+    def partition_record(self) -> dict[str, Any]:
+        """The content of partition.json; no machine knows which samples a site has."""
+        sites = list(self.declared.sites)
+        settings: Any = OmegaConf.to_container(self.cfg.partition)
+        del settings["_target_"]
+        record = {
+            "name": "sites",
+            "clients": len(sites),
+            "settings": {**settings, "clients": len(sites)},
+            "seed": self.cfg.seed,
+            **described(self.dataset),
+            "own": {str(pid): own.record for pid, own in self.clients.own.items()},
+            "declaration": self.declared.digest,
+            "owners": sites,
+            "train_sizes": self.clients.sizes,
+        }
+        if self.agreed is not None:
+            record["sizes"] = {
+                site: dict(zip(PARTS, sizes, strict=True))
+                for site, sizes in zip(sites, self.agreed.sizes, strict=True)
+            }
+            counts = [None if one is None else one.counts for one in self.agreed.descriptions]
+            record["reported_counts"] = dict(zip(sites, counts, strict=True))
+            if all(one is not None and None not in one for one in counts):
+                record["counts"] = counts
+        identity = json.dumps([self.declared.digest, sites, record.get("sizes")])
+        return record | {"hash": hashlib.sha256(identity.encode()).hexdigest()[:16]}
+
+
+def test_set(declared: Declaration) -> Samples | None:
+    """The global test set, which the server alone reads; None if the run has none.
+
+    Raises:
+        DataError: the file is missing, or not as declared.
+    """
+    if declared.test is None:
+        return None
+    path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
+    return read(path, declared, ("test",), declared.form)["test"]
+
+
+def own_parts(
+    declared: Declaration, scheme: Sites, seed: int, site: str, files: SiteFiles
+) -> dict[str, Samples]:
+    """The parts of a site's data as its client uses them.
+
+    Raises:
+        DataError: the files are not as declared, or have more samples than that allows; the message
+            names the site.
+    """
+    with located(f"site {site!r} does not fit the declaration"):
+        found = files.read(declared)
+    parts = client_data(found, scheme.split, seed, declared.number_of(site))
+    check_sizes(declared, site, map(len, parts.values()))
+    return parts

@@ -1,0 +1,133 @@
+"""The model that a configuration names, for the data that it is trained on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fedhet.core import trees
+from fedhet.core.errors import ConfigError
+from fedhet.models.base import trial_output
+from fedhet.runs.config.instantiation import find_target, instantiate
+
+if TYPE_CHECKING:
+    from fedhet.data.dataset import Dataset
+
+
+def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
+    """Build what the group `model` of a configuration names.
+
+    Its constructor gets the settings of the group and, as keyword arguments, `shape`, that of one
+    sample, (C, H, W), (F,) or (T,), and `classes`, the number of its outputs. One that has the
+    parameters also gets `vocabulary`, the number of tokens, and `padding`, the token that fills up
+    short texts, or None.
+
+    Args:
+        node: the settings of the group.
+        dataset: what the model is trained on.
+        most: the largest size that is built, in MB of parameters and buffers; 0: any.
+
+    Raises:
+        ConfigError: the model is larger; or the constructor does not take these arguments, or the
+            model does not read such samples; or a model of your own is no module with one number
+            for each output.
+    """
+    shape, outputs = dataset.shape, len(dataset.outputs)
+    what = f"a sample of {dataset.name} is {shape}, {dataset.x.dtype}"
+    predicts_token = dataset.padding is None and dataset.vocabulary == outputs
+    reads_text = getattr(find_target(node), "text", True)
+    if dataset.text and reads_text and not (predicts_token or _asks_for_vocabulary(node)):
+        raise ConfigError(
+            f"model: {node._target_.rpartition('.')[2]} predicts the next of its tokens; {what},"
+            f" with {dataset.vocabulary} tokens, and has {outputs} outputs (target="
+            f"{dataset.target}); model=text takes such texts"
+        )
+    if most:
+        _check_size(node, most, shape, outputs, dataset.vocabulary, dataset.padding)
+    model = _build(node, shape, outputs, dataset.vocabulary, dataset.padding)
+    reads_text = getattr(model, "text", dataset.text)
+    if reads_text != dataset.text:
+        inputs = (
+            "token numbers (T,), a text"
+            if reads_text
+            else "numbers (C, H, W) or (F,), images or a table"
+        )
+        characters = dataset.target == "next_char" and predicts_token
+        fits = "char_lstm" if characters else "text"
+        hint = f"; model={fits} reads text" if dataset.text else ""
+        raise ConfigError(f"model: {type(model).__name__} reads {inputs}; {what}{hint}")
+    if not node._target_.startswith("fedhet."):
+        _try(model, dataset, node._target_)
+    return model
+
+
+def model_of(node: DictConfig, partition: Mapping[str, Any]) -> nn.Module:
+    """The untrained model of a run.
+
+    Args:
+        node: the settings `model` of the run.
+        partition: the content of its partition.json.
+    """
+    # The file of pretrained weights may no longer exist, and is not needed.
+    changes: dict[str, Any] = {"weights": None} if "weights" in node else {}
+    outputs = len(partition.get("numbers") or partition["classes"])
+    text = partition.get("vocabulary", outputs), partition.get("padding")
+    return _build(node, tuple(partition["shape"]), outputs, *text, **changes)
+
+
+def _build(
+    node: DictConfig,
+    shape: tuple[int, ...],
+    outputs: int,
+    vocabulary: int,
+    padding: int | None,
+    **changes: Any,
+) -> nn.Module:
+    tokens = {"vocabulary": vocabulary, "padding": padding} if _asks_for_vocabulary(node) else {}
+    model: Any = instantiate(node, shape=shape, classes=outputs, **tokens, **changes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model._target_={node._target_} makes a {type(model).__name__}; expected a"
+            " torch.nn.Module"
+        )
+    return model
+
+
+def _check_size(node: DictConfig, most: int, *about: Any) -> None:
+    """Refuse a model that is too large, before its memory is taken."""
+    try:
+        with torch.device("meta"):
+            changes: dict[str, Any] = {"weights": None} if "weights" in node else {}
+            model = _build(node, *about, **changes)
+    except NotImplementedError:
+        return  # some of torchvision and timm need values; their sizes are those of their names
+    size = trees.nbytes(model.state_dict()) / 1e6
+    if size > most:
+        raise ConfigError(
+            f"model: {size:.0f} MB of parameters and buffers; this node builds at most max-model"
+            f"={most} MB, as its site.toml or node config says"
+        )
+
+
+def _asks_for_vocabulary(node: DictConfig) -> bool:
+    return "vocabulary" in inspect.signature(find_target(node)).parameters
+
+
+def _try(model: nn.Module, dataset: Dataset, target: str) -> None:
+    """Check that an own model returns one number for each sample and output."""
+    x = torch.zeros(2, *dataset.shape, dtype=dataset.x.dtype if dataset.text else torch.float32)
+    shape, expected = dataset.shape, (2, len(dataset.outputs))
+    output = trial_output(
+        model, x, f"model._target_={target} does not take two samples of shape {shape}"
+    )
+    returned = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if returned != expected:
+        raise ConfigError(
+            f"model._target_={target} returns {returned} for two samples of {dataset.name};"
+            f" expected {expected}, one number for each output"
+        )

@@ -1,0 +1,341 @@
+"""The figures of a run and of a partition, and what all figures have in common."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedhet.core.check import counted
+from fedhet.core.targets import LossOnly, of_row
+from fedhet.data.storage import written
+from fedhet.runs.record.summary import method_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fedhet.runs.record.summary import Row
+
+# Okabe and Ito's colours, which can be told apart with any kind of colour vision.
+VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
+# Paul Tol's "muted", which can be told apart with any kind of colour vision.
+CLASS_COLORS = (
+    *("#332288", "#88CCEE", "#44AA99", "#117733", "#999933"),
+    *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD"),
+)
+BARS = 40  # up to so many clients have a number of their own
+SETTINGS = ("alpha", "classes", "shards", "sizes")  # of a partition, which its title states
+
+
+class Picture(Figure):
+    """A figure that notebooks show, with or without matplotlib's own backend for them."""
+
+    def png(self) -> bytes:
+        """The content of a PNG file."""
+        content = io.BytesIO()
+        # Not savefig, which draws everything twice.
+        FigureCanvasAgg(self).print_png(content, pil_kwargs={"compress_level": 3})
+        return content.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def margins(picture: Picture, left: float, right: float) -> None:
+    """Lay out the axes by margins in inches, in half of the time of a layout that measures."""
+    width, height = picture.get_size_inches()
+    picture.subplots_adjust(
+        left=left / width, right=1 - right / width, top=1 - 0.55 / height, bottom=0.5 / height
+    )
+
+
+def title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
+    """Method, data and partition in two lines; the partition alone where there is no summary."""
+    settings = partition.get("settings", {})
+    values = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
+    if settings.get("noise"):
+        values.append(f"noise {settings['noise']}")
+    kind = ", ".join([partition["name"], *values])
+    clients = counted(partition["clients"], "client")
+    if partition.get("hash"):
+        clients += f" ({partition['hash']})"
+    if summary is None:
+        return f"{kind}\n{clients}"
+    if not summary["dataset"]:
+        return f"{method_name(summary)} on data given as a Task\n{clients}"
+    return f"{method_name(summary)} on {summary['dataset']}\n{kind}, {clients}"
+
+
+def save(picture: Picture, path: Path) -> Path:
+    """Save the picture as the PNG file `path`, and as a PDF beside it; return `path`.
+
+    Raises:
+        WriteError: one of them cannot be written; it does not exist then.
+    """
+    with written(path) as part:
+        part.write_bytes(picture.png())
+    picture.set_layout_engine("none")  # the PDF takes the layout of the PNG
+    with written(path.with_suffix(".pdf")) as part:
+        FigureCanvasPdf(picture).print_pdf(part)
+    return path
+
+
+# ---- the scores of a run
+def draw(
+    folder: Path, summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
+) -> list[Path]:
+    """Save figures/accuracy and figures/labels, as far as there is something to show.
+
+    The first has the name of the score: r2 where numbers are predicted.
+
+    Args:
+        folder: the run folder.
+        summary: the content of summary.json.
+        rows: the lines of rounds.jsonl.
+        partition: the content of partition.json.
+
+    Returns:
+        The paths of the PNG files; a PDF is beside each.
+    """
+    home = folder / "figures"
+    home.mkdir(exist_ok=True)
+    target = of_row(rows[0]) if rows else LossOnly
+    pictures = {
+        target.score(): accuracy(summary, rows, partition),
+        "labels": labels(partition, summary),
+    }
+    return [save(picture, home / f"{name}.png") for name, picture in pictures.items() if picture]
+
+
+def accuracy(
+    summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
+) -> Picture | None:
+    """Plot the scores over the rounds; None where there are none.
+
+    There is a curve for the global model on the global test set, and one for each view, over the
+    clients' own test data.
+
+    Args:
+        summary: the content of summary.json.
+        rows: the lines of rounds.jsonl.
+        partition: the content of partition.json.
+    """
+    target = of_row(rows[0]) if rows else LossOnly
+    if not target.keys:
+        return None
+    first = summary["models"][0]
+    over = "all of" if target.pooled else "mean over"
+    curves = {target.key("global"): ("global", "global model, global test set")}
+    for view in summary["models"]:
+        key = target.clients_key("clients" if view == first else view)
+        model = "global model" if view == "global" else f"{view} models"
+        curves[key] = (view, f"{model}, {over} the clients' test data")
+    picture = Picture(figsize=(7, 4.2), dpi=120)
+    axes = picture.subplots()
+    margins(picture, left=0.85, right=0.15)
+    rounds: list[int] = []
+    shown: list[float] = []
+    for number, (key, (view, label)) in enumerate(curves.items()):
+        points = [
+            (row["step"], row[key])
+            for row in rows
+            if row.get(key) is not None and math.isfinite(row[key])
+        ]
+        if points:
+            steps, scores = zip(*points, strict=True)
+            rounds += steps
+            shown += scores
+            dashed = view == "global" and key != target.key("global")
+            axes.plot(
+                steps,
+                scores,
+                color=VIEW_COLORS.get(view),
+                linestyle="--" if dashed else "-",
+                marker="osD^"[number] if len(points) <= 60 else None,
+                markersize=4,
+                label=label,
+            )
+    if not shown:
+        return None
+    axes.set(xlabel="round", ylabel=target.title)
+    picture.suptitle(title(summary, partition), fontsize=11)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    _zoom(axes, np.array(shown))
+    return picture
+
+
+def _zoom(axes: Axes, scores: np.ndarray) -> None:
+    """Leave out the lowest tenth of the scores where the others differ much less than all do.
+
+    The first rounds' steep rise would otherwise hide every later difference.
+    """
+    low, tenth, high = np.quantile(scores, (0, 0.1, 1))
+    if high - tenth < 0.6 * (high - low):
+        below = int((scores < tenth).sum())
+        axes.text(
+            0.99,
+            0.02,
+            f"{below} lower values, down to {low:.2f}, are not shown",
+            transform=axes.transAxes,
+            horizontalalignment="right",
+            fontsize="x-small",
+            color="#555555",
+        )
+        low = tenth
+    margin = max(0.05 * (high - low), 0.005)
+    axes.set_ylim(low - margin, high + margin)
+
+
+# ---- which client has how many samples of which class
+def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
+    """Save labels.png and circles.png, and a PDF beside each.
+
+    Args:
+        folder: an existing folder.
+        partition: the content of partition.json.
+
+    Returns:
+        The paths of the PNG files.
+    """
+    pictures = {"labels": labels(partition), "circles": circles(partition)}
+    return [save(picture, folder / f"{name}.png") for name, picture in pictures.items() if picture]
+
+
+def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> Picture | None:
+    """Plot the samples of each client by class; None where the partition has no counts.
+
+    Few classes are the parts of stacked bars; many are the columns of a map, whose shades are the
+    numbers of samples, beside the clients' totals.
+
+    Args:
+        partition: the content of partition.json.
+        summary: that of summary.json, for the title.
+    """
+    counts = np.array(partition.get("counts") or [[]])
+    clients, classes = counts.shape
+    if not classes:
+        return None
+    bars = classes <= len(CLASS_COLORS)
+    height = min(9.0, 1.6 + 0.2 * max(clients, classes)) if bars else min(9.0, 2 + 0.2 * clients)
+    picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
+    full = partition.get("classes") or [str(label) for label in range(classes)]
+    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in full]
+    axes = (_bars if bars else _map)(picture, counts, names, kind_of(partition))
+    axes.set_ylabel("client")
+    picture.suptitle(title(summary, partition), fontsize=11)
+    if clients <= BARS:
+        axes.set_yticks(np.arange(clients))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(clients - 0.5, -0.5)
+    return picture
+
+
+def kind_of(partition: dict[str, Any]) -> str:
+    """What the columns of the counts are."""
+    return "label" if partition.get("target") == "labels" else "class"
+
+
+def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
+    axes = picture.subplots()
+    legend = 0.8 + 0.08 * max(map(len, names))  # its width in inches, about
+    margins(picture, left=0.7, right=legend)
+    clients, classes = counts.shape
+    left = np.zeros(clients)
+    edges = np.arange(clients + 1) - 0.5
+    for label in range(classes):
+        # One patch per class: a bar for each of its clients takes seconds if there are many.
+        axes.stairs(
+            left + counts[:, label],
+            edges,
+            baseline=left,
+            orientation="horizontal",
+            fill=True,
+            color=CLASS_COLORS[label],
+            label=names[label],
+        )
+        left = left + counts[:, label]
+    if clients <= BARS:
+        axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
+    axes.set(xlabel="samples", xlim=(0, 1.02 * left.max()))
+    axes.legend(title=kind, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return axes
+
+
+def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
+    picture.set_layout_engine("constrained")
+    clients, classes = counts.shape
+    axes, totals = picture.subplots(1, 2, sharey=True, width_ratios=(5, 1))
+    image = axes.imshow(
+        np.ma.masked_equal(counts, 0),
+        norm=LogNorm(0.4, max(2, counts.max())),  # from .4, so that one sample is not too pale
+        cmap=colormaps["YlGnBu"],
+        aspect="auto",
+        interpolation="none",
+    )
+    ticks = [i * 10**power for power in range(8) for i in (1, 2, 5)]
+    bar = picture.colorbar(image, ax=(axes, totals), aspect=30, pad=0.02, format="%d", ticks=ticks)
+    bar.ax.set(ylim=(1, max(2, counts.max())), ylabel=f"samples of the {kind}")
+    bar.ax.minorticks_off()
+    totals.stairs(
+        counts.sum(1),
+        np.arange(clients + 1) - 0.5,
+        orientation="horizontal",
+        fill=True,
+        color="#888888",
+    )
+    totals.set(xlabel="samples")
+    totals.tick_params(left=False, labelleft=False)
+    width = max(map(len, names))
+    shown = range(0, classes, max(1, math.ceil(classes * width / 75)))
+    size = "small" if len(shown) <= 40 else "x-small"
+    axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
+    axes.set_xlabel(kind)
+    return axes  # type: ignore[no-any-return]
+
+
+def circles(partition: dict[str, Any]) -> Picture | None:
+    """Plot samples per client and class as papers do: a circle's area is their number.
+
+    None where the samples have no classes or labels.
+
+    Args:
+        partition: the content of partition.json.
+    """
+    counts = np.array(partition["counts"])
+    clients, classes = counts.shape
+    if not classes:
+        return None
+    width = min(16.0, 2 + 0.3 * clients)
+    height = min(12.0, 1.5 + 0.3 * classes)
+    picture = Picture(figsize=(width, height), dpi=120, layout="constrained")
+    axes = picture.add_subplot()
+    client, label = counts.nonzero()
+    sizes = counts[client, label]
+    # The width of a cell in points; the rest is margin.
+    cell = 72 * min(width / (clients + 6), height / (classes + 4))
+    axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
+    axes.set(
+        xlabel="client",
+        ylabel=kind_of(partition),
+        xlim=(-1, clients),
+        ylim=(-1, classes),
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    picture.suptitle(title(None, partition), fontsize=11)
+    fontsize = "small" if classes <= 20 else "xx-small"
+    axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
+    return picture

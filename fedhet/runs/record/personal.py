@@ -1,0 +1,259 @@
+"""The models of their own that clients evaluate, in the run folder's `personal/`.
+
+A client's model is stored as what it has beside, or in place of, what all clients received:
+
+    personal/round-000020/shared.safetensors        what they received in the evaluation of round 20
+    personal/round-000020/personal/3.safetensors    client 3's own part of the view "personal"
+
+There are such folders for the last evaluation and for the best one of each view, by its own
+validation. The clients are asked for their models only in the last evaluation and after it; until
+then they keep the states from which the best ones are made.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedhet.core import trees
+from fedhet.core.check import integer
+from fedhet.core.client.client import KEEP
+from fedhet.core.errors import ConfigError
+from fedhet.core.kernel import Client
+from fedhet.core.messages import Broadcast, Failure, Upload
+from fedhet.core.parts import joined
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.evaluation import Moment, evaluation_messages, evaluation_moment
+from fedhet.data.storage import fitting, read_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
+
+log = logging.getLogger("fedhet")
+MB = 1e6
+LAST, BEST = "last", "best_val"
+SHARED = "shared.safetensors"
+Choice = tuple[str, str]  # a view, and which of its evaluations: LAST or BEST
+
+
+class PersonalModels(Callback):
+    """Asks the clients for their models, and stores them.
+
+    From the beginning, `personal_models` in summary.json says what is not kept, and why; in the end
+    also what is kept, of which rounds, and how large it is.
+
+    Args:
+        strategy: the run's strategy.
+        folder: the run folder.
+    """
+
+    name = "personal"
+    memory = ("_best", "_chosen")
+
+    def __init__(self, strategy: FedStrategy, folder: Path) -> None:
+        self._strategy = strategy
+        self._home = folder / "personal"
+        self._wanted: list[Choice] = []
+        self._best: dict[str, float] = {}
+        self._chosen: dict[str, Moment] = {}  # by "view.which": the evaluation of these models
+        self._stored: set[tuple[str, int]] = set()  # views with the rounds of which all is stored
+        self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
+        self._asked: dict[str, tuple[nn.Module, nn.Module]] = {}  # the views of a message: modules
+
+    def begun(self, loop: Loop) -> None:
+        """Decide what is kept before any work is done: the last models, then the best ones."""
+        loop.notes["personal_models"] = self._record
+        limit, workspace = self._strategy.setting.evaluation.personal_mb, self._strategy.workspace
+        left = math.inf if limit is None else limit * MB
+        views = [view for view in self._strategy.views if view != "global"]
+        for view, which in [(view, which) for which in (LAST, BEST) for view in views]:
+            size = sum(n > 0 for n in self._strategy.sizes) * self._largest(view)
+            reasons = {
+                "eval.clients=false": not loop.evaluates,
+                "under engine=flwr they stay at their clients' sites": not workspace.simulated,
+                # They are the shared weights, and would be read as the method's own models.
+                "eval.personal=false": view == "personal" and not workspace.evaluation.personal,
+                "eval.personal_mb=0": limit == 0,
+            }
+            if reason := next((reason for reason, holds in reasons.items() if holds), None):
+                self._refuse(view, which, reason)
+            elif size > left:
+                reason = f"they can take {size / MB:.1f} MB, with eval.personal_mb={limit:g}"
+                if left < float(limit or 0) * MB:
+                    reason += f", of which {left / MB:.1f} MB are left"
+                self._refuse(view, which, reason)
+                log.warning("the %s models (%s) are not kept: %s", view, which, reason)
+            else:
+                left -= size
+                self._wanted.append((view, which))
+
+    def _largest(self, view: str) -> int:
+        """The most bytes in which a client's model can differ from what all have received."""
+        strategy = self._strategy
+        state = _module(strategy.method.client, view, strategy.workspace.model)[0].state_dict()
+        # Where the method has no personal models: shared weights with the client's own statistics.
+        differs = {"personal": (), **strategy.method.evaluates(strategy.workspace)}
+        names = differs.get(view)
+        if names is None:
+            return trees.nbytes(state)
+        kept = trees.pick(strategy.workspace.initial, strategy.workspace.kept)
+        return trees.nbytes(trees.pick(state, names)) + trees.nbytes(kept)
+
+    def _refuse(self, view: str, which: str, reason: str) -> None:
+        self._record["not_kept"][f"{view}.{which}"] = reason
+
+    # ---- during the run
+    def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
+        """Let the messages of the last evaluation also ask for the models."""
+        self._asked = {}
+        if loop.evaluating and loop.last:
+            # Of an evaluation before the last step was undone.
+            shutil.rmtree(self._home / f"round-{loop.round:06d}", ignore_errors=True)
+            self._ask(plan, [view for view, which in self._wanted if which == LAST])
+
+    def accepted(self, loop: Loop, update: Upload) -> None:
+        """Store the models that the update of an evaluation carries."""
+        self._store(loop.plan[0], update)
+
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
+        """Take note of the evaluation that has just been made, and of its scores."""
+        self._stored |= {(view, row["round"]) for view in self._asked}
+        moment = evaluation_moment(self._strategy)
+        for view, which in self._wanted:
+            if which == LAST:
+                self._chosen[f"{view}.{which}"] = moment
+                continue
+            value = row.get(self._strategy.workspace.task.scoring.key(f"{view}_val_weighted"))
+            if value is None:  # no score, or no validation samples
+                value = -row.get(f"loss_{view}_val_weighted", math.inf)
+            if value > self._best.get(view, -math.inf):
+                self._best[view] = value
+                self._chosen[f"{view}.{which}"] = moment
+                self._strategy.pin(view)
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        """Ask for the models that are still missing, after the training."""
+        if status != "ok":
+            return
+        moments = {moment["round"]: moment for moment in self._chosen.values()}
+        chosen = [(view, self._chosen.get(f"{view}.{which}")) for view, which in self._wanted]
+        wanted = {(view, moment["round"]) for view, moment in chosen if moment}
+        for round in sorted({round for _, round in wanted - self._stored}):
+            views = sorted(view for view, at in wanted - self._stored if at == round)
+            plan = evaluation_messages(self._strategy, moments[round])
+            self._ask(plan, views)
+            for reply in loop.exchange(plan):
+                if isinstance(reply, Failure):
+                    loop.failures.append({"round": round, **vars(reply)})
+                    log.warning("round %d: %s", round, reply)
+                else:
+                    self._store(plan[0], reply)
+        for view, which in self._wanted:
+            if moment := self._chosen.get(f"{view}.{which}"):
+                self._record["kept"].setdefault(view, {})[which] = moment["round"]
+        self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
+
+    def _ask(self, plan: list[Broadcast], views: Sequence[str]) -> None:
+        """Let the messages ask for the models of the views."""
+        model = self._strategy.workspace.model  # only its names are used
+        self._asked = {view: _module(self._strategy.method.client, view, model) for view in views}
+        if views:
+            for msg in plan:
+                msg.extras = {**msg.extras, KEEP: ",".join(views)}
+
+    def _store(self, msg: Broadcast, update: Upload) -> None:
+        """Store the models of an update to such a message."""
+        common = {**self._strategy.workspace.initial, **msg.weights} if self._asked else {}
+        folder = self._home / f"round-{msg.round:06d}"
+        for view, modules in dict(self._asked).items():
+            try:
+                own = update.tree(f"{KEEP}.{view}")
+                joined(*modules, common, own)  # what cannot be loaded is no use
+                save_tensors(folder / view / f"{update.pid}.safetensors", own)
+                if not (folder / SHARED).exists():
+                    save_tensors(folder / SHARED, common)
+            except (ValueError, OSError) as error:
+                self._fail(view, f"client {update.pid}: {error}")
+                del self._asked[view]
+            update.extras.pop(f"{KEEP}.{view}", None)
+
+    def _fail(self, view: str, reason: str) -> None:
+        """Keep no models of the view: a run that has ended well does not fail for want of them."""
+        for choice in [choice for choice in self._wanted if choice[0] == view]:
+            self._wanted.remove(choice)
+            self._refuse(*choice, reason)
+            log.warning("the %s models (%s) are not kept: %s", *choice, reason)
+        for partial in self._home.glob(f"*/{view}"):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _module(half: type[Client], view: str, model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The module that the view evaluates, around this model, and the model."""
+    return (half.personal_module(model) if view == "personal" else model), model
+
+
+# ---- reading
+def load(
+    folder: Path,
+    summary: dict[str, Any],
+    weights: str,
+    client: int,
+    half: type[Client],
+    model: nn.Module,
+) -> nn.Module:
+    """The module that a client evaluated, with its values.
+
+    Args:
+        folder: the run folder.
+        summary: its summary.json.
+        weights: a view, for its last evaluation; with the ending "_best_val", for its best one;
+            or "best_val", for the best one of the first view of models of the clients' own.
+        client: the client's number.
+        half: the client half of the method.
+        model: a model like that of the run, whose values are replaced.
+
+    Raises:
+        ConfigError: the run has not kept this model; the message says why.
+        DataError: a file is damaged.
+    """
+    views = [view for view in summary.get("models") or () if view != "global"]
+    which = BEST if weights.endswith(BEST) else LAST
+    view = weights.removesuffix(BEST).rstrip("_") or next(iter(views), "personal")
+    round = _round(folder, summary, view, which)
+    home = folder / "personal" / f"round-{round:06d}"
+    path = home / view / f"{integer('client', client, low=0)}.safetensors"
+    if not path.exists():
+        raise ConfigError(
+            f"client={client}: {path} is missing; a client without data, or one that failed in"
+            f" this evaluation, has no model. The clients are 0 to"
+            f" {summary['partition']['clients'] - 1}"
+        )
+    module, model = _module(half, view, model)
+    common, own = (read_tensors(file) for file in (home / SHARED, path))
+    with fitting(path):
+        module.load_state_dict(joined(module, model, common, own))
+    return module
+
+
+def _round(folder: Path, summary: dict[str, Any], view: str, which: str) -> int:
+    """The round of which the models are kept."""
+    what = f"{folder}: no {view} models ({which}) are kept: "
+    record = summary.get("personal_models") or {}
+    if (round := ((record.get("kept") or {}).get(view) or {}).get(which)) is not None:
+        return int(round)
+    views = summary.get("models")
+    if summary["status"] != "ok":
+        reason = f"they are written when a run has ended well, and this one is {summary['status']}"
+    elif views and view not in views:
+        reason = f"method={summary['method']} was evaluated by {', '.join(views)} models only"
+    else:
+        default = "no client has validation samples (partition.split)"
+        reason = (record.get("not_kept") or {}).get(f"{view}.{which}", default)
+    raise ConfigError(what + reason)

@@ -1,0 +1,149 @@
+"""A run's progress as a text file for Prometheus, for the textfile collector of node_exporter.
+
+It is fedhet-server.prom in the folder of the environment variable FEDHET_METRICS_DIR, and is
+replaced after each step. A run that is sent from another machine cannot name the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhet.core.errors import WriteError, clean
+from fedhet.core.targets import of_row
+from fedhet.data.storage import written
+from fedhet.runs.record.summary import sums
+
+log = logging.getLogger("fedhet")
+VARIABLE = "FEDHET_METRICS_DIR"
+STATES = ("running", "ok", "failed", "interrupted")
+_failed: set[Path] = set()  # files of which the log has said that they cannot be written
+
+# Pairs of labels and a value.
+Values = Iterable[tuple[dict[str, str], float]]
+
+
+def update(
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    failures: Sequence[Mapping[str, Any]],
+    status: str,
+) -> None:
+    """Replace the file of the server, if there is to be one.
+
+    Args:
+        summary: the content of summary.json so far.
+        rows: the lines of rounds.jsonl so far.
+        failures: the clients that have failed so far, also in a step that has ended the run.
+        status: one of STATES.
+    """
+    if folder := os.environ.get(VARIABLE):
+        write(Path(folder) / "fedhet-server.prom", text(summary, rows, failures, status))
+
+
+def write(file: Path, content: str) -> None:
+    """Replace a file; one that cannot be written is reported once, and the run goes on."""
+    if file in _failed:
+        return
+    try:
+        with written(file) as part:
+            part.write_text(content, encoding="utf-8")
+            part.chmod(0o644)  # the collector is another user, whatever the umask
+    except WriteError as error:
+        _failed.add(file)
+        log.warning("%s: %s", VARIABLE, error)
+
+
+def text(
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    failures: Sequence[Mapping[str, Any]],
+    status: str,
+) -> str:
+    """The content of the file, in Prometheus' text format; see `update`."""
+    about = {key: str(summary.get(key)) for key in ("method", "dataset", "model", "experiment")}
+    last = rows[-1] if rows else {}
+    cohort = len(last.get("cohort", ()))
+    blocks = [
+        block("run_info", "gauge", "what runs; always 1", [(about, 1)]),
+        block(
+            "run_status",
+            "gauge",
+            "1 for the state of the run",
+            [({"status": state}, float(state == status)) for state in STATES],
+        ),
+        block("round", "gauge", "executed rounds", [({}, last.get("round", 0))]),
+        block("rounds_planned", "gauge", "rounds of training", [({}, summary["rounds"])]),
+        block("clients_asked", "gauge", "clients in the last step", [({}, cohort)]),
+        block("score", "gauge", "the last scores; a larger one is better", _scores(rows)),
+        block("loss", "gauge", "the last loss on the global test set", _last(rows, "loss_global")),
+        block(
+            "seconds_total",
+            "counter",
+            "seconds by what they were spent on",
+            [
+                ({"part": part}, value)
+                for part, value in sums([row["seconds"] for row in rows]).items()
+            ],
+        ),
+        block(
+            "bytes_total",
+            "counter",
+            "bytes to and from clients by kind",
+            [
+                ({"direction": way, "kind": kind}, value)
+                for way in ("up", "down")
+                for kind, value in sums([row["bytes"][way] for row in rows]).items()
+            ],
+        ),
+        block(
+            "failures_total",
+            "counter",
+            "replies of clients that were not used, by reason",
+            [
+                ({"reason": reason}, count)
+                for reason, count in Counter(each["reason"] for each in failures).items()
+            ],
+        ),
+    ]
+    return "".join(blocks)
+
+
+def _last(rows: Sequence[Mapping[str, Any]], key: str, **labels: str) -> Values:
+    """The last value that is known."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return [(labels, values[-1])] if values else []
+
+
+def _scores(rows: Sequence[Mapping[str, Any]]) -> Values:
+    """The deciding score of the global model, and of the clients on their own test data."""
+    if not rows or not (target := of_row(rows[-1])).score():
+        return []
+    keys = {"global": target.key("global"), "clients": target.clients_key()}
+    return [
+        value
+        for where, key in keys.items()
+        for value in _last(rows, key, score=target.score(), on=where)
+    ]
+
+
+def block(name: str, kind: str, help: str, values: Values) -> str:
+    """A metric with its head; nothing for one that has no values."""
+    lines = [f"fedhet_{name}{_labels(labels)} {float(value)!r}\n" for labels, value in values]
+    if not lines:
+        return ""
+    return f"# HELP fedhet_{name} {help}\n# TYPE fedhet_{name} {kind}\n{''.join(lines)}"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    escaped = (
+        (name, clean(value).replace("\\", r"\\").replace('"', r"\""))
+        for name, value in labels.items()
+    )
+    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"

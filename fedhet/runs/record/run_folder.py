@@ -1,0 +1,296 @@
+"""The run folder: what a run was, what it did, and how it ended.
+
+Everything is written as soon as it is known, so a run that is killed leaves all of it but its end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedhet.core.errors import RunFailed, WriteError, reason_of
+from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import recorded_numbers
+from fedhet.core.timing import now
+from fedhet.data.storage import (
+    LastingJson,
+    append_line,
+    as_json,
+    save_tensors,
+    sync,
+    unwritable,
+    write_json,
+    write_text,
+    written,
+)
+from fedhet.runs.record import prometheus
+from fedhet.runs.record.card import write_card
+from fedhet.runs.record.schema import COLUMNS, FORMAT
+from fedhet.runs.record.summary import summarise, versions
+
+if TYPE_CHECKING:
+    from fedhet.core.messages import Upload
+    from fedhet.core.server.loop import Loop
+    from fedhet.core.server.strategy import FedStrategy
+
+log = logging.getLogger("fedhet")
+FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
+STOPPED = "stopped by the user"
+RUNNING = "the run has not ended: it is still running, or it was killed"
+
+
+@dataclass
+class Past:
+    """What a run has done before it goes on.
+
+    Attributes:
+        rows: the lines of rounds.jsonl that count.
+        seconds: how long it took.
+        environment: the content of environment.json.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder(Callback):
+    """Writes the run folder.
+
+    Attributes:
+        folder: its path.
+        rows: the lines of rounds.jsonl so far.
+        failures: the clients that have failed so far, with the round.
+        summary: the content of summary.json.
+        draws: whether the run's figures are drawn at its end.
+    """
+
+    draws = True
+
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any],
+        *,
+        config: str,
+        overrides: Sequence[str],
+        partition: dict[str, Any],
+        environment: dict[str, Any],
+        past: Past | None = None,
+    ) -> None:
+        """Write what is known before the run starts.
+
+        Args:
+            folder: an existing folder, from `lock.claim`.
+            about: the entries of summary.json that are known before the run.
+            config: config.yaml, the composed configuration.
+            overrides: overrides.yaml, the overrides that lead to it.
+            partition: partition.json.
+            environment: environment.json, without the versions.
+            past: what the run has done before, if it goes on.
+
+        Raises:
+            RunFailed: a file cannot be written; summary.json says so, if there is room for it.
+        """
+        self.folder = folder
+        self.rows: list[Row] = past.rows if past else []
+        self.failures: list[dict[str, Any]] = [
+            {"round": row["round"], **failure} for row in self.rows for failure in row["failures"]
+        ]
+        self._complete = False
+        self._start = now() - (past.seconds if past else 0.0)
+        self._partition = partition
+        state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
+        self.summary: dict[str, Any] = {**state, **about}
+        self._summary_file = LastingJson(folder / "summary.json")
+        try:
+            self._summary_file.write(self.summary)
+            write_text(folder / "config.yaml", config)
+            lines = "".join(f"- {json.dumps(override)}\n" for override in overrides)
+            write_text(folder / "overrides.yaml", lines or "[]\n")
+            # One number per sample.
+            write_json(folder / "partition.json", partition, indent=None)
+            write_json(folder / "environment.json", self._where(environment, past))
+            if not self.rows:
+                write_text(folder / "rounds.jsonl", "")
+        except WriteError as error:
+            recorded = self._record_end(status="failed", reason=str(error)) is None
+            if not recorded and past is None:
+                (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
+            raise RunFailed(str(error), str(folder) if recorded else None) from error
+
+    def _where(self, environment: dict[str, Any], past: Past | None) -> dict[str, Any]:
+        """The content of environment.json: one entry more for each time that the run goes on."""
+        here = {**versions(), **environment}
+        if past is None or not past.environment:
+            return here
+        resumed = past.environment.get("resumed", [])
+        return {**past.environment, "resumed": [*resumed, {"round": len(past.rows), **here}]}
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far, without the time in which it was stopped."""
+        return now() - self._start
+
+    def begun(self, loop: Loop) -> None:
+        loop.failures = self.failures
+        self.note(**loop.notes)
+
+    def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
+        """Record an evaluation of the clients, and the global model if it is the best so far."""
+        own = {update.pid: {**update.metrics, **_cells(update)} for update in updates}
+        self.clients(row["round"], own)
+        if loop.best == loop.round and "global" in loop.method.views:
+            save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        """Record one executed step.
+
+        Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
+        tensors go into a file in arrays/.
+        """
+        row |= recorded_numbers(loop.current)
+        for piece, recorded in loop.current.recorded.items():
+            if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
+                phase = piece if row["phase"] == "train" else row["phase"]
+                path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
+                save_tensors(path, arrays)
+        append_line(self.folder / "rounds.jsonl", as_json(row))
+        self.rows.append(row)
+        prometheus.update(self.summary, self.rows, self.failures, "running")
+
+    def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
+        """Record one evaluation of the clients, as a Parquet file in long format.
+
+        Args:
+            round: the round of the evaluation.
+            metrics: client -> `split.model.metric` -> value.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = [
+            (round, pid, *name.split("."), value)
+            for pid, values in sorted(metrics.items())
+            for name, value in values.items()
+            if name.count(".") == 2
+        ]
+        number, text = pa.int32(), pa.string()
+        kinds = [number, number, text, text, text, pa.float64()]
+        columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
+        arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
+        with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
+            pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
+
+    def note(self, **entries: Any) -> None:
+        """Add entries to summary.json."""
+        self.summary |= entries
+        self._summary_file.write(self.summary)
+
+    def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
+        """Record the end of the run.
+
+        Raises:
+            RunFailed: the run has ended well, but a file cannot be written.
+        """
+        try:
+            self.summary |= loop.notes
+            reason = None if error is None else reason_of(error)
+            self.finish(loop.method, status, STOPPED if status == "interrupted" else reason)
+        except (KeyboardInterrupt, SystemExit):
+            if not self._complete:
+                self.finish(loop.method, "interrupted", STOPPED)
+            raise
+
+    def finish(self, strategy: FedStrategy, status: str, reason: str | None = None) -> None:
+        """Record the end of the run: the weights, the summary, the figures and the model card.
+
+        Args:
+            strategy: the run's strategy, in its final state.
+            status: ok, failed or interrupted.
+            reason: why the run did not end well, or None.
+
+        Raises:
+            RunFailed: the run has ended well, but a file cannot be written.
+        """
+        well = status == "ok"
+        problem = self._save_weights(strategy, lasting=well)
+        if problem and well:
+            status, reason = "failed", problem
+        elif problem and problem != reason:
+            reason = f"{reason}; {problem}"
+        end = summarise(
+            self.rows,
+            strategy,
+            status=status,
+            reason=reason,
+            seconds=self.seconds,
+            failures=self.failures,
+        )
+        problem = self._record_end(**end) or problem
+        if self.rows and self.draws and not problem:
+            self._draw()
+        prometheus.update(self.summary, self.rows, self.failures, self.summary["status"])
+        if well and not problem:
+            write_card(self.folder, self.summary, self._partition)
+        log.info("run folder: %s", self.folder)
+        if problem and well:
+            raise RunFailed(problem, str(self.folder))
+
+    def _save_weights(self, strategy: FedStrategy, *, lasting: bool) -> str | None:
+        """Save the final weights, or return why that is not possible.
+
+        If they are lasting, they and the other models are on the disk before summary.json says so.
+        """
+        try:
+            for slot, tree in strategy.weights.items():
+                save_tensors(self.folder / f"{slot}.safetensors", tree)
+            if lasting:
+                personal = (self.folder / "personal").rglob("*")
+                models = self.folder.glob("*.safetensors")
+                for path in (*models, *personal, self.folder / "rounds.jsonl", self.folder):
+                    sync(path)
+        except WriteError as error:
+            return str(error)
+        except OSError as error:
+            return str(unwritable(path, error))
+        return None
+
+    def _record_end(self, **entries: Any) -> str | None:
+        """Write summary.json for the last time, or return why that is not possible."""
+        self.summary |= entries
+        self._complete = True
+        try:
+            try:
+                self._summary_file.write_last(self.summary)
+            except WriteError:  # there is room for a summary, but not for thousands of failures
+                first = self.summary.get("failures", [])[:FIRST_FAILURES]
+                self._summary_file.write_last({**self.summary, "failures": first})
+        except WriteError as error:
+            return str(error)
+        return None
+
+    def _draw(self) -> None:
+        try:
+            from fedhet.runs.record import figures
+
+            figures.draw(self.folder, self.summary, self.rows, self._partition)
+        except (ModuleNotFoundError, OSError, ValueError, RuntimeError) as error:
+            # A figure must not fail a run that has ended well.
+            log.warning("no figures: %s", error)
+
+
+def _cells(update: Upload) -> dict[str, float]:
+    """The confusion matrices of a client, `confusion[target,prediction]` without what is 0."""
+    return {
+        f"{where}.confusion[{i},{j}]": float(tally["confusion"][i, j])
+        for where, tally in update.extras.items()
+        if isinstance(tally, dict) and "confusion" in tally
+        for i, j in tally["confusion"].nonzero().tolist()
+    }

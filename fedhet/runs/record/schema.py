@@ -1,0 +1,279 @@
+"""The form of what runs and experiments record as JSON, and how it is read.
+
+A summary.json, cell.json, experiment.json, partition.json or rounds.jsonl may come from anyone.
+fedhet/data/forms.py says what a form is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, read_object
+
+FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
+READABLE = (1, 2)
+COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+BLOCK = 2**16  # bytes that are read from the end of a rounds.jsonl first
+LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
+OWN = "own"  # in place of numbers that each client has of its own
+NUMBERS: dict[Any, Any] = {str: float}
+
+
+def read_partition(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """Read the partition.json of a run; one without `shape` is of data given as objects.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        NotADirectoryError: nor such a folder.
+        DataError: it is damaged, or cannot be read.
+    """
+    content = read_object(path, PARTITION, needed)
+    if problem := next(_misfits(content), None):
+        raise DataError(f"{path} is damaged: {problem}")
+    return content
+
+
+def _misfits(partition: Mapping[str, Any]) -> Iterator[str]:
+    """What in a partition.json is missing, or contradicts its other entries."""
+    empty = {key for key, value in partition.items() if value is None}
+    if wrong := empty & PARTITION.keys() - {"hash", "normalised", "target_scale", "padding"}:
+        yield f"{min(wrong)} is None"
+    if "shape" not in partition:
+        return
+    if absent := DESCRIBING - partition.keys():
+        yield f"{min(absent)} is missing"
+    inputs, outputs = partition["shape"][0], len(partition["numbers"] or partition["classes"])
+    if not outputs:
+        yield "classes is [], and so is numbers"
+    normalised, own = partition["normalised"] or {}, partition.get("own") or {}
+    if normalised.get("mean") == OWN:
+        yield from (f"own.{pid} has no mean" for pid, each in own.items() if "mean" not in each)
+        normalised = {}
+    elif not normalised and partition.get("missing") == "median":
+        yield "normalised is None, with missing=median"
+    scales = {f"own.{pid}": each for pid, each in own.items()} | {"normalised": normalised}
+    lengths = [(key, each, inputs) for key, each in scales.items()]
+    lengths.append(("target_scale", partition["target_scale"] or {}, outputs))
+    for key, scale, size in lengths:
+        for name, values in scale.items():
+            if len(values) != size:
+                yield f"{key}.{name} has {len(values)} numbers, not {size}"
+    if (partition.get("padding") or -1) >= partition["vocabulary"]:
+        yield f"padding is {partition['padding']}, with vocabulary={partition['vocabulary']}"
+    if {len(row) for row in partition.get("counts") or []} - {0, len(partition["classes"])}:
+        yield f"counts has not one column for each of the {len(partition['classes'])} classes"
+
+
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """As `read_object`; empty where a killed run has not written the file, or not the whole."""
+    try:
+        return read_object(path)
+    except (FileNotFoundError, DataError):
+        return {}
+
+
+def resumable(folder: Path) -> dict[str, Any]:
+    """The summary of a run that is to go on; empty where there is none.
+
+    Raises:
+        ConfigError: it has the format of an earlier version, which had other settings.
+    """
+    summary = read_or_empty(folder / "summary.json")
+    if summary.get("format", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"resume={folder}: an earlier version of fedhet has written this run (format"
+            f" {summary['format']}), and runs of format {FORMAT} go on"
+        )
+    return summary
+
+
+def read_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Read rounds.jsonl line by line.
+
+    Raises:
+        DataError: it cannot be read, or the next line is damaged.
+    """
+    count = 0
+    try:
+        for line in plain_text(path).splitlines():
+            step = json.loads(line)
+            scores = [name for name in dict(step) if name.startswith(("acc_", "loss_"))]
+            if problem := fault(step, STEP | dict.fromkeys(scores, float)):
+                raise ValueError(problem)
+            yield step
+            count += 1
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged after {count} lines: {cause(error)}") from error
+
+
+def last_step(path: Path) -> dict[str, Any]:
+    """The last whole line of a rounds.jsonl that is being written; empty before there is one."""
+    tail = BLOCK
+    try:
+        with plain_file(path, math.inf).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            while True:  # from the end: a display asks again and again, and the file may be large
+                file.seek(max(0, size - tail))
+                lines = file.read().rpartition(b"\n")[0]
+                if b"\n" in lines or tail >= size:
+                    return dict(json.loads(lines.rpartition(b"\n")[2] or "{}"))
+                tail *= 8
+    except (OSError, ValueError):
+        return {}
+
+
+def read_config(folder: Path) -> Any:
+    """The settings of a run.
+
+    Raises:
+        ConfigError: the folder is not that of a run.
+        DataError: config.yaml is damaged.
+    """
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    from fedhet.runs.config.aliases import unfolded
+
+    file = folder / "config.yaml"
+    try:
+        unfolded(plain_text(file))
+        config = OmegaConf.load(file)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
+    except (YAMLError, OSError, ValueError) as error:
+        raise DataError(f"{file} is damaged: {error}") from error
+    if "method" not in config:
+        raise DataError(f"{file} is damaged: it names no method")
+    return config
+
+
+def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of an object and of the objects in it, by names such as `seconds.train`."""
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, dot, f"{prefix}{key}{dot}")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# ---- the forms
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, list | dict)
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is a list of equally long lists of numbers."""
+    return has_form(value, [[float]]) and len({len(row) for row in value}) < 2
+
+
+def is_name(value: Any) -> bool:
+    """Whether it can name a file, and no other folder."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value) is not None
+
+
+def _is_count(value: Any) -> bool:
+    """Whether it is a number of samples, columns or tokens, of which there are not too many."""
+    return has_form(value, int) and 0 <= value <= LARGEST_COUNT
+
+
+def _is_shape(value: Any) -> bool:
+    return (
+        has_form(value, [_is_count])
+        and 1 <= len(value) <= 3
+        and 1 <= math.prod(value) <= LARGEST_COUNT
+    )
+
+
+def _is_counts(value: Any) -> bool:
+    return has_form(value, [[_is_count]]) and is_table(value)
+
+
+def _is_statistics(value: Any) -> bool:
+    """Lists of numbers: mean and std, which is positive, or medians, or all three."""
+    return (
+        isinstance(value, dict)
+        and value.keys() <= {"mean", "std", "median"}
+        and ("mean" in value) == ("std" in value)
+        and all(
+            has_form(each, [float]) and all(map(math.isfinite, each)) for each in value.values()
+        )
+        and min(value.get("std") or [1]) > 0
+    )
+
+
+def _is_scale(value: Any) -> bool:
+    return _is_statistics(value) and "mean" in value
+
+
+def _is_phases(value: Any) -> bool:
+    phase = {"name": str, "rounds": int}
+    return has_form(value, [phase]) and all(phase.keys() <= each.keys() for each in value)
+
+
+def _is_thresholds(value: Any) -> bool:
+    """Each a score with the value that was wanted, then what it took to reach it."""
+    return has_form(value, [NUMBERS]) and all(
+        next(iter(each.values()), None) is not None for each in value
+    )
+
+
+_TUNED = {"axes": dict, "chosen": dict, "validation": float, "at_the_edge": [str]}
+EXPERIMENT = {
+    "axes": {str: list},
+    "cells": list,
+    "tuned": [_TUNED],
+    "tune": {"space": dict, "own": {str: dict}},
+    "report": {
+        **dict.fromkeys(("compare", "metric"), str),
+        "reference": _is_scalar,
+        "notes": [str],
+    },
+    **{key: [str] for key in ("fixed", "command")},
+    **dict.fromkeys(("experiment", "title", "digest"), str),
+}
+CELL = {"folder": str, "kind": str, "axes": dict, "tuned": dict, "overrides": [str]}
+STEP: dict[str, Any] = {"phase": str, **dict.fromkeys(("step", "round"), float)}
+STEP |= {"seconds": NUMBERS, "bytes": {str: NUMBERS}}
+STATE = {"status": str, "reason": str, "code": {str: _is_scalar}}
+PARTITION = {
+    **dict.fromkeys(("name", "hash", "labels", "target", "missing", "declaration"), str),
+    **dict.fromkeys(("clients", "samples", "vocabulary", "padding"), _is_count),
+    "seed": int,
+    **{key: [str] for key in ("classes", "numbers", "columns")},
+    "shape": _is_shape,
+    "normalised": lambda value: value == {"mean": OWN, "std": OWN} or _is_scale(value),
+    "target_scale": _is_scale,
+    "own": lambda value: isinstance(value, dict) and all(map(_is_statistics, value.values())),
+    "settings": dict,
+    "owners": [str],
+    "indices": list,
+    "train_sizes": [_is_count],
+    "counts": _is_counts,
+}
+# Without which a partition.json describes no samples.
+DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}
+_DETAILS = {"confusion": is_table, str: float}
+SUMMARY = {
+    **dict.fromkeys(("status", "reason", "method", "server_opt", "merge"), str),
+    **dict.fromkeys(("dataset", "model", "target", "score"), str),
+    "plugins": [str],
+    "models": lambda value: has_form(value, [str]) and all(map(is_name, value)),
+    "personal_models": {"kept": {str: {str: int}}, "not_kept": {str: str}},
+    "delivered": {"client": int, "round": int},
+    **dict.fromkeys(("seed", "rounds"), int),
+    **dict.fromkeys(("loss", "validation"), float),
+    **dict.fromkeys(("seconds", "memory", "client_state", "personal", "finetuned"), NUMBERS),
+    "bytes": {str: NUMBERS},
+    "partition": {"name": str, "clients": int, "hash": str},
+    "details": {"test_set": _DETAILS, "clients": {str: _DETAILS}},
+    "failures": list,
+    "thresholds": _is_thresholds,
+    "phases": _is_phases,
+}

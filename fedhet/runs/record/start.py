@@ -1,0 +1,294 @@
+"""The start of a run's record: a new run folder, or that of a run that goes on.
+
+Of the latter: whether it may, from where, and what must be removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.groups import Speed
+from fedhet.core.server.phases import TimetableEntry
+from fedhet.core.workspace import Workspace
+from fedhet.data.storage import as_json, write_text
+from fedhet.runs.checkpoint import (
+    BEST,
+    ROUNDS,
+    Checkpoint,
+    CheckpointFolder,
+    Checkpoints,
+    continued,
+    remove_parts,
+)
+from fedhet.runs.given import recorded_config
+from fedhet.runs.record.lock import Lock, claim
+from fedhet.runs.record.run_folder import Past, Recorder
+from fedhet.runs.record.schema import read_config, read_or_empty, resumable
+from fedhet.runs.trackers.tracker import Tracking, tracker_of
+
+if TYPE_CHECKING:
+    from fedhet.runs.job import Job
+
+log = logging.getLogger("fedhet")
+# settings in which a run may differ from before
+GIVEN_ANEW = ("rounds", "figures", "engine", "checkpoint", "deliver", "tracker")
+
+
+def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
+    """Create the run folder, or go on in that of an earlier run (resume=...).
+
+    Raises:
+        ConfigError: the folder cannot be used, or its run cannot go on.
+        RunFailed: a file cannot be written.
+    """
+    workspace = (
+        job.strategy.workspace
+    )  # before the folder: settings that do not fit leave none behind
+    config = job.config
+    tracker = tracker_of(config.cfg)
+    cfg = recorded_config(config.cfg, workspace) if job.given else config.cfg
+    folder = Path(config.run_dir)
+    if not config.resumes:
+        folder = claim(folder, explicit=config.run_dir_given)
+    with _locked(folder) as lock:
+        checkpoints = CheckpointFolder(folder, digest(cfg))
+        found, past = None, None
+        if config.resumes:
+            check_run(folder, cfg, job.partition, job.given is not None)
+            strategy = job.strategy
+            at_sites = job.engine == "flwr"
+            found, past = reopen(
+                folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
+            )
+            if found:
+                strategy.run_id = found.about["run_id"]
+        log.info("run folder: %s", folder)
+        recorder = Recorder(
+            folder,
+            _about(job, folder, workspace),
+            config=OmegaConf.to_yaml(cfg),
+            overrides=config.overrides,
+            partition=job.partition,
+            environment=_environment(job, workspace),
+            past=past,
+        )
+        recorder.draws = config.run.figures
+        tracking = Tracking(config.choices["tracker"], tracker, folder)
+        settings: Any = OmegaConf.to_container(cfg)
+        tracking.begin(settings, recorder.rows)
+    kept = Checkpoints(recorder, checkpoints, config.run.checkpoint_every, found)
+    return recorder, tracking, kept, lock
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[Lock]:
+    """The lock of the folder, which is released if the block fails."""
+    lock = Lock(folder)
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
+    """Return the entries of summary.json that are known before the run."""
+    choices = job.config.choices
+    given = job.given is not None
+    return {
+        "method": choices["method"],
+        "plugins": list(job.config.plugins),
+        "server_opt": choices["server_opt"],
+        "merge": choices["merge"],
+        "dataset": None if given else choices["dataset"],
+        "model": type(workspace.model).__name__ if given else choices["model"],
+        "partition": {key: job.partition[key] for key in ("name", "clients", "hash")},
+        "seed": job.config.run.seed,
+        "rounds": job.config.run.rounds,
+        "run_dir": str(folder),
+        "experiment": job.strategy.run_id,
+    }
+
+
+def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
+    """Return the entries of environment.json that belong to this run."""
+    threads = torch.get_num_threads()
+    # Equal seeds give equal bytes in this mode only (docs/architecture.md).
+    reasons = {
+        f"device={workspace.device.type}": workspace.device.type != "cpu",
+        f"{threads} threads": threads != 1,
+        "engine.compile, amp or channels_last": workspace.speed != Speed(),
+        f"engine.fused: {job.together} clients as one": job.together > 0,
+        "clients train by a loop of the app's owner": job.own_loop,
+        "real clients draw noise that no seed repeats": workspace.noise and not workspace.simulated,
+    }
+    why_not = [reason for reason, holds in reasons.items() if holds]
+    return {
+        "engine": job.engine,
+        "device": str(workspace.device),
+        "threads": threads,
+        "own_loop": job.own_loop,
+        "bit_exact": not why_not,
+        "why_not_exact": why_not,
+    }
+
+
+# ---- a run that goes on
+def digest(cfg: DictConfig) -> str:
+    """The hash of the settings that a run keeps when it goes on."""
+    text = json.dumps(_fixed(OmegaConf.to_container(cfg)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fixed(settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in GIVEN_ANEW}
+
+
+def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given: bool) -> None:
+    """Refuse a run that has ended, or that would not be the same run.
+
+    Args:
+        folder: the run folder.
+        cfg: the settings with which it would go on.
+        partition: who has which samples.
+        given: whether the task is given as objects.
+
+    Raises:
+        ConfigError: it says why the run cannot go on.
+    """
+    summary = resumable(folder)
+    if summary and given != (summary["dataset"] is None):
+        raise ConfigError(
+            f"resume={folder}: the task of this run was "
+            + ("not given as objects" if given else "given as objects; give it again, as task=...")
+        )
+    before = _recorded_config(folder)
+    for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
+        raise ConfigError(
+            f"resume={folder}: {key} was {was} in this run, and would be {now}: the settings,"
+            " conf/, the task or the version of fedhet have changed since"
+        )
+    recorded = read_or_empty(folder / "partition.json")
+    if recorded and recorded != json.loads(as_json(partition)):
+        raise ConfigError(
+            f"resume={folder}: the clients' data are others than those in its partition.json"
+        )
+    if summary.get("status") == "ok":
+        executed = next(p["rounds"] for p in summary["phases"] if p["name"] == "train")
+        if executed < summary["rounds"]:
+            raise ConfigError(
+                f"resume={folder}: the run has ended, because early stopping has ended its training"
+                f" after {executed} rounds"
+            )
+        if cfg.rounds <= executed:
+            raise ConfigError(
+                f"resume={folder}: the run has ended; rounds=<more than {executed}> continues it"
+            )
+
+
+def _recorded_config(folder: Path) -> Any:
+    """The configuration of the run so far."""
+    try:
+        return OmegaConf.to_container(read_config(folder))
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged") from error
+
+
+def _differences(
+    one: Any, other: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, object, object]]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in {**one, **other}:
+            yield from _differences(one.get(key), other.get(key), (*path, str(key)))
+    elif one != other:
+        yield ".".join(path), one, other
+
+
+def reopen(
+    folder: Path,
+    checkpoints: CheckpointFolder,
+    timetable: Sequence[TimetableEntry],
+    slots: Sequence[str],
+    at_sites: bool,
+) -> tuple[Checkpoint | None, Past]:
+    """Take the run folder back to its last checkpoint, or to the beginning of the run.
+
+    Args:
+        folder: the run folder, which `check_run` has accepted.
+        checkpoints: its checkpoints.
+        timetable: the run's phases as they are planned now.
+        slots: the names of its weights.
+        at_sites: whether its clients will keep their states themselves.
+
+    Raises:
+        ConfigError: it cannot go on with these settings; nothing has been changed.
+    """
+    found = checkpoints.find(log.warning)
+    past = Past()
+    if found is not None:
+        if found.states and found.about["at_sites"] != at_sites:
+            where = "at its clients' sites" if found.about["at_sites"] else "in its checkpoints"
+            raise ConfigError(
+                f"resume={folder}: the states of this run's clients are {where}, where"
+                f" engine={'flwr' if at_sites else 'local and engine=ray'} does not look for them"
+            )
+        executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
+        if executed > timetable[-1].rounds:
+            raise ConfigError(
+                f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
+            )
+        past.rows, past.seconds = found.about["rows"], found.about["seconds"]
+        log.warning("the run goes on after round %d", found.round)
+    else:
+        log.warning("the run has no checkpoint that can be used; it starts from its beginning")
+    past.environment = read_or_empty(folder / "environment.json")
+    checkpoints.use(found)
+    _cut(folder, found, past.rows, {entry.name for entry in timetable} - {"train"}, slots)
+    return found, past
+
+
+# ---- what came after the checkpoint
+def _cut(
+    folder: Path,
+    found: Checkpoint | None,
+    rows: Sequence[Mapping[str, Any]],
+    before: Collection[str],
+    slots: Sequence[str],
+) -> None:
+    """Remove what the run wrote after the checkpoint; it is written again.
+
+    Args:
+        folder: the run folder.
+        found: the checkpoint; None for the beginning of the run.
+        rows: the lines of rounds.jsonl before it.
+        before: the names of the phases before the training.
+        slots: the names of its weights.
+    """
+    remove_parts([folder, *(folder / name for name in ("clients", "arrays"))])
+    for name in (*(f"{slot}.safetensors" for slot in slots), ".summary.json.spare", BEST):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("personal", "figures"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    write_text(folder / ROUNDS, "".join(map(as_json, rows)))
+    if found is not None and (found.folder / BEST).exists():
+        shutil.copyfile(found.folder / BEST, folder / BEST)
+    executed = Counter(row["phase"] if row["phase"] in before else "train" for row in rows)
+    for path in (*folder.glob("clients/*-*.*"), *folder.glob("arrays/*-*.*")):
+        name, _, step = path.stem.rpartition("-")
+        last = executed[name if name in before else "train"]
+        if path.parent.name == "clients":
+            last = found.round if found else 0
+        if int(step) > last:
+            path.unlink()

@@ -1,0 +1,127 @@
+"""Which code runs an experiment: results of two versions must not be mixed unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedhet.runs.config import catalogue, pieces
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Their versions change the bytes of a run.
+_PACKAGES = ("torch", "numpy", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A version of the code.
+
+    Attributes:
+        version: that of the package fedhet.
+        commit: the commit of the repository to which its files belong; None if there is none, as
+            for a package that is installed inside of somebody's repository.
+        digest: that of the files, as `digest` computes it.
+    """
+
+    version: str
+    commit: str | None
+    digest: str
+
+    @classmethod
+    def current(cls) -> Code:
+        """That of the files as they are now."""
+        return cls(_version("fedhet"), _commit(), digest())
+
+    def record(self) -> dict[str, Any]:
+        """The entries in a record."""
+        return {"version": self.version, "commit": self.commit, "digest": self.digest}
+
+    def is_that_of(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record names this code; a commit that changes no file of it does not count."""
+        return (self.version, self.digest) == (record.get("version"), record.get("digest"))
+
+    @staticmethod
+    def text(record: Mapping[str, Any]) -> str:
+        """The entries as a user reads them."""
+        commit = record.get("commit")
+        at = f" at commit {commit[:7]}" if isinstance(commit, str) else ""
+        return f"fedhet {record.get('version')}{at}, code {short(record.get('digest'))}"
+
+
+def digest() -> str:
+    """Compute the digest of the code on the disk, without git: a run does so twice.
+
+    Returns:
+        16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces without
+        their experiments, of the source files of the packages whose classes a configuration may
+        name, and of the versions of torch, NumPy and scikit-learn.
+    """
+    state = hashlib.sha256()
+    for name, path in _files():
+        with suppress(FileNotFoundError):  # removed since the folder was listed
+            content = path.read_bytes()
+            state.update(f"{name}\0{len(content)}\0".encode() + content)
+    state.update(" ".join(map(_version, _PACKAGES)).encode())
+    return state.hexdigest()[:16]
+
+
+def joined(record: Mapping[str, Any], found: str) -> dict[str, Any]:
+    """The record of a run that was begun with one code and has found another digest on its way.
+
+    A process imports modules when it needs them, so that the run may have used parts of both. Its
+    digest names both, and equals that of no code.
+    """
+    began = str(record.get("digest"))
+    if found == began or short(found) in began.split("+"):
+        return dict(record)
+    return {**record, "commit": None, "digest": f"{short(began)}+{short(found)}"}
+
+
+def short(digest: object) -> str:
+    """The digest, or those that it joins, as users read it."""
+    return "+".join(part[:8] for part in str(digest).split("+"))
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """The files, each with its package or folder and its path there, which do not name the disk."""
+    yield from _below("fedhet", _PACKAGE, "*.py")
+    for number, folder in enumerate(catalogue.folders()):
+        for name, path in _below(f"conf {number}", folder, "*.yaml"):
+            if path.relative_to(folder).parts[0] != "experiment":
+                yield name, path
+    for package in sorted({*pieces.trusted_packages()}):
+        for place in pieces.locations(package):
+            yield from [(package, place)] if place.is_file() else _below(package, place, "*.py")
+
+
+def _below(name: str, folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob(pattern)):
+        yield f"{name}/{path.relative_to(folder).as_posix()}", path
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _commit() -> str | None:
+    known = _git("ls-files", "--error-unmatch", "__init__.py")
+    return _git("rev-parse", "HEAD") if known else None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints in the package's folder; None if it fails."""
+    command = ["git", "-C", str(_PACKAGE), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

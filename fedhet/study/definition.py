@@ -1,0 +1,251 @@
+"""What an experiment is, as its file in conf/experiment and the command line describe it.
+
+axes:                                    the runs are all combinations of the axes' values
+  method:                                label: the overrides that it stands for
+    FedAvg: method=fedavg
+    SCAFFOLD + FedNorm: method=scaffold plugin=[fednorm]
+  partition.alpha: [0.05, 0.3]           or a list of values of a setting or group
+  seed: range(0,3)                       or a sweep in Hydra's grammar
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations, product
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from fedhet.core.check import did_you_mean, each, one_of, text
+from fedhet.core.errors import ConfigError
+from fedhet.runs.config import catalogue, composition, overrides, pieces
+from fedhet.runs.config.composition import EXPERIMENT_KEYS
+from fedhet.runs.config.experiment_file import PART, SEED, declared_by, is_own, mapping
+from fedhet.runs.config.lines import key_of
+from fedhet.study.axes import Label, Value, labels_of, lines_of, read_axes, single_settings
+from fedhet.study.tuning import Tuning, read_tuning
+
+
+def refuse_conflicts(
+    axes: Mapping[str, Sequence[Value]], given: Mapping[str, Override], tuning: Tuning | None
+) -> None:
+    """Refuse a setting that a label has, and the command line, another label or the tuning too.
+
+    That a label overrides the file, and its scale, is what labels are for. A choice of a group is
+    not one of the settings that it has: `client=adam` and `client.lr=0.1` go together.
+
+    Args:
+        axes: axis -> its values.
+        given: key -> the override of the command line; the names of axes may be among them.
+        tuning: what is tuned, or None.
+
+    Raises:
+        ConfigError: naming the setting, and where it is set.
+    """
+    for axis, values in axes.items():
+        for value in values:
+            for key in sorted(_keys(value).intersection(given).difference(axes)):
+                raise ConfigError(
+                    f"{given[key].input_line!r}: {_name(axis, value)} sets {key} as well, so that"
+                    " it would have no effect there; change the file, or choose other values of"
+                    f" {axis}"
+                )
+    for (axis, values), (other_axis, others) in combinations(axes.items(), 2):
+        for value, other in product(values, others):
+            for key in sorted(_keys(value) & _keys(other)):
+                raise ConfigError(
+                    f"{_name(axis, value)} and {_name(other_axis, other)} both set {key}; a run has"
+                    " one value of it"
+                )
+    if tuning is not None:
+        _refuse_tuned(axes, tuning)
+
+
+def _refuse_tuned(axes: Mapping[str, Sequence[Value]], tuning: Tuning) -> None:
+    others = {axis: values for axis, values in axes.items() if axis != SEED}  # not tuned for
+    for values in product(*others.values()):
+        space = tuning.space_of([value.label for value in values])
+        for axis, value in zip(others, values, strict=True):
+            for key in sorted(_keys(value).intersection(space)):
+                where = "space" if key in tuning.space else "own"
+                raise ConfigError(
+                    f"tune.{where}: {key} is tuned, and {_name(axis, value)} sets it as well; leave"
+                    " one of them out"
+                )
+
+
+def _keys(value: Value) -> set[str]:
+    return set(map(key_of, value.overrides))
+
+
+def _name(axis: str, value: Value) -> str:
+    return f"axes.{axis}.{value.label}"
+
+
+# ---- the experiment
+# The scores by which values are compared, as fedhet/study/report names them.
+_GLOBAL = ("last", "best_val", "last_k", "clients", "worst")
+METRICS = (*_GLOBAL, "personal", "personal_best_val", "finetuned")
+# They change no result, and therefore not the folder of a run either.
+WITHOUT_EFFECT = ("tracker", "figures")
+OTHER_CODE = ("stop", "keep", "rerun")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Several runs that belong together.
+
+    Attributes:
+        name: the choice of the group `experiment`.
+        title: the first comment of its file.
+        command: the folders of one's own pieces, as --config-dir=<folder>, and the overrides with
+            which it was called.
+        fixed: the overrides of every run, the first of which is `experiment=<name>`.
+        axes: axis -> its values.
+        tuning: what is tuned before the runs, or None.
+        report: the settings of the report: `compare`, `metric`, `reference`.
+        part: axis -> the labels whose runs are wanted now; the others are not launched.
+        on_other_code: what becomes of finished runs of another version: stop, keep or rerun.
+        digest: 16 hex digits of the settings that the file gives every run.
+    """
+
+    name: str
+    title: str
+    command: tuple[str, ...]
+    fixed: tuple[str, ...]
+    axes: dict[str, tuple[Value, ...]]
+    tuning: Tuning | None
+    report: dict[str, Any]
+    part: dict[str, tuple[str, ...]]
+    on_other_code: str
+    digest: str
+
+    @property
+    def labels(self) -> dict[str, list[Label]]:
+        """Axis -> the labels of its values."""
+        return {axis: [value.label for value in values] for axis, values in self.axes.items()}
+
+    def wants(self, axes: Mapping[str, Label]) -> bool:
+        """Whether the cell with these labels belongs to the part that is run now."""
+        return all(
+            str(label) in self.part[axis] for axis, label in axes.items() if axis in self.part
+        )
+
+
+def read(lines: Sequence[str]) -> Experiment | None:
+    """Return the experiment that the overrides choose, or None if they lead to a single run.
+
+    Args:
+        lines: the overrides of the command line. One that names an axis gives it other values; one
+            that gives several values to another setting adds an axis.
+
+    Raises:
+        ConfigError: the experiment's file, or an override, is wrong.
+    """
+    declared = declared_by(lines)
+    labels = labels_of(declared["axes"])
+    apart = (*EXPERIMENT_KEYS, *(declared["axes"] or ()))
+    single = list(single_settings(lines, but=apart))
+    given = {line.key_or_group: line for line in overrides.parse(single, labels)}
+    own = {key: line for key, line in given.items() if is_own(key)}
+    parts = [key for key in own if key.startswith(PART)]
+    if not declared["axes"]:
+        return None
+    scaled = {line.key_or_group: line for line in _of_scale(declared, labels)}
+    rest = {**scaled, **{key: value for key, value in given.items() if key not in own}}
+    experiment = rest.pop("experiment")
+    hydra = [key for key, override in rest.items() if override.is_hydra_override()]
+    settings = {key: value for key, value in rest.items() if key not in hydra}
+    axes = read_axes(declared["axes"], settings)
+    fixed = [override.input_line for key, override in settings.items() if key not in axes]
+    seed = settings[SEED].value() if SEED in settings else declared[SEED]
+    tuning = read_tuning(declared["tune"], axes, settings, read_axes(declared["axes"], {}), seed)
+    refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
+    if "figures" not in settings:  # the report has figures of all runs
+        fixed.append("figures=false")
+    if "engine.fused" not in settings:
+        fixed.append("engine.fused=auto")
+    name = str(experiment.value())
+    flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
+    return Experiment(
+        name=name,
+        title=catalogue.title("experiment", name),
+        command=(*flags, *lines),
+        fixed=(f"experiment={name}", *(str(line) for line in fixed)),
+        axes=axes,
+        tuning=tuning,
+        report=_report(declared["report"], axes),
+        part=dict(_part(axis, line, axes) for axis, line in own.items() if axis in parts),
+        on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
+        digest=_digest(name),
+    )
+
+
+def _digest(name: str) -> str:
+    """The digest of the settings that the experiment's file fixes, and of the defaults."""
+    settings: Any = OmegaConf.to_container(composition.raw([f"experiment={name}"]))
+    default: Any = OmegaConf.to_container(composition.raw([]))
+    settings |= {key: default[key] for key in WITHOUT_EFFECT}
+    content = {key: value for key, value in settings.items() if key not in EXPERIMENT_KEYS}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _of_scale(declared: Mapping[str, Any], labels: Mapping[str, Collection[str]]) -> list[Override]:
+    """The overrides of the chosen scale."""
+    scale, scales = declared["scale"], mapping("scales", declared["scales"])
+    if scale is None:
+        return []
+    if not scales:
+        raise ConfigError(f"scale={scale}: this experiment has no scales")
+    lines = scales[one_of("scale", scale, map(str, scales))]
+    return overrides.parse(lines_of(f"scales.{scale}", lines), labels)
+
+
+def _part(
+    key: str, override: Override, axes: Mapping[str, Sequence[Value]]
+) -> tuple[str, tuple[str, ...]]:
+    """The axis that an override `axes.<axis>=...` names, and the labels that its patterns fit.
+
+    Raises:
+        ConfigError: there is no such axis, or no label that a pattern fits.
+    """
+    axis = key.removeprefix(PART)
+    if axis not in axes:
+        raise ConfigError(
+            f"{key}: this experiment has no axis {axis}{did_you_mean(axis, axes)}; it has"
+            f" {', '.join(axes)}"
+        )
+    value = override.value()
+    labels = [str(value.label) for value in axes[axis]]
+    wanted: list[str] = []
+    for pattern in map(str, value if isinstance(value, list) else [value]):
+        exact = [pattern] if pattern in labels else []  # a label may have brackets
+        fitting = exact or [label for label in labels if fnmatchcase(label, pattern)]
+        wanted += fitting
+        if not fitting:
+            raise ConfigError(
+                f"{key}={pattern}: no value of this axis fits{did_you_mean(pattern, labels)}; it"
+                f" has {', '.join(labels)}"
+            )
+    return axis, tuple(dict.fromkeys(wanted))
+
+
+def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
+    compare = declared["compare"]
+    # Where nothing but the seed differs, the report has one method: that of the runs.
+    choices = [axis for axis in axes if axis != SEED] or ["method"]
+    if compare is None:
+        compare = "method" if "method" in choices else choices[0]
+    one_of("report.compare", compare, choices)
+    one_of("report.metric", declared["metric"], METRICS)
+    reference = declared["reference"]
+    if reference is not None:
+        labels = [str(value.label) for value in axes.get(compare, ())]
+        reference = one_of("report.reference", str(reference), labels)
+    notes = each(text, "report.notes", declared["notes"])
+    return {**declared, "compare": compare, "reference": reference, "notes": list(notes)}

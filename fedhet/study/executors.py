@@ -1,0 +1,684 @@
+"""Planned runs, and what makes them: here, in processes of this machine, on Ray, on Slurm.
+
+All executors start a run, wait, and are asked whether it has ended; how it has, its folder says.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import math
+import multiprocessing
+import operator
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import psutil
+
+from fedhet.core import check, interruptions, timing
+from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
+from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
+from fedhet.runs import process
+from fedhet.runs.cli.exits import INTERRUPTED, drop_output, error_line, report_error, say
+from fedhet.runs.cli.interrupts import interruptible
+from fedhet.runs.config import catalogue, composition
+from fedhet.runs.config.composition import Launching
+from fedhet.runs.config.instantiation import instantiate
+from fedhet.runs.config.lines import key_of
+from fedhet.runs.config.resuming import CELL
+from fedhet.runs.process import SIGNALS, end_with_parent, signals_deferred
+from fedhet.runs.record.schema import read_or_empty
+from fedhet.study import folder as cells
+from fedhet.study.findable import Source, find_data
+from fedhet.study.live import Watch
+
+if TYPE_CHECKING:
+    from fedhet.runs.config import Config
+    from fedhet.runs.config.bases import Bases
+    from fedhet.runs.record.outcome import Run
+
+log = logging.getLogger("fedhet")
+LOG = "log.txt"  # in a run folder: what its process has printed
+SILENT = f"its process ended without a word; {LOG} in its folder may say why"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a sweep or an experiment.
+
+    Attributes:
+        number: its place in the sweep.
+        label: what it is, for people.
+        overrides: its overrides.
+        folder: absolute path of its run folder.
+        any_code: whether it may run with other code than the experiment has begun with; None if it
+            belongs to none.
+        trial: whether its validation score is shown in place of the one on test data, by which
+            nobody may choose.
+        alone: whether the process of its last attempt has died; it shares none with other runs.
+    """
+
+    number: int
+    label: str
+    overrides: tuple[str, ...]
+    folder: Path
+    any_code: bool | None = None
+    trial: bool = False
+    alone: bool = field(default=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """What it is, and which."""
+        return f"job {self.number}: {self.label}"
+
+    def prepare(self) -> None:
+        """Create the run folder, without what an earlier attempt has left there.
+
+        Raises:
+            ConfigError: it cannot be created.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise uncreatable("hydra.sweep.dir", self.folder, error) from error
+        if self.any_code is None:
+            (self.folder / CELL).unlink(missing_ok=True)
+
+    def composed(self, bases: Bases) -> Config:
+        """Return its settings, from what `bases` has composed for other runs of the sweep."""
+        settings = composition.compose(self.overrides, bases=bases)
+        return replace(settings, run_dir=str(self.folder))
+
+    def make(self, settings: Config) -> Run:
+        """Make the run, whose settings these are, in this process; raise what it fails with."""
+        if self.any_code is None:
+            return make(cells.as_cell(settings, self.folder) if self.alone else settings)
+        with cells.recorded(self.folder, any_code=self.any_code):
+            return make(cells.as_cell(settings, self.folder))
+
+    def ended(self, problem: str) -> bool:
+        """Whether its folder says how it has ended.
+
+        Args:
+            problem: why its process has ended without a word, or "".
+        """
+        state = cells.state_of(self.folder)
+        if not state and self.any_code is None:
+            summary = read_or_empty(self.folder / "summary.json")
+            return summary.get("status") == "ok" if problem else "seconds" in summary
+        if state.get("status") == cells.WAITING:
+            return not problem and bool(state.get("reason"))  # it has found other code
+        return state.get("status") in (cells.FINISHED, cells.FAILED)
+
+    def failure(self, problem: str) -> str | None:
+        """Why the run has failed, as its folder says once its process has ended.
+
+        "" if it has not; None if it has found other code and not begun, which the experiment tells
+        for all.
+
+        Args:
+            problem: why its process has ended without a word, or "".
+        """
+        if not self.ended(problem):
+            problem = problem or SILENT
+            try:
+                cells.record_failure(self.folder, problem, died=True)
+            except (DataError, WriteError) as error:
+                log.warning("%s", error)
+            return problem
+        state = cells.state_of(self.folder)
+        return None if state.get("status") == cells.WAITING else state.get("reason") or ""
+
+
+@exits_as_errors()
+def make(settings: Config) -> Run:
+    """Make a run in this process; raise what it fails with."""
+    instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
+    if "fedhet.engines.dispatch" in sys.modules:
+        # Models and data of an earlier run are in circles, which Python may keep for a long time.
+        gc.collect()
+    else:
+        with process.imports():
+            import fedhet.engines.dispatch  # noqa: F401
+    from fedhet.engines.dispatch import run_job
+    from fedhet.runs.record import terminal
+
+    terminal.log_to_stderr("fedhet.data")  # which files were found or left out
+    return run_job(settings)
+
+
+def clients_together(settings: Config) -> int:
+    """How many clients of such a run train as one; 0 for one after another."""
+    if not settings.run.engine.may_fuse:
+        return 0
+    from fedhet.engines.fused.choice import together
+    from fedhet.runs.job import Job
+
+    try:
+        with exits_as_errors():
+            return together(Job(settings))
+    except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
+        return 0
+
+
+def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None:
+    """Make a run for the user of this process, who is told its folder however it ends.
+
+    Returns:
+        The run; None if it is complete, and nobody reads what it prints.
+    """
+    folder: Path | None = Path(settings.run_dir)
+    try:
+        run = make_one(settings)
+        folder = run.dir
+        return run
+    except BrokenPipeError:
+        drop_output()
+        return None
+    except RunFailed as error:
+        folder = Path(error.folder) if error.folder else None
+        raise
+    except Exception:
+        folder = None
+        raise
+    finally:
+        if folder is not None and folder.is_dir():
+            say(f"run folder: {folder.resolve()}")
+
+
+def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
+    """Make runs in a process of their own, on this machine or another; their folders tell the rest.
+
+    Several are made side by side, so that what they train can be trained as one
+    (fedhet/engines/fused).
+
+    Args:
+        runs: the runs and their settings.
+        home: the working directory.
+
+    Raises:
+        ConfigError: this machine does not have the working directory.
+    """
+    try:
+        os.chdir(home)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the working directory {home} does not exist on a node: all nodes need it under the"
+            " same path"
+        ) from error
+    first, settings = runs[0]
+    with _logged(first.folder):
+        if len(runs) == 1:
+            _told(first, settings)
+            return
+        from fedhet.engines.fused.meeting import Meeting
+
+        printed = cast("TextIO", OwnLog())
+        threads = process.pinned_threads(settings.run.engine.threads)
+        with redirect_stdout(printed), redirect_stderr(printed), threads:
+            Meeting().gather([partial(_beside_others, *run) for run in runs])
+
+
+def _told(run: PlannedRun, settings: Config) -> None:
+    """Make a run, and let its folder say why it has failed."""
+    try:
+        run.make(settings)
+    except OtherCode:
+        pass  # the folder says so
+    except Exception as error:  # noqa: BLE001 -- told by the command that has started it
+        report_error(error)
+        cells.record_failure(run.folder, error_line(error))
+
+
+def _beside_others(run: PlannedRun, settings: Config) -> None:
+    """Make a run in a process that makes others, too."""
+    timing.SHARE.set(timing.Share())
+    with (run.folder / LOG).open("a", encoding="utf-8") as file:
+        OWN_LOG.set(file)
+        _told(run, settings)
+
+
+OWN_LOG: ContextVar[TextIO] = ContextVar("log")
+
+
+class OwnLog:
+    """What stands for stdout in a process with several runs: each has its own log."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(OWN_LOG.get(sys.__stderr__), name)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Let what this process and its children print go to the log of a run folder."""
+    before = os.dup(1), os.dup(2)
+    target = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        _redirect(target, target)
+        yield
+    finally:
+        _redirect(*before)
+        for number in (*before, target):
+            os.close(number)
+
+
+def _redirect(out: int, err: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+
+
+# ---- what makes them
+CGROUP = Path("/sys/fs/cgroup")
+PRELOAD = "fedhet.study.preload"
+# What runs that share a process have in common, beside the choices of groups.
+SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
+MOST_RUNS = 10  # in one process; if it is killed, each is made again in one of its own
+LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
+END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
+
+
+class Executor(ABC):
+    """Makes planned runs.
+
+    Attributes:
+        places: how many at once.
+        reads_here: whether they read their data on this machine.
+    """
+
+    places = sys.maxsize
+    reads_here = False
+
+    def find_data(self, sources: Sequence[Source]) -> None:
+        """Look for the data of runs, if they are read on this machine.
+
+        Raises:
+            ConfigError: a setting of a dataset is wrong.
+            DataError: data are missing or damaged.
+        """
+        if self.reads_here:
+            find_data(sources)
+
+    @abstractmethod
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        """Make the runs, and return those that have failed, with the reason.
+
+        A run that fails does not stop the others. Where one finds that the code has changed, no
+        more are begun.
+
+        Args:
+            runs: what to make.
+            watch: shows it.
+
+        Raises:
+            ConfigError: a setting of the launcher is wrong, or a run folder cannot be created.
+        """
+
+
+class Here(Executor):
+    """Makes one run after another in this process."""
+
+    places = 1
+    reads_here = True
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        bases = composition.of_sweep()
+        failed = {}
+        watch.bar.live.stop()  # each run shows its own progress
+        for run in runs:
+            watch.begins(run)
+            say(run.name)
+            try:
+                make_here(run.make, run.composed(bases))
+            except OtherCode:
+                break
+            except Exception as error:  # noqa: BLE001 -- it is one of many
+                report_error(error)
+                failed[run] = error_line(error)
+            watch.ends(run, failed.get(run, ""))
+        return failed
+
+
+class Elsewhere(Executor):
+    """Makes runs in other processes, several at once."""
+
+    @abstractmethod
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        """Have these functions called, each in a process of its own; return a handle of each."""
+
+    @abstractmethod
+    def wait(self, handles: Sequence[Any]) -> None:
+        """Wait until one of them has ended, or for `LISTEN_SECONDS`."""
+
+    @abstractmethod
+    def ended(self, handle: Any) -> str | None:
+        """None while it goes on; else why it has ended without a word, or ""."""
+
+    @abstractmethod
+    def interrupt(self, handle: Any) -> None:
+        """Have it end as after Ctrl-C."""
+
+    def kill(self, handle: Any) -> None:
+        """End it at once, if it can be."""
+
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        """Which runs are made by one process."""
+        return [[run] for run in runs]
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        bases = composition.of_sweep()
+        waiting = deque(self.together(runs, bases))
+        running: dict[Any, list[PlannedRun]] = {}
+        failed = {}
+        try:
+            while waiting or running:
+                free = min(self.places - len(running), len(waiting))
+                if free:
+                    batch = [waiting.popleft() for _ in range(free)]
+                    calls = []
+                    for group in batch:
+                        for run in group:
+                            run.prepare()
+                            watch.begins(run)
+                        composed = [(run, run.composed(bases)) for run in group]
+                        calls.append(partial(carry_out, composed, str(Path.cwd())))
+                    with signals_deferred():  # else a run might go on of which nobody knows
+                        running |= zip(self.start(calls), batch, strict=True)
+                self.wait([*running])
+                for handle, group in [*running.items()]:
+                    problem = self.ended(handle)
+                    if problem is None:
+                        continue
+                    del running[handle]
+                    left = [run for run in group if not run.ended(problem)]
+                    if len(group) > 1 and left:
+                        waiting.extend([replace(run, alone=True)] for run in left)
+                        why = problem or SILENT
+                        watch.tell(f"{len(left)} runs are made again, each alone: {why}")
+                        group = [run for run in group if run not in left]
+                    for run in group:
+                        reason = run.failure(problem)
+                        if reason is None:
+                            waiting.clear()
+                            continue
+                        watch.ends(run, reason)
+                        if reason:
+                            failed[run] = reason
+                watch.look()
+                raise_if_interrupted()
+        except BaseException:
+            self._end([*running])
+            raise
+        return {run: failed[run] for run in runs if run in failed}
+
+    def _end(self, handles: list[Any]) -> None:
+        """Let all runs end as after Ctrl-C, and kill those that do not, or at a second Ctrl-C."""
+        until = time.monotonic() + END_SECONDS
+        try:
+            for handle in handles:
+                self.interrupt(handle)
+            while handles and time.monotonic() < until:
+                self.wait(handles)
+                handles = [handle for handle in handles if self.ended(handle) is None]
+        finally:
+            for handle in handles:
+                self.kill(handle)
+
+
+class Processes(Elsewhere):
+    """Makes each run in a process of its own on this machine, as many at once as it has cores.
+
+    They are forked by a process of multiprocessing that has imported what runs need.
+
+    Args:
+        workers: how many at once; None for the cores that this process may use.
+    """
+
+    reads_here = True
+
+    def __init__(self, workers: int | None = None) -> None:
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise ConfigError(
+                "hydra/launcher=processes: this system cannot fork processes; use"
+                " hydra/launcher=basic"
+            )
+        given = workers is not None
+        self.places = (
+            check.integer("hydra.launcher.workers", workers, low=1) if given else usable_cores()
+        )
+        forkserver.set_forkserver_preload([PRELOAD])
+        # Python before 3.11.10 does not look for what it preloads in `sys.path`.
+        path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        try:
+            resource_tracker.ensure_running()  # which ends with all signals allowed
+            with signals_deferred():  # which it then never receives
+                forkserver.ensure_running()
+        finally:
+            del os.environ["PYTHONPATH"]
+            os.environ.update({} if path is None else {"PYTHONPATH": path})
+
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        # Those that take the same from all groups; partitions may differ, and numbers.
+        alike: dict[object, list[PlannedRun]] = {}
+        shaping = catalogue.groups().keys() - {"partition"}
+        for run in runs:
+            lines = [line for line in run.overrides if key_of(line) in shaping]
+            lines += [line for line in run.overrides if key_of(line).startswith(SHAPING)]
+            alike.setdefault(run if run.alone else tuple(lines), []).append(run)
+        groups = []
+        for some in alike.values():
+            fuses = len(some) > 1 and clients_together(some[0].composed(bases))
+            size = min(MOST_RUNS, math.ceil(len(some) / self.places)) if fuses else 1
+            groups += [some[i : i + size] for i in range(0, len(some), size)]
+        return groups
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[ForkServerProcess]:
+        handles = []
+        for call in calls:
+            arguments = (call, dict(os.environ))
+            process = multiprocessing.get_context("forkserver").Process(
+                target=_in_process, args=arguments
+            )
+            with suppress(OSError, EOFError):  # `ended` says so
+                process.start()
+            handles.append(process)
+        return handles
+
+    def wait(self, handles: Sequence[ForkServerProcess]) -> None:
+        connection.wait([each.sentinel for each in handles if each.pid], LISTEN_SECONDS)
+
+    def ended(self, handle: ForkServerProcess) -> str | None:
+        if handle.pid is None:
+            return "no process can be started for it"
+        code = handle.exitcode
+        if not code:
+            return None if code is None else ""
+        if code > 0:
+            return f"its process ended with exit code {code}; {LOG} in its folder may say why"
+        name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+        more = " (as the system does where memory runs out)" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {name}{more}"
+
+    def interrupt(self, handle: ForkServerProcess) -> None:
+        if handle.pid and handle.is_alive():
+            os.kill(handle.pid, signal.SIGTERM)
+
+    def kill(self, handle: ForkServerProcess) -> None:
+        if handle.pid:
+            handle.kill()
+
+
+def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
+    """The process of a run on this machine."""
+    # Ctrl-C is for the command, which sends SIGTERM, once.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(variables)
+    try:
+        with interruptible():
+            signal.signal(signal.SIGTERM, _interrupt_once)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            end_with_parent(os.getppid())  # the process that has forked it, which ends with ours
+            command = multiprocessing.parent_process()
+            if command is not None and not command.is_alive():
+                os._exit(1)
+            call()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _interrupt_once(number: int, frame: Any) -> None:
+    """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interruptions.interrupt(number, frame)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the limit of its container."""
+    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
+    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+            words = (CGROUP / quota).read_text().split()
+            words += (CGROUP / period).read_text().split() if period else []
+            if int(words[0]) > 0:
+                cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
+    return max(1, cores)
+
+
+class Ray(Elsewhere):
+    """Makes each run as a task of a Ray cluster.
+
+    The nodes get the code of this process (engines/ray.py), and each run its composed
+    configuration. They need the same packages, and the working directory under the same path,
+    because each run writes its own run folder.
+
+    Args:
+        address: `<host>:<port>` of a cluster's head, or "auto" for that of this machine; None
+            starts a cluster on this machine.
+        num_cpus: the cores that Ray reserves for a run.
+        num_gpus: the GPUs, or the share of one.
+    """
+
+    def __init__(
+        self, address: str | None = "auto", num_cpus: float = 1, num_gpus: float = 0
+    ) -> None:
+        check.number("hydra.launcher.num_cpus", num_cpus, open_low=0)
+        check.number("hydra.launcher.num_gpus", num_gpus, low=0)
+        self.address = address
+        self.needs = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+
+    def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
+        import ray
+
+        from fedhet.engines.ray import check_resources, ray_arguments
+
+        if self.address is not None:
+            check_resources(self.address, "hydra.launcher", self.needs)
+        self.ray = ray
+        handler = signal.getsignal(signal.SIGTERM)
+        with ray_arguments(self.address) as arguments:
+            try:
+                ray.init(**arguments, log_to_driver=False)
+                signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+                return super().launch(runs, watch)
+            finally:
+                ray.shutdown()  # and what still runs ends with this process's connection
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        task: Any = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
+        return [task.remote(call) for call in calls]
+
+    def wait(self, handles: Sequence[Any]) -> None:
+        self.ray.wait([*handles], timeout=LISTEN_SECONDS)
+
+    def ended(self, handle: Any) -> str | None:
+        if not self.ray.wait([handle], timeout=0)[0]:
+            return None
+        try:
+            self.ray.get(handle)
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            first = str(cause).strip().partition("\n")[0]
+            return f"Ray has lost it: {type(cause).__name__}: {first}"
+        return ""
+
+    def interrupt(self, handle: Any) -> None:
+        self.ray.cancel(handle)
+
+
+class Submitit(Elsewhere):
+    """Makes each run as a job of Slurm, or of what submitit has in its place.
+
+    Args:
+        cluster: slurm, or local for processes of this machine.
+        submitit_folder: where submitit writes its logs.
+        max_num_timeout: how often Slurm may start a run again.
+        settings: those of `submitit.AutoExecutor`.
+    """
+
+    def __init__(
+        self, cluster: str, submitit_folder: str, max_num_timeout: int = 0, **settings: Any
+    ) -> None:
+        import submitit
+
+        first = {"slurm_max_num_timeout": max_num_timeout} if cluster == "slurm" else {}
+        self.executor = submitit.AutoExecutor(submitit_folder, cluster=cluster, **first)
+        self.executor.update_parameters(
+            **{f"{cluster}_{name}": value for name, value in settings.items()}
+        )
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        return self.executor.map_array(operator.call, calls)
+
+    def wait(self, handles: Sequence[Any]) -> None:
+        time.sleep(LISTEN_SECONDS)
+
+    def ended(self, handle: Any) -> str | None:
+        if not handle.done():
+            return None
+        error = handle.exception()
+        return "" if error is None else str(error).strip().splitlines()[-1]
+
+    def interrupt(self, handle: Any) -> None:
+        handle.cancel()
+
+
+EXECUTORS: dict[str, Callable[..., Executor]] = {
+    "basic": Here,
+    "processes": Processes,
+    "ray": Ray,
+    "submitit_local": partial(Submitit, "local"),
+    "submitit_slurm": partial(Submitit, "slurm"),
+}
+
+
+def executor(launching: Launching) -> Executor:
+    """What makes the runs, as hydra/launcher chooses it.
+
+    Raises:
+        ConfigError: it is not there, or has no such settings.
+    """
+    check.one_of("hydra/launcher", launching.launcher, EXECUTORS)
+    create = EXECUTORS[launching.launcher]
+    try:
+        inspect.signature(create).bind(**launching.settings)
+    except TypeError as error:
+        raise ConfigError(f"hydra/launcher={launching.launcher}: {error}") from error
+    return create(**launching.settings)

@@ -1,0 +1,329 @@
+"""The folder of an experiment: which cells are there, and what is recorded of the whole.
+
+experiment.json   the axes, what was tuned, and every cell
+cells/<name>/     the run folder of a cell, and in it
+  cell.json       whether it is running, finished or failed, the code that its process found, and
+                  whether the process of its last attempt has died
+  log.txt         what its process has printed, if it had one of its own
+report/           the report
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedhet.core.errors import ConfigError, DataError, OtherCode, has_diverged, reason_of
+from fedhet.data.forms import read_object
+from fedhet.data.storage import write_json
+from fedhet.runs.config import composition
+from fedhet.runs.config.composition import Config
+from fedhet.runs.config.lines import key_of, value_of
+from fedhet.runs.config.resuming import CELL
+from fedhet.runs.record.schema import FORMAT, READABLE, read_steps
+from fedhet.study import code as code_files
+from fedhet.study.cells import Cell
+from fedhet.study.code import Code
+from fedhet.study.definition import Experiment
+
+EXPERIMENT = "experiment.json"
+WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+POOLED = "partition.pool_test"
+TEST_KNOWN = (
+    "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
+    " training or validation data of the trials; the choice saw no test score."
+)
+CHOOSE = (
+    "Choose on_other_code=keep to keep what other code has made, on_other_code=rerun to run it"
+    " again, or another folder by hydra.sweep.dir=<folder>"
+)
+REASONS = {
+    None: "it has not been run",
+    WAITING: "it has not been run",
+    RUNNING: "it was interrupted: its process ended without a word",
+}
+
+
+class ExperimentFolder:
+    """The folder of an experiment that is being run.
+
+    Args:
+        path: the folder.
+        experiment: the experiment.
+        code: the code that runs it.
+    """
+
+    def __init__(self, path: Path, experiment: Experiment, code: Code) -> None:
+        self.path = path.resolve()
+        self._experiment = experiment
+        self._code = code
+
+    def refuse_other(self) -> None:
+        """Refuse a folder that holds another experiment.
+
+        Raises:
+            ConfigError: it does.
+        """
+        before = _read(self.path / EXPERIMENT)
+        if before and before.get("experiment") != self._experiment.name:
+            raise ConfigError(
+                f"hydra.sweep.dir={self.path}: the folder holds the experiment"
+                f" {before.get('experiment')}; name another one for {self._experiment.name}"
+            )
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that have to run.
+
+        Those that other code has finished count as `on_other_code` says.
+
+        Raises:
+            ConfigError: other code has finished some, and the setting is "stop".
+        """
+        states = {cell: state_of(self.path / cell.folder) for cell in cells}
+        finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
+        other = [
+            c for c in finished if states[c].get("code", {}).get("digest") != self._code.digest
+        ]
+        if other and self._experiment.on_other_code == "stop":
+            theirs = states[other[0]].get("code", {})
+            raise ConfigError(
+                f"{self.path}: {len(other)} of the {len(cells)} runs were made by other code"
+                f" ({Code.text(theirs)}; now {Code.text(self._code.record())}). {CHOOSE}"
+            )
+        kept = self._experiment.on_other_code == "keep"
+        return [c for c in cells if c not in finished or (c in other and not kept)]
+
+    def discard(self, cells: Sequence[Cell]) -> None:
+        """Remove what other code has finished of cells that will run again."""
+        for cell in cells:
+            if state_of(self.path / cell.folder).get("status") == FINISHED:
+                shutil.rmtree(self.path / cell.folder)
+
+    def prepare(self, cells: Sequence[Cell]) -> set[Cell]:
+        """Make room for cells that will be launched; a run that has a checkpoint will go on.
+
+        Not if other code has begun it: a run does not change its code on its way.
+
+        Returns:
+            The cells whose last process has died.
+        """
+        died = set()
+        for cell in cells:
+            folder = self.path / cell.folder
+            state = state_of(folder)
+            if state.get("status") == RUNNING or state.get("died"):
+                died.add(cell)
+            same_code = self._code.is_that_of(state.get("code", {}))
+            if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_cell(folder, WAITING, self._code.record(), died=cell in died)
+        return died
+
+    def refuse_change(self, cells: Sequence[Cell]) -> None:
+        """Refuse that the code has changed while these cells were to run.
+
+        Raises:
+            OtherCode: some of them were not run, or not by the experiment's code alone, and the
+                setting is not "keep".
+        """
+        now = Code.current()
+        if self._experiment.on_other_code == "keep" or now.digest == self._code.digest:
+            return
+        states = [state_of(self.path / cell.folder) for cell in cells]
+        whole = [
+            self._code.is_that_of(state.get("code", {}))
+            for state in states
+            if state.get("status") == FINISHED
+        ]
+        if left := len(cells) - sum(whole):
+            raise OtherCode(
+                f"{self.path}: the code has changed while the experiment ran"
+                f" ({Code.text(self._code.record())}; now {Code.text(now.record())}), and {left} of"
+                f" the last {len(cells)} runs were not made by the first alone. {CHOOSE}"
+            )
+
+    def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
+        """Return the cells that are not there, each with the reason."""
+        states = {cell: state_of(self.path / cell.folder) for cell in cells}
+        return {
+            cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
+            for cell, state in states.items()
+            if state.get("status") != FINISHED
+        }
+
+    def validation(self, cell: Cell) -> float | None:
+        """Return the validation score of a finished cell that counts in the experiment's report.
+
+        Returns:
+            The score at the last evaluation, the best one, or the mean of the last ones, of the
+            models that `report.metric` names; None if the cell is not there, has diverged, or has
+            no such score.
+        """
+        from fedhet.runs.record.summary import validation_score  # torch takes a second
+
+        if self.missing_reasons([cell]):
+            return None
+        folder = self.path / cell.folder
+        summary = _read(folder / "summary.json")
+        if summary["status"] != "ok":  # it has diverged
+            return None
+        path = folder / "rounds.jsonl"
+        try:
+            rows = list(read_steps(path))
+        except DataError as error:
+            raise DataError(f"{error}; remove {folder} to run it again") from error
+        return validation_score(summary, rows, self._experiment.report["metric"])
+
+    def is_degraded(self, cells: Sequence[Cell]) -> bool:
+        """Whether a cell has lost more replies than it was allowed."""
+        folders = (self.path / cell.folder for cell in cells)
+        return any(_read(folder / "summary.json").get("degraded") for folder in folders)
+
+    def _notes(self, cells: Sequence[Cell]) -> list[str]:
+        """The sentences for the reader, and one more where the trials knew test samples."""
+        report = self._experiment.report
+        lines = {line for cell in cells for line in cell.overrides if key_of(line) == POOLED}
+        pooled = any(yaml.safe_load(value_of(line)) is True for line in lines)
+        fixed = composition.raw(self._experiment.fixed[:1])  # what the file says
+        pooled = pooled or bool(fixed.partition.get("pool_test"))
+        on_clients = report["metric"] not in ("last", "best_val", "last_k")
+        known = self._experiment.tuning and (pooled or on_clients)
+        return [*report["notes"], *([TEST_KNOWN] if known else [])]
+
+    def write(self, cells: Sequence[Cell], tuned: Sequence[dict[str, Any]]) -> None:
+        """Write experiment.json.
+
+        Args:
+            cells: all cells that are known.
+            tuned: what the trials have chosen.
+        """
+        experiment = self._experiment
+        content = {
+            "format": FORMAT,
+            "experiment": experiment.name,
+            "title": experiment.title,
+            "command": list(experiment.command),
+            "fixed": list(experiment.fixed),
+            "digest": experiment.digest,
+            "axes": experiment.labels,
+            "tune": experiment.tuning.record() if experiment.tuning else None,
+            "report": {**experiment.report, "notes": self._notes(cells)},
+            "tuned": list(tuned),
+            "cells": [cell.record() for cell in cells],
+            "code": self._code.record(),
+        }
+        write_json(self.path / EXPERIMENT, content)
+
+
+def count(path: Path, kind: str | None = None) -> tuple[int, int]:
+    """How many cells of the experiment in a folder are there, and how many it has: of this kind."""
+    every = _read(path / EXPERIMENT).get("cells", [])
+    cells = [cell for cell in every if kind in (None, cell["kind"])]
+    states = [state_of(path / cell["folder"]).get("status") for cell in cells]
+    return states.count(FINISHED), len(cells)
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    """The content of a cell's cell.json; a finished cell without a whole record is damaged."""
+    try:
+        state = _read(folder / CELL)
+        summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
+    except DataError:
+        return {"status": "damaged"}
+    if not isinstance(state.get("code", {}), dict):
+        return {"status": "damaged"}
+    if state.get("status") == FINISHED:
+        whole = summary.get("format") in READABLE and "status" in summary
+        if not whole or not (folder / "rounds.jsonl").exists():
+            return {"status": "damaged"}
+    return state
+
+
+# ---- in the process of a cell
+def as_cell(settings: Config, folder: Path) -> Config:
+    """Return the settings of a cell, which goes on if it has been begun."""
+    begun = (folder / "rounds.jsonl").exists()  # the last file that is written at the start
+    if not begun:
+        (folder / "summary.json").unlink(missing_ok=True)
+    return replace(settings, run_dir_given=True, resumes=begun)
+
+
+@contextmanager
+def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
+    """Keep cell.json while the block runs the cell.
+
+    Args:
+        folder: the cell's, in whose cell.json is the experiment's code.
+        any_code: whether it may run with other code.
+
+    Raises:
+        OtherCode: it may not, and the files have changed, or this machine has others.
+    """
+    code = _read(folder / CELL).get("code", {})
+    found = code_files.joined(code, code_files.digest())
+    if found != code and not any_code:
+        reason = f"its process has found other code ({Code.text(code)}; now {Code.text(found)})"
+        _write_cell(folder, WAITING, code, reason)
+        raise OtherCode(reason)
+
+    def ends(status: str, reason: str | None = None) -> None:
+        _write_cell(folder, status, code_files.joined(found, code_files.digest()), reason)
+
+    _write_cell(folder, RUNNING, found)
+    try:
+        yield
+    except Exception as error:
+        reason = reason_of(error)
+        # That a method diverges is a result, which the same run would have again.
+        ends(FINISHED if has_diverged(reason) else FAILED, reason)
+        raise
+    except BaseException:
+        ends(WAITING, "it was interrupted")
+        raise
+    ends(FINISHED)
+
+
+def record_failure(folder: Path, reason: str, *, died: bool = False) -> None:
+    """Let cell.json say why a run has failed, where its own process could not.
+
+    A run of a plain sweep gets one, too, without the code that an experiment's cells name.
+
+    Args:
+        folder: the run folder.
+        reason: why it has failed.
+        died: whether its process has died.
+
+    Raises:
+        DataError: cell.json is damaged.
+        WriteError: it cannot be written.
+    """
+    known = _read(folder / CELL)
+    if known.get("status") not in (FAILED, FINISHED):
+        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason, "died": died}
+        write_json(folder / CELL, content)
+
+
+def _write_cell(
+    folder: Path, status: str, code: Any, reason: str | None = None, *, died: bool = False
+) -> None:
+    content = {"format": FORMAT, "status": status, "reason": reason, "code": code, "died": died}
+    write_json(folder / CELL, content)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a file of ours; empty if there is none.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return {}

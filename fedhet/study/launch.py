@@ -1,0 +1,206 @@
+"""Runs, sweeps and experiments from the command line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedhet.core import interruptions
+from fedhet.core.errors import ConfigError, OtherCode, clean, uncreatable
+from fedhet.data.forms import read_object
+from fedhet.runs import process
+from fedhet.runs.cli.exits import DEGRADED, FAILED, report_error, say
+from fedhet.runs.cli.help import columns
+from fedhet.runs.config import composition, overrides, resuming
+from fedhet.runs.config.lines import key_of, refuse_repeated
+from fedhet.study import definition
+from fedhet.study.cells import check, covering
+from fedhet.study.code import Code
+from fedhet.study.definition import Experiment
+from fedhet.study.executors import Here, PlannedRun, executor, make, make_here
+from fedhet.study.folder import count
+from fedhet.study.live import Watch
+from fedhet.study.progress import Outcome, Progress
+
+
+def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
+    """Run what the overrides describe: an experiment, a sweep or a run; return the exit code.
+
+    Args:
+        lines: the overrides of the command line.
+        sweep: whether the overrides may give several values.
+        dry: whether to tell what an experiment would run, and run nothing that stays.
+
+    Raises:
+        ConfigError: an override is wrong; nothing was run.
+    """
+    refuse_repeated(lines)
+    if resuming.is_resumption(lines):
+        if sweep:
+            raise ConfigError("-m with resume=...: it continues a single run as it was set up")
+    elif (experiment := definition.read(lines)) is not None:
+        return _foretell(experiment) if dry else run_experiment(experiment)[0]
+    if dry:
+        raise ConfigError(
+            "--dry-run goes with an experiment, as in experiment=first_look --dry-run"
+        )
+    return _sweep(lines) if sweep else _run(lines)
+
+
+def _run(lines: list[str]) -> int:
+    """Make one run, or go on with one, and return the exit code."""
+    settings = composition.compose(lines)
+    if not settings.resumes:
+        composition.refuse_own_plugin(lines)
+    made = make_here(make, settings)
+    name = f"resume={settings.run_dir}" if settings.resumes else composition.label(lines)
+    return DEGRADED if made is not None and is_degraded(made.summary, name) else 0
+
+
+def _sweep(lines: list[str]) -> int:
+    """Make all runs of a sweep, and return the exit code.
+
+    Raises:
+        ConfigError: an override is wrong; nothing was run.
+    """
+    bases = composition.of_sweep()
+    every = composition.sweep_runs(lines, bases)
+    parsed = overrides.parse(lines)
+    fixed = {each.key_or_group for each in parsed if not each.is_sweep_override()}
+    launching = composition.launching(every[0])
+    makes = executor(launching)
+    runs = []
+    for number, own in enumerate(every):
+        varied = ",".join(sorted(line for line in own if key_of(line) not in fixed))
+        subfolder = composition.subfolder(own, number, varied, bases)
+        label = composition.label(own, fixed)
+        runs.append(PlannedRun(number, label, own, launching.folder / subfolder))
+    try:
+        launching.folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.create(lines), launching.folder / "multirun.yaml")
+    except OSError as error:
+        raise uncreatable("hydra.sweep.dir", launching.folder, error) from error
+    with Watch(len(runs)) as watch:
+        failed = makes.launch(runs, watch)
+    degraded = False
+    for each in runs:
+        if each not in failed:
+            summary = read_object(each.folder / "summary.json")
+            degraded |= is_degraded(summary, each.name)
+    for each in failed:
+        print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed when it failed
+    if not isinstance(makes, Here):  # which tells the folder of each run
+        say(f"run folder: {launching.folder}")
+    if len(failed) < len(runs):
+        say(f"to compare the runs: python -m fedhet report {shlex.quote(str(launching.folder))}")
+    return FAILED if failed else DEGRADED if degraded else 0
+
+
+def is_degraded(summary: dict[str, Any], name: str) -> bool:
+    """Whether a run has lost more replies than it was allowed, which is told if so."""
+    degraded = bool(summary.get("degraded"))
+    if degraded:
+        print(
+            f"degraded: {name}: it has lost a larger share of its replies than replies.max_lost"
+            " allows",
+            file=sys.stderr,
+        )
+    return degraded
+
+
+def _foretell(experiment: Experiment) -> int:
+    """Say what an experiment would run, and how long that takes; return the exit code."""
+    from fedhet.study.estimate import estimate
+
+    check(covering(experiment))
+    found = estimate(experiment)
+    print(columns(found.rows()))
+    print(found)
+    places = executor(_launching(experiment)).places
+    print(found.side_by_side(min(places, found.runs + found.trials)))
+    return 0
+
+
+def _launching(experiment: Experiment) -> composition.Launching:
+    """Where and by what the runs of an experiment are made."""
+    given = [line for line in experiment.command if key_of(line).startswith("hydra")]
+    presets = {
+        "hydra/launcher": "processes",
+        "hydra.sweep.dir": f"experiments/{experiment.name}",
+    }
+    own = [f"{key}={value}" for key, value in presets.items() if key not in map(key_of, given)]
+    return composition.launching([f"experiment={experiment.name}", *own, *given])
+
+
+def run_experiment(experiment: Experiment) -> tuple[int, Path]:
+    """Run an experiment and write its report; return the exit code and the folder."""
+    code = Code.current()
+    launching = _launching(experiment)
+    progress = Progress(experiment, launching.folder, code, executor(launching))
+    print(f"experiment {experiment.name}: checking {progress}", file=sys.stderr)
+    try:
+        outcome = progress.run()
+    except KeyboardInterrupt:
+        if progress.began:
+            interruptions.forget_interruptions()  # another one ends the report too
+            some = count(progress.folder.path, kind="run")[0] > 0
+            told = "interrupted" + ("; the report of what is there follows" if some else "")
+            print(told, file=sys.stderr)
+            _report(progress, None, write=some)
+            raise KeyboardInterrupt(told) from None
+        raise
+    except OtherCode:
+        if experiment.on_other_code != "rerun":
+            raise
+        print("the code has changed: the command starts again, with the new one", file=sys.stderr)
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
+    reported = _report(progress, outcome)
+    failed = FAILED if outcome.missing or not reported else DEGRADED if outcome.degraded else 0
+    return failed, progress.folder.path
+
+
+def _report(progress: Progress, outcome: Outcome | None, *, write: bool = True) -> bool:
+    """Say which cells are missing, and `write` the report of those that are there, if it can be.
+
+    Args:
+        progress: the experiment.
+        outcome: what has become of it; None if it was stopped.
+        write: whether there is anything to report.
+
+    Returns:
+        Whether there is a report.
+    """
+    folder, name = progress.folder.path, progress.experiment.name
+    if outcome is not None:
+        for cell, reason in outcome.missing.items():
+            print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
+        there = outcome.cells - len(outcome.missing)
+        more = f", {outcome.others} more were not asked for" if outcome.others else ""
+        say(f"experiment {name}: {there} of {outcome.cells} runs are there{more}")
+    else:
+        there, every = count(folder)
+        say(f"experiment {name}: stopped; {there} of {every} runs are there")
+    if not write:
+        say(f"run folder: {folder}")
+        return False
+    with process.imports():
+        from fedhet.study import report
+    try:
+        written = report.write(folder)
+        for sentence in written.sentences:
+            say(clean(sentence))
+        say(f"report: {written.page}")
+        return True
+    except ConfigError as error:
+        print(f"no report: {error}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 -- the runs are there, whatever fails in a report
+        report_error(error)
+    finally:
+        say(f"run folder: {folder}")
+    return False

@@ -1,0 +1,198 @@
+"""An experiment from its first cell to its last: what is there is kept, what is missing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedhet.core.check import counted
+from fedhet.core.errors import uncreatable
+from fedhet.runs.record.lock import Lock
+from fedhet.study import cells, tuning
+from fedhet.study.axes import Setting
+from fedhet.study.cells import Cell
+from fedhet.study.code import Code
+from fedhet.study.definition import Experiment
+from fedhet.study.executors import Executor, PlannedRun
+from fedhet.study.folder import ExperimentFolder
+from fedhet.study.live import Watch
+
+if TYPE_CHECKING:
+    from fedhet.study.findable import Source
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has become of an experiment.
+
+    Attributes:
+        cells: the number of its runs and trials, in the part that is run now.
+        missing: those that are not there, with the reason.
+        others: the number of its cells outside of that part.
+        degraded: whether a cell has lost more replies than it was allowed.
+    """
+
+    cells: int
+    missing: dict[Cell, str]
+    others: int
+    degraded: bool
+
+
+class Progress:
+    """An experiment, from its first cell to its last.
+
+    Args:
+        experiment: the experiment.
+        path: its folder, which is created if it does not exist.
+        code: the code with which the command began, before it imported what runs need.
+        executor: makes the runs of the cells.
+
+    Attributes:
+        began: whether it is recorded in its folder, and its first cell is about to start.
+    """
+
+    def __init__(self, experiment: Experiment, path: Path, code: Code, executor: Executor) -> None:
+        self.experiment = experiment
+        self.folder = ExperimentFolder(path, experiment, code)
+        self.began = False
+        self._executor = executor
+        self._launched = 0
+        self._trials = cells.trials(experiment)
+
+    def __str__(self) -> str:
+        asked = cells.wanted(self.experiment, [*self._trials, *cells.runs(self.experiment)])
+        trials = sum(cell.kind == "trial" for cell in asked)
+        runs = counted(len(asked) - trials, "run")
+        if not trials:
+            return runs
+        return f"{runs} and {counted(trials, 'trial')} ({trials / len(asked):.0%} of all)"
+
+    def run(self) -> Outcome:
+        """Run the cells that are not there yet.
+
+        Trials come first; the settings that they choose are those of the runs. A cell that fails
+        does not end the others, and the runs of a setting without a successful trial are not
+        launched.
+
+        Raises:
+            ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
+            OtherCode: the code has changed meanwhile; no more was run.
+            DataError: data are missing; nothing was run.
+        """
+        experiment, path = self.experiment, self.folder.path
+        if experiment.tuning:
+            combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
+            tuning.check_budget(experiment.tuning, combinations)
+        data = cells.check(cells.covering(experiment))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise uncreatable("hydra.sweep.dir", path, error) from error
+        lock = Lock(path, "experiment")
+        try:
+            return self._run_all(data)
+        finally:
+            lock.release()
+
+    def _run_all(self, data: Mapping[frozenset[str], Source]) -> Outcome:
+        """Run what is missing of an experiment whose folder is locked.
+
+        Args:
+            data: `cells.data_lines` of a cell -> the data that it reads.
+        """
+        self.folder.refuse_other()
+        # What trials of an earlier command have chosen stays recorded until there is more.
+        runs, _ = self._runs()
+        every = cells.wanted(self.experiment, [*self._trials, *runs])
+        missing = self.folder.missing(every)  # before anything is written
+        if lines := dict.fromkeys(map(cells.data_lines, missing)):
+            self._executor.find_data([data[each] for each in lines if each in data])
+        self.folder.discard(missing)
+        self._record(runs)
+        self.began = True
+        with Watch(len(every), len(every) - len(missing)) as watch:
+            self._launch(cells.wanted(self.experiment, self._trials), watch)
+            runs, lost = self._runs()
+            self._record(runs)
+            asked = cells.wanted(self.experiment, runs)
+            self._launch([cell for cell in asked if cell not in lost], watch)
+        every = [*self._trials, *runs]
+        asked = cells.wanted(self.experiment, every)
+        reasons = self.folder.missing_reasons(asked)
+        why = "none of the trials that would choose its settings has ended well"
+        reasons |= {cell: why for cell in asked if cell in lost}
+        degraded = self.folder.is_degraded(every)
+        return Outcome(len(asked), reasons, len(every) - len(asked), degraded)
+
+    def _runs(self) -> tuple[list[Cell], set[Cell]]:
+        """The runs with the settings that the trials choose, and those for which none is chosen."""
+        tuning_ = self.experiment.tuning
+        if tuning_ is None:
+            return cells.runs(self.experiment), set()
+        self._tuned = _choose(tuning_, self.folder, self._trials)
+        chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in self._tuned}
+        runs = cells.runs(self.experiment, chosen)
+        return runs, {cell for cell in runs if chosen[cell.on(tuning_.per)] is None}
+
+    def _record(self, runs: Sequence[Cell]) -> None:
+        tuned = self._tuned if self.experiment.tuning else []
+        self.folder.write([*self._trials, *runs], tuned)
+
+    def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
+        todo = self.folder.missing(every)
+        died = self.folder.prepare(todo)
+        todo.sort(key=died.__contains__)  # last: where all share this process, others come first
+        any_code = self.experiment.on_other_code == "keep"
+        runs = [
+            PlannedRun(
+                number,
+                cell.label,
+                cell.overrides,
+                self.folder.path / cell.folder,
+                any_code=any_code,
+                trial=cell.kind == "trial",
+                alone=cell in died,
+            )
+            for number, cell in enumerate(todo, self._launched)
+        ]
+        self._launched += len(runs)
+        self._executor.launch(runs, watch)
+        self.folder.refuse_change(todo)
+
+
+def _choose(
+    tuned: tuning.Tuning, folder: ExperimentFolder, trials: Sequence[Cell]
+) -> list[dict[str, Any]]:
+    """The entries `tuned` of experiment.json: what the trials have chosen, or the file keeps."""
+
+    def entry(
+        place: Setting, chosen: tuning.Point | None, validation: float | None, tried: int
+    ) -> dict[str, Any]:
+        space = tuned.space_of([label for _, label in place])
+        return {
+            "axes": dict(place),
+            "chosen": chosen,
+            "validation": validation,
+            "trials": tried,
+            "at_the_edge": tuning.at_the_edge(chosen, space) if chosen else [],
+        }
+
+    if tuned.chosen is not None:
+        return [entry(place, chosen, None, 0) for place, chosen in tuned.chosen.items()]
+    by_place: dict[Setting, list[Cell]] = {}
+    for cell in trials:
+        by_place.setdefault(cell.on(tuned.per), []).append(cell)
+    entries = []
+    for place, tried in by_place.items():
+        points: list[tuning.Point] = []
+        scores: dict[int, list[float | None]] = {}
+        for cell in tried:
+            if cell.tuned not in points:
+                points.append(cell.tuned)
+            scores.setdefault(points.index(cell.tuned), []).append(folder.validation(cell))
+        number, validation = tuning.best(scores) or (None, None)
+        chosen = None if number is None else points[number]
+        entries.append(entry(place, chosen, validation, len(points)))
+    return entries

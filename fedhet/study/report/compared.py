@@ -1,0 +1,338 @@
+"""What is compared with what: methods, conditions, seeds, and the scores of each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+
+import pandas as pd
+import yaml
+
+from fedhet.core.check import one_of
+from fedhet.core.errors import ConfigError
+from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
+from fedhet.data.forms import plain_text
+from fedhet.runs.record.summary import (
+    OWN_MODELS,
+    method_name,
+    own_models,
+    own_score,
+    validation_score,
+)
+from fedhet.study.report import statistics
+from fedhet.study.report.document import extent
+from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values
+
+SEED = "seed"
+# Score of a run -> its title, in the order of the tables.
+SCORES = {
+    "last": "last round",
+    "best_val": "best by validation",
+    "last_k": "mean of the last evaluations",
+    "clients": "clients' mean",
+    "worst": "worst 10 % of clients",
+    "personal": "personal models, last round",
+    "personal_best_val": "personal models, best by validation",
+    "finetuned": "fine-tuned models, last round",
+}
+FINETUNED = " their fine-tuned models, where the run has these, or else with"
+ALL = "all settings"
+NO_METHOD = "–"
+FEWEST_TUNING_SEEDS = 5  # on fewer, a chosen value is too uncertain for a test (docs/tuning.md)
+
+
+class Study:
+    """A comparison: one axis is compared, the others but the seed are the conditions.
+
+    Attributes:
+        results: the frames.
+        compare: the axis whose values are compared.
+        methods: its values, as text; "method" stands for whatever is compared.
+        conditions: the name of each condition -> its axes.
+        metric: the score that decides, a key of SCORES.
+        reference: the method with which all others are compared: that of `report.reference`, or
+            else FedAvg, or else the first one.
+        notes: what the reader has to know about the choice of the score.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+        report: Values = results.source.experiment.get("report") or {}
+        axes = {axis: values for axis, values in results.axes.items() if axis != SEED}
+        if report.get("compare") == SEED:  # as the first axis of an experiment without methods
+            report = {**report, "compare": None, "reference": None}
+        default = next((axis for axis in axes if len(axes[axis]) > 1), next(iter(axes), "method"))
+        self.compare = str(report.get("compare") or default)
+        if axes:
+            one_of("report.compare", self.compare, axes)
+        self.methods = [str(value) for value in axes.get(self.compare, [])]
+        if not axes:  # seeds are all that differs
+            counted = [cell for cell in results.cells if cell.counts]
+            self.methods = list(dict.fromkeys(map(self._method, counted)))
+        self.metric = str(report.get("metric") or "last")
+        one_of("report.metric", self.metric, SCORES)
+        if report.get("reference") is not None:
+            one_of("report.reference", report["reference"], self.methods)
+        plain = [name for name in self.methods if name.lower() == "fedavg"]
+        self.reference = str(report.get("reference") or [*plain, *self.methods, NO_METHOD][0])
+        self._others = [axis for axis in axes if axis != self.compare]
+        short = [axis.rpartition(".")[2] for axis in self._others]
+        self._names = {
+            axis: name if short.count(name) == 1 else axis
+            for axis, name in zip(self._others, short, strict=True)
+        }
+        self.conditions: dict[str, Values] = {}
+        for cell in results.cells:
+            if cell.axes:
+                self.conditions.setdefault(self.condition_of(cell.axes), self._part(cell.axes))
+        self.notes: list[str] = []
+        if not any(cell.counts for cell in results.cells):
+            raise ConfigError(
+                f"{results.source.folders[0]}: none of its {len(results.cells)} runs has a result;"
+                f" the first: {results.cells[0].name}: {results.cells[0].reason}"
+                if results.cells
+                else f"{results.source.folders[0]} has no runs but trials"
+            )
+        self._choose_metric()
+
+    def condition_of(self, axes: Values) -> str:
+        """The name of the condition that a run belongs to, such as "alpha = 0.05"."""
+        part = self._part(axes)
+        return ", ".join(f"{self._names[axis]} = {value}" for axis, value in part.items()) or ALL
+
+    def _part(self, axes: Values) -> Values:
+        return {axis: axes[axis] for axis in self._others if axis in axes}
+
+    @cached_property
+    def target(self) -> type[Target]:
+        """What the runs learn; of several kinds, that of the first run."""
+        names = [cell.summary.get("target") for cell in self.results.cells if cell.summary]
+        return TARGETS.get(next((name for name in names if name), Classes.name), Classes)
+
+    @property
+    def comparable_seconds(self) -> bool:
+        """Whether no run has shared a process with others, so that its seconds are its own."""
+        return not any(cell.summary.get("seconds_shared") for cell in self.cells)
+
+    @property
+    def title(self) -> str:
+        """The score in a word, such as "accuracy"."""
+        kinds = {cell.summary.get("target", Classes.name) for cell in self.cells}
+        if len(kinds) > 1:
+            return "score"
+        return self.target.title or "negative loss"
+
+    @property
+    def cells(self) -> list[FoundRun]:
+        """The runs with a result, with one for each method, condition and seed: the last."""
+        return list({self.place(cell): cell for cell in self.results.cells if cell.counts}.values())
+
+    def place(self, cell: FoundRun) -> tuple[str, str, int]:
+        """Method, condition and seed of a run."""
+        seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
+        return self._method(cell), self.condition_of(cell.axes), seed
+
+    def _method(self, cell: FoundRun) -> str:
+        if self.compare in cell.axes or not cell.summary:
+            return str(cell.axes.get(self.compare, NO_METHOD))
+        return method_name(cell.summary)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """A row per run: method, condition, seed, diverged, folder, and every score."""
+        own = [self.metric] if self.metric in OWN_MODELS else []
+        rows = [
+            {
+                **dict(zip(("method", "setting", "seed"), self.place(cell), strict=True)),
+                "diverged": cell.status == DIVERGED,
+                "folder": cell.name,
+                **dict.fromkeys(SCORES, math.nan),
+                **scores_of(cell.summary),
+                **{name: _number(own_score(cell.summary, name)) for name in own},
+            }
+            for cell in self.cells
+        ]
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def counted(self) -> pd.DataFrame:
+        """As `scores`; a diverged run without a finite score has a bad one.
+
+        It is 0, or the lowest in its condition if that is below 0.
+        """
+        frame = self.scores.copy()
+        always = ("last", "best_val", "clients", self.metric)
+        for score in SCORES:
+            if not frame[score].notna().any():
+                continue
+            for condition, rows in frame.groupby("setting"):
+                lowest = min(0.0, rows[score].min()) if rows[score].notna().any() else 0.0
+                # Only methods that have this score at all: no personal models, no bad ones.
+                having = set(frame.loc[frame[score].notna(), "method"])
+                bad = (
+                    frame["diverged"]
+                    & frame[score].isna()
+                    & (frame["setting"] == condition)
+                    & (frame["method"].isin(having) | (score in always))
+                )
+                frame.loc[bad, score] = lowest
+        return frame
+
+    def blocks(self, score: str, condition: str | None = None) -> pd.DataFrame:
+        """The scores with a row per seed, or per condition and seed, and a column per method."""
+        frame = self.counted if condition is None else self.counted.query("setting == @condition")
+        index = ["setting", "seed"] if condition is None else ["seed"]
+        table = frame.pivot(index=index, columns="method", values=score)
+        return table.reindex(columns=[m for m in self.methods if m in table.columns])
+
+    def means(self, score: str) -> pd.DataFrame:
+        """The means over seeds, with a row per condition and a column per method.
+
+        Only seeds that all methods of a condition have count, so that the means compare.
+        """
+        complete = paired(self.blocks(score))
+        return complete.groupby(level="setting", sort=False).mean()
+
+    def gains(self) -> pd.DataFrame:
+        """What each method gains over the reference, with a row per seed and a column per method.
+
+        It is the mean over the settings in which both have a seed in common, of the seeds that both
+        have in all of these: settings of one seed share data and weights, and are no pairs of their
+        own. Empty if the reference has no result.
+        """
+        scores = self.blocks(self.metric)
+        if self.reference not in scores:
+            return pd.DataFrame()
+        gaps = scores.sub(scores[self.reference], axis=0)
+        own = {m: gaps[m].dropna().unstack("setting").dropna().mean(axis=1) for m in gaps}
+        return pd.DataFrame(own)
+
+    @cached_property
+    def differences(self) -> dict[str, pd.DataFrame]:
+        """How each method differs from the reference, by condition, see `statistics.differences`.
+
+        The frame of a condition in which the reference has no result is empty.
+        """
+        blocks = {name: self.blocks(self.metric, name) for name in self.conditions}
+        return {
+            name: statistics.differences(
+                own if self.reference in own else pd.DataFrame(), self.reference
+            )
+            for name, own in blocks.items()
+        }
+
+    @cached_property
+    def tuned_on_few(self) -> list[str]:
+        """The methods with other tuned values than the reference, where few seeds chose these."""
+        experiment = self.results.source.experiment
+        if len((experiment.get("tune") or {}).get("seeds", ())) >= FEWEST_TUNING_SEEDS:
+            return []
+        chosen: dict[str, dict[str, Values]] = {}
+        for entry in experiment.get("tuned") or []:
+            place, own = self.condition_of(entry["axes"]), str(entry["axes"].get(self.compare))
+            chosen.setdefault(own, {})[place] = entry["chosen"]
+        return [name for name in self.methods if chosen.get(name) != chosen.get(self.reference)]
+
+    @cached_property
+    def steps(self) -> dict[str, float]:
+        """The local steps of each method in all its runs, as multiples of the reference's."""
+        return self._multiples(lambda summary: summary.get("steps") or math.nan)
+
+    @cached_property
+    def sent(self) -> dict[str, float]:
+        """The bytes that each method sends both ways, as multiples of the reference's."""
+        return self._multiples(
+            lambda summary: (
+                sum(sum(kinds.values()) for kinds in summary.get("bytes", {}).values()) or math.nan
+            )
+        )
+
+    def _multiples(self, cost: Callable[[Values], float]) -> dict[str, float]:
+        """A cost of each method over the reference's, of the runs that have it for both."""
+        frame = pd.Series(
+            {self.place(cell): cost(cell.summary) for cell in self.cells}, dtype=float
+        )
+        frame = frame.unstack(0)
+        if self.reference not in frame:
+            return {}
+        both = {name: frame[[self.reference, name]].dropna().sum() for name in frame}
+        ratios = {name: own.iloc[1] / own.iloc[0] for name, own in both.items() if own.iloc[0]}
+        return {str(name): float(ratio) for name, ratio in ratios.items()}
+
+    @cached_property
+    def rates(self) -> dict[str, str]:
+        """The learning rates that each method was run with."""
+        found: dict[str, set[float]] = {}
+        for cell in self.cells:
+            own = found.setdefault(self.place(cell)[0], set())
+            rate = cell.overrides.get("client.lr")
+            if rate is None and not own:
+                with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
+                    text = plain_text(cell.folder / "config.yaml")
+                    rate = yaml.safe_load(text).get("client", {}).get("lr")
+            if isinstance(rate, int | float):
+                own.add(float(rate))
+        return {method: extent(own) for method, own in found.items() if own}
+
+    @cached_property
+    def own_models(self) -> dict[str, str]:
+        """Folder of a run -> the clients' own models that count in it, where such models do."""
+        kinds = {cell.name: own_models(cell.summary, self.metric) for cell in self.cells}
+        return {folder: kind for folder, kind in kinds.items() if kind}
+
+    def validation(self, cell: FoundRun) -> float:
+        """The validation score of a trial by which it is chosen; NaN if it has none."""
+        if not cell.counts or cell.status == DIVERGED:
+            return math.nan
+        score = validation_score(cell.summary, self.results.steps(cell), self.metric)
+        return math.nan if score is None else score
+
+    def _choose_metric(self) -> None:
+        """Take a score that every run has."""
+        if self.metric in OWN_MODELS:
+            self.notes.append(
+                f"By “{SCORES[self.metric]}”, methods without such models count with"
+                f"{FINETUNED if self.metric != 'finetuned' else ''} the mean of their global model"
+                " over the clients' test data."
+            )
+        frame = self.scores[~self.scores["diverged"]]
+        lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
+        if lacking and frame["clients"].notna().all() and len(frame):
+            self.notes.append(
+                f"The score “{SCORES[self.metric]}” is not defined for {', '.join(lacking)},"
+                " so that all are compared by the mean over the clients' test data."
+            )
+            self.metric = "clients"
+
+
+def paired(blocks: pd.DataFrame) -> pd.DataFrame:
+    """The rows in which all methods with a result have one, so that their means compare."""
+    return blocks.dropna(axis=1, how="all").dropna()
+
+
+def scores_of(summary: Values) -> dict[str, float]:
+    """The scores of a run by their names in SCORES; NaN for what it has not."""
+    target = TARGETS.get(summary.get("target", Classes.name), Classes)
+    if target is LossOnly or not target.score():
+        loss = summary.get("loss")
+        return {"last": -float(loss) if loss is not None else math.nan}
+    main, personal, finetuned, last_k = (
+        summary.get(key) or {}
+        for key in (target.score(), "personal", "finetuned", target.key("last_k"))
+    )
+    return {
+        "last": _number(main.get("last")),
+        "best_val": _number(main.get("best_val")),
+        "last_k": _number(last_k.get("mean")),
+        "clients": _number(summary.get(target.clients_key())),
+        "worst": _number(summary.get(target.key("clients_worst_decile"))),
+        "personal": _number(personal.get("last")),
+        "personal_best_val": _number(personal.get("best_val")),
+        "finetuned": _number(finetuned.get("last")),
+    }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,564 @@
+"""The tables of a report but those of tests: scores, costs, and how the runs were made."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pandas as pd
+
+from fedhet.core.errors import clean
+from fedhet.data.forms import plain_text
+from fedhet.runs.record.summary import DETAILS, detailed
+from fedhet.study.code import short
+from fedhet.study.report.compared import SCORES, Study, paired
+from fedhet.study.report.document import (
+    NOTHING,
+    Columns,
+    Section,
+    Table,
+    TableEntry,
+    joined,
+    mean_std,
+    number,
+    plain,
+    size,
+)
+from fedhet.study.report.results import DIVERGED, FAILED, FINISHED, Values
+from fedhet.study.tuning import FEWEST_OF_A_GRID
+
+LEGEND = (
+    "Mean ± standard deviation over seeds; the best mean is bold, over the seeds that all methods"
+    " of a setting have. That is no test. Where seeds of a method are missing, n says how many it"
+    " has."
+)
+DIVERGENCE = (
+    "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
+    " finite. (The loss is infinite by definition too where a model excludes the class of a sample,"
+    " as FedPCL's does.) That is a result: its last score counts in means and tests as it was"
+    " measured, and where there is none, it counts as 0, or as the lowest score of its setting if"
+    " that is negative. Such runs are counted in brackets. A run that is missing for another reason"
+    " counts nowhere, and a pair of runs of which one is missing is left out."
+)
+
+
+def deciding(study: Study) -> Table:
+    """A row per method and a column per condition."""
+    entries = {name: condition_entries(study, study.metric, name) for name in study.conditions}
+    columns: Columns = [
+        (study.compare, "method"),
+        *((name, lambda r, own=own: own.get(r["method"])) for name, own in entries.items()),
+    ]
+    groups = study.counted.groupby(["method", "setting"], sort=False)
+    data = groups[study.metric].agg(["mean", "std", "count"])
+    data["diverged"] = groups["diverged"].sum()
+    title = f"{study.title.capitalize()}: {SCORES[study.metric]}"
+    records = [{"method": method} for method in study.methods]
+    return Table.of("scores", title, LEGEND, records, columns, data.reset_index())
+
+
+def every_score(study: Study) -> Table:
+    """A row per condition and method and a column per score."""
+    counted = study.counted
+    names = [name for name in SCORES if counted[name].notna().any()]
+    entries = {
+        (name, condition): condition_entries(study, name, condition)
+        for condition in study.conditions
+        for name in names
+    }
+    runs = counted.groupby(["setting", "method"])["diverged"].agg(["size", "sum"])
+    diverged = runs.reindex(pd.MultiIndex.from_product([study.conditions, study.methods]))
+    records = [
+        {"setting": condition, "method": method, "runs": int(size), "diverged": int(lost)}
+        for (condition, method), size, lost in diverged.fillna(0).itertuples()
+    ]
+    columns: Columns = [
+        *_place(study),
+        *(
+            (SCORES[name], lambda r, name=name: entries[name, r["setting"]].get(r["method"]))
+            for name in names
+        ),
+        ("runs", "runs"),
+        ("diverged", "diverged"),
+    ]
+    caption = (
+        "All scores are on test data: of the global model on the global test set, “clients' mean”"
+        " and “worst 10 %” on the clients' own test data (of their own models, where the method has"
+        " such), “best by validation” at the round that the clients' validation data choose. "
+    )
+    data = counted[["setting", "method", "seed", "diverged", *names]]
+    return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
+
+
+def detail_tables(study: Study) -> list[Table]:
+    """What eval.scores=all has recorded, together and by client; nothing where no run has it."""
+    frame = pd.DataFrame(
+        [
+            {**dict(zip(("method", "setting", "seed"), study.place(cell), strict=True)), **found}
+            | {"models": place, "confusion": str(found.get("confusion"))}
+            for cell in study.cells
+            for place, found in detailed(cell.summary).items()
+        ]
+    )
+    names = [name for name in DETAILS if name in frame]
+    if not names:
+        return []
+    where = [*PLACE, "models"]
+    records = [
+        {**dict(zip(where, place, strict=True)), **{name: own[name] for name in names}}
+        for place, own in frame.groupby(where, sort=False)
+    ]
+    scores: Columns = [(DETAILS[name], lambda r, name=name: mean_std(r[name])) for name in names]
+    columns = [*_place(study), ("models and samples", "models"), *scores]
+    together = Table.of(
+        "details",
+        "Beyond the accuracy",
+        "At the last evaluation, as mean ± standard deviation over seeds. Those on the clients'"
+        " test data are of all samples together. Of two classes the second one is positive. The"
+        " calibration error is the expected one, of 15 bins of the confidence. The CSV file has the"
+        " confusion matrices, a row for each target.",
+        records,
+        columns,
+        frame,
+    )
+    return [together, *_by_client(study, names)]
+
+
+def _by_client(study: Study, names: list[str]) -> list[Table]:
+    last = study.results.last_clients.drop(columns=PLACE, errors="ignore")
+    last = last[(last["split"] == "test") & last["metric"].isin(names)]
+    if last.empty:
+        return []
+    runs = study.scores[[*PLACE, "folder"]].merge(last, on="folder")
+    where = [*PLACE, "model", "client"]
+    means = runs.pivot_table("value", where, "metric", sort=False).reset_index()
+    shown: Columns = [
+        (DETAILS[name], lambda r, name=name: number(r[name], ".3f"))
+        for name in names
+        if name in means
+    ]
+    columns: Columns = [*_place(study), ("models", "model"), ("client", "client"), *shown]
+    caption = "The same on each client's own test data, as the mean over seeds."
+    return [Table.of("sites", "By client", caption, means, columns, folded=True)]
+
+
+def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:
+    """The entries of one condition by method, with the best one marked."""
+    blocks = study.blocks(score, condition).dropna(axis=1, how="all")
+    if blocks.empty:
+        return {}
+    diverged = study.counted.query("setting == @condition").groupby("method")["diverged"].sum()
+    means = paired(blocks).mean()
+    best = None if means.isna().all() else str(means.idxmax())
+    entries = {}
+    for method in blocks:
+        entry = mean_std(blocks[method])
+        if blocks[method].count() < len(blocks):
+            entry.text += f" (n={blocks[method].count()})"
+        if diverged[method]:
+            entry.text += f" ({diverged[method]} diverged)"
+        entry.best = best is not None and means[method] == means[best]
+        entries[str(method)] = entry
+    return entries
+
+
+# ---- costs: what it takes to reach a threshold, seconds, bytes and memory
+THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
+COSTS = ("rounds", "bytes", "seconds")
+NEVER = TableEntry("never reached")
+NOT_RECORDED = "not recorded"
+RUN_COSTS = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
+PLACE = ["setting", "method"]
+
+
+def cost_tables(study: Study) -> list[Table]:
+    """All tables of costs that the runs have something for."""
+    made = [thresholds(study), run_costs(study), seconds(study), sent(study)]
+    return [table for table in made if table]
+
+
+def run_frame(study: Study) -> pd.DataFrame:
+    """`results.runs` of the runs that count, with `method` and `setting` as the report names them.
+
+    The index is that of `study.scores`.
+    """
+    runs = study.results.runs.drop(columns=PLACE, errors="ignore")
+    places = study.scores[["method", "setting", "folder"]]
+    return places.merge(runs, on="folder", how="left", validate="one_to_one")
+
+
+def thresholds(study: Study) -> Table | None:
+    """Rounds, bytes and seconds to each threshold; None where the runs have none."""
+    runs = run_frame(study)
+    names = list(dict.fromkeys(m[1] for c in runs.columns if (m := THRESHOLD.fullmatch(str(c)))))
+    if not names:
+        return None
+    records = [
+        {
+            **dict(zip(PLACE, place, strict=True)),
+            "threshold": name.replace(".", " ", 1),
+            **{cost: own[f"thresholds.{name}.{cost}"].astype(float) for cost in COSTS},
+            "reached": int(own[f"thresholds.{name}.rounds"].notna().sum()),
+            "runs": len(own),
+        }
+        for place, own in runs.groupby(PLACE, sort=False)
+        for name in names
+    ]
+    in_seconds: Columns = [
+        ("seconds", lambda r: mean_std(r["seconds"], ".2f") if r["reached"] else NEVER)
+    ]
+    caption = (
+        "What it took until the first evaluation on test data that reaches the threshold, as mean"
+        " ± standard deviation over the runs that reach it; the last column says how many do. Costs"
+        " of methods whose runs do not all reach it are too low. Rounds of preparation are counted,"
+        " and evaluations are not."
+    )
+    return Table.of(
+        "thresholds",
+        "Cost of reaching a threshold",
+        caption,
+        records,
+        [
+            *_place(study),
+            ("threshold", "threshold"),
+            ("rounds", lambda r: mean_std(r["rounds"], ".1f") if r["reached"] else NEVER),
+            ("sent", lambda r: _bytes(r["bytes"].mean(), NOTHING) if r["reached"] else NEVER),
+            *(in_seconds if study.comparable_seconds else []),
+            (
+                "reached by",
+                lambda r: TableEntry(f"{r['reached']} of {r['runs']}", r["reached"] / r["runs"]),
+            ),
+        ],
+        pd.DataFrame([{**r, **{cost: r[cost].mean() for cost in COSTS}} for r in records]),
+    )
+
+
+def _place(study: Study) -> Columns:
+    """The columns that say which setting and which method a row is about."""
+    return [("setting", "setting"), (study.compare, "method")]
+
+
+def _bytes(count: float, absent: str = NOT_RECORDED) -> TableEntry:
+    return TableEntry(absent) if pd.isna(count) else TableEntry(size(count), count)
+
+
+def seconds(study: Study) -> Table | None:
+    """Seconds of a run by phase and kind of work."""
+    means = _by_phase(study, "seconds.")
+    if means is None:
+        return None
+    means.insert(0, "sum", means.sum(axis=1))
+    caption = (
+        "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
+        " machines named below. The start of a run is not in them, so that they add up to less than"
+        " those of the whole run."
+    )
+    if not study.comparable_seconds:
+        caption += (
+            " Some runs shared a process and have shares of its seconds, by which methods cannot be"
+            " compared; with engine.fused=off every run has its own."
+        )
+    columns: Columns = [
+        *_place(study),
+        ("phase", "phase"),
+        *(
+            (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], "z.2f"))
+            for kind in map(str, means)
+        ),
+    ]
+    return Table.of(
+        "seconds", "Seconds by phase", caption, means.reset_index(), columns, folded=True
+    )
+
+
+def sent(study: Study) -> Table | None:
+    """Bytes of a run by phase, direction and kind."""
+    means = _by_phase(study, "bytes.")
+    if means is None:
+        return None
+    records = [
+        dict(zip((*PLACE, "phase"), place[:3], strict=True))
+        | dict(zip(("way", "kind"), place[3].split(".", 2)[1:], strict=True))
+        | {"bytes": mean}
+        for place, mean in means.stack().items()
+        if mean > 0
+    ]
+    caption = (
+        "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
+        " mean over seeds: payloads, without evaluations and the overhead of the transport. The"
+        " kind “model” is the weights; other kinds begin with the name of what sends them, whose"
+        " help says what they are (for instance python -m fedhet --help method=scaffold)."
+    )
+    return Table.of(
+        "bytes",
+        "Bytes by phase",
+        caption,
+        records,
+        [
+            *_place(study),
+            ("phase", "phase"),
+            ("direction", "way"),
+            ("kind", "kind"),
+            ("bytes", lambda r: _bytes(r["bytes"])),
+        ],
+        folded=True,
+    )
+
+
+def _by_phase(study: Study, prefix: str) -> pd.DataFrame | None:
+    """The mean over runs of the sums over each phase's steps, of the columns with this prefix."""
+    rounds = study.results.rounds
+    columns = [column for column in rounds if str(column).startswith(prefix)]
+    if not columns or "phase" not in rounds:
+        return None
+    sums = rounds.groupby(["folder", "phase"], sort=False)[columns].sum().reset_index()
+    places = study.scores[["method", "setting", "folder"]]
+    runs = places.merge(sums, on="folder", validate="one_to_many")
+    return runs.groupby([*PLACE, "phase"], sort=False)[columns].mean()
+
+
+def run_costs(study: Study) -> Table:
+    """Seconds and bytes of a whole run, the peak memory of its process, and what clients store."""
+    runs = run_frame(study)
+    for way in ("up", "down"):
+        runs[way] = runs.filter(like=f"bytes.{way}.").sum(axis=1, min_count=1)
+    runs = runs.reindex(columns=[*PLACE, *RUN_COSTS])
+    groups = runs.astype(dict.fromkeys(RUN_COSTS, float)).groupby(PLACE, sort=False)
+    caption = (
+        "Of a whole run, as the mean over seeds; the two tables below divide seconds and bytes by"
+        " phase. Seconds, shown where no runs shared a process, are those from a run's start to its"
+        " end, evaluations included; compare them only between runs of equal load. Bytes are"
+        " without evaluations. The peak is that of the whole process from its start: of runs that"
+        " share a process it is the peak of all of them so far, and worker processes are not in it."
+        " Folders of earlier versions have none. The last column is what all clients together keep"
+        " between rounds."
+    )
+    total: Columns = [("seconds", lambda r: number(r["seconds.total"], ".2f"))]
+    columns: Columns = [
+        *_place(study),
+        *(total if study.comparable_seconds else []),
+        ("sent by clients", lambda r: _bytes(r["up"])),
+        ("received", lambda r: _bytes(r["down"])),
+        ("peak of the process", lambda r: _bytes(r["memory.peak"])),
+        ("peak on the GPU", lambda r: _bytes(r["memory.gpu_peak"])),
+        ("stored by clients", lambda r: _bytes(r["client_state.bytes"])),
+    ]
+    return Table.of(
+        "costs", "Seconds, bytes and memory", caption, groups.mean().reset_index(), columns
+    )
+
+
+# ---- how the runs were made: configuration, versions, machines, seeds, and what is missing
+LONGEST_CONFIG = 40_000
+NO_COMMAND = (
+    "No experiment.json names a command. Each run's overrides.yaml has the overrides that repeat"
+    " it."
+)
+
+
+def making_section(study: Study) -> Section:
+    """The section about the making of the runs."""
+    given = study.results.source.experiment.get("command")
+    seeds = sorted(set(study.scores["seed"]))
+    section = Section(
+        "How it was made",
+        [*([] if given else [NO_COMMAND]), f"Seeds: {', '.join(map(str, seeds))}."],
+        [runs_table(study), environment_table(study)],
+        listings=[("The command that repeats it", command(given))] if given else [],
+    )
+    cell = study.cells[0]
+    with suppress(OSError, ValueError):
+        text = plain_text(cell.folder / "config.yaml")
+        # The others differ from it by the overrides in the table.
+        section.listings.append((f"config.yaml of {cell.name}", text[:LONGEST_CONFIG]))
+    return section
+
+
+def command(overrides: Any) -> str:
+    """The command line with its arguments quoted for a shell.
+
+    Without `axes.*`, which only choose the part of the experiment that was run last.
+    """
+    lines = [str(line) for line in (overrides if isinstance(overrides, list) else [overrides])]
+    kept = [shlex.quote(line) for line in lines if not line.startswith("axes.")]
+    return " ".join(["python -m fedhet", *kept])
+
+
+def runs_table(study: Study) -> Table:
+    """Every run with its overrides and its status."""
+    records = [
+        {
+            "folder": cell.name,
+            study.compare: str(cell.axes.get(study.compare, NOTHING)),
+            "setting": study.condition_of(cell.axes),
+            "seed": str(cell.axes.get("seed", cell.summary.get("seed", NOTHING))),
+            "status": cell.status,
+            "overrides": " ".join(f"{key}={value}" for key, value in cell.overrides.items()),
+        }
+        for cell in study.results.cells
+    ]
+    columns = [(name, name) for name in records[0]]
+    caption = "Every run, with the overrides that repeat it."
+    return Table.of("runs", "Runs", caption, records, columns, folded=True)
+
+
+def environment_table(study: Study) -> Table:
+    """The versions and machines of all runs that count; what differs has several rows."""
+    found: dict[str, Counter[str]] = {}
+    for cell in study.cells:
+        code = {f"code: {name}": value for name, value in cell.code.items()}
+        for name, value in {**study.results.environment(cell), **code}.items():
+            if name != "resumed":
+                found.setdefault(name, Counter())[_text(value)] += 1
+    records = [
+        {"name": name, "value": value, "runs": count}
+        for name, counts in found.items()
+        for value, count in counts.most_common()
+    ]
+    caption = "What the runs record of versions and machines; the last column is the runs that do."
+    columns = [("", "name"), ("value", "value"), ("runs", "runs")]
+    data = pd.DataFrame(records, columns=["name", "value", "runs"])
+    return Table.of("environment", "Versions and hardware", caption, records, columns, data)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def mixed_code(study: Study) -> list[str]:
+    """A warning if the runs and trials were made by several versions of the code.
+
+    Commits do not count: another one may have the same code.
+    """
+    trials = [cell for cell in study.results.source.cells if cell.trial and cell.counts]
+    versions = Counter(
+        " ".join(
+            f"{name} {short(cell.code[name])}"
+            for name in ("version", "digest")
+            if cell.code.get(name)
+        )
+        for cell in [*study.cells, *trials]
+        if cell.code
+    )
+    kinds: Counter[str] = Counter()
+    for cell in study.cells:
+        kinds[_text(study.results.environment(cell).get("fedhet"))] += 1
+    for counts in (versions, kinds):
+        if len(counts) > 1:
+            told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
+            what = "runs and trials" if trials else "runs"
+            return [f"The {what} were made by different versions of the code: {told}."]
+    return []
+
+
+def idle(study: Study) -> list[str]:
+    """What has changed nothing in rounds of the runs, as a piece records by `idle`."""
+    rounds, found = study.results.rounds, []
+    methods = rounds["folder"].map(study.scores.set_index("folder")["method"])
+    for column in [str(name) for name in rounds if str(name).endswith(".idle")]:
+        by_method = rounds[column].notna().groupby(methods, sort=False)
+        told = [f"{own.sum()} of {len(own)} rounds of {m}" for m, own in by_method if own.any()]
+        piece = column.removesuffix(".idle")
+        found.append(f"{piece} changed nothing in {joined(told)}; the log of a run says why.")
+    return found
+
+
+def missing_table(study: Study) -> Table | None:
+    """The runs and trials without a result."""
+    frame = study.results.missing
+    if frame.empty:
+        return None
+    # As texts: what the axes of runs without a result are is no measurement.
+    columns: Columns = [
+        (name, lambda r, name=name: plain(None if pd.isna(r[name]) else str(r[name])))
+        for name in map(str, frame.columns)
+    ]
+    caption = "Runs without a result count nowhere."
+    return Table.of("missing", "What is missing", caption, frame, columns)
+
+
+def methods_table(study: Study) -> Table | None:
+    """What each method was run with, where the methods differ; None if they do not."""
+    own: dict[str, dict[str, Any]] = {}
+    for cell in study.cells:
+        method = study.place(cell)[0]
+        before = own.get(method, cell.overrides).items()
+        own[method] = {k: v for k, v in before if cell.overrides.get(k) == v}
+    shared = set.intersection(*(set(lines.items()) for lines in own.values()))
+    records = [
+        {
+            study.compare: method,
+            "settings": " ".join(f"{k}={v}" for k, v in lines.items() if (k, v) not in shared),
+        }
+        for method, lines in own.items()
+    ]
+    if not any(record["settings"] for record in records):
+        return None
+    columns = [(name, name) for name in (study.compare, "settings")]
+    caption = "The settings of each method that it has in all of its runs, and others have not."
+    return Table.of("methods", "What the methods were run with", caption, records, columns)
+
+
+def tuning_table(study: Study) -> Table | None:
+    """The tuned values by method and condition; None if nothing was tuned."""
+    experiment = study.results.source.experiment
+    tuned = experiment.get("tuned") or []
+    if not tuned:
+        return None
+    trials = [cell for cell in study.results.source.cells if cell.trial]
+    records = []
+    for entry in tuned:
+        axes = entry.get("axes", {})
+        ends = [cell.status for cell in trials if axes.items() <= cell.axes.items()]
+        lost = sum(status in (FAILED, DIVERGED) for status in ends)
+        records += [
+            {
+                "method": str(axes.get(study.compare)),
+                "setting": study.condition_of(axes),
+                "parameter": name,
+                "value": value,
+                "at the edge": _edge(experiment, entry, name),
+                "validation": entry.get("validation"),
+                "trials": len(ends),
+                "failed or diverged": lost,
+                "not run": len(ends) - lost - ends.count(FINISHED),
+            }
+            for name, value in (
+                entry.get("chosen") or {NOTHING: "none: no trial has a score"}
+            ).items()
+        ]
+    columns: Columns = [
+        (study.compare, "method"),
+        ("setting", "setting"),
+        ("parameter", "parameter"),
+        ("chosen", "value"),
+        ("at the edge of its grid", "at the edge"),
+        ("validation score", lambda r: number(r["validation"])),
+        *((name, name) for name in ("trials", "failed or diverged", "not run")),
+    ]
+    caption = (
+        "The values that were tuned, chosen by the score on the clients' validation data, never by"
+        " test data, with seeds that are not reported. A value at the edge of its grid may not be"
+        " the best one. Of an interval, and of one or two values, it is not known whether a better"
+        " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
+        " damaged, count as not run. Values with 0 trials are kept in the experiment's file, from"
+        " earlier ones (tune.chosen)."
+    )
+    return Table.of("tuned", "Tuned values", caption, records, columns)
+
+
+def _edge(experiment: Values, entry: Values, name: str) -> str:
+    """Whether the chosen value lies at the edge of its grid, as far as there is one."""
+    if name in (entry.get("at_the_edge") or []):
+        return "yes"
+    tune = experiment.get("tune") or {}
+    values = (tune.get("space") or {}).get(name)
+    for label in (entry.get("axes") or {}).values():
+        values = (tune.get("own") or {}).get(str(label), {}).get(name, values)
+    if not isinstance(values, list) or len(values) < FEWEST_OF_A_GRID:
+        return "not known"
+    return "no" if all(type(value) in (int, float) for value in values) else NOTHING

@@ -1,0 +1,232 @@
+"""The report of a folder: what is in it, and its files."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedhet.core.check import counted
+from fedhet.core.errors import WriteError, clean
+from fedhet.data.forms import read_object
+from fedhet.data.storage import as_csv, unwritable, write_json, write_text, written
+from fedhet.study.report import overviews, plots
+from fedhet.study.report.compared import Study
+from fedhet.study.report.comparisons import (
+    ASSUMPTIONS,
+    against_reference,
+    comparison_table,
+    pairs_table,
+    sentences,
+)
+from fedhet.study.report.document import Document, Section, as_html, as_latex, as_markdown, extent
+from fedhet.study.report.places import Written, refuse_links
+from fedhet.study.report.results import Results, results
+
+log = logging.getLogger("fedhet")
+PAGE = "index.html"
+OWN = "report"
+# The names, without their ends, of all tables and figures that a report may have.
+TABLES = (
+    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|costs|seconds|bytes"
+    "|memory|methods|tuned|missing|runs|environment"
+)
+FIGURES = (
+    "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
+    r"|tuning-[\w-]+"
+)
+KINDS = {
+    "tables": (("csv", "tex"), TABLES),
+    "figures": (("png", "svg", "pdf"), FIGURES),
+}
+FILES = "files.json"  # what a report has written, so that the next one removes nothing else
+MARK = b"default-src 'none'; img-src data:"  # of a page, at its beginning
+NO_THRESHOLDS = (
+    "No thresholds were set, so that what it costs to reach one is unknown;"
+    " eval.thresholds=[.8,.9] records it."
+)
+DUPLICATES = (
+    "runs have the same method, setting and seed as others, of which only the last by its folder's"
+    " name is shown."
+)
+
+
+def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | None) -> Written:
+    """Write the report, as `fedhet.report.write` describes."""
+    found = results(folder)
+    home = Path(out) if out is not None else found.source.folders[0] / OWN
+    refuse_links(home, *(home / name for name in (*KINDS, FILES)))
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch)
+        document = compose(found, made / "figures")
+        for table in document.tables:
+            write_text(made / "tables" / f"{table.name}.csv", as_csv(table.data, rows="folder"))
+            write_text(made / "tables" / f"{table.name}.tex", as_latex(table))
+        write_text(made / "report.md", as_markdown(document))
+        write_text(made / PAGE, as_html(document))
+        _replace(home, made)
+    return Written(home / PAGE, document.sentences)
+
+
+def _replace(home: Path, made: Path) -> None:
+    """Put a report that has been made into the place of an earlier one.
+
+    Args:
+        home: the folder of reports, which may be missing.
+        made: the folder with the new one.
+
+    Raises:
+        DataError: the record of the earlier one is damaged.
+        WriteError: a file cannot be written or removed, is a link, or was written by somebody else.
+    """
+    names = {path.relative_to(made).as_posix() for path in made.rglob("*.*")}
+    before = _written_before(home)
+    for path in sorted(home / name for name in names):
+        refuse_links(path)
+        if before is not None and path.relative_to(home).as_posix() not in before and path.exists():
+            raise WriteError(
+                f"{path} was not written by a report, which would replace it: remove it, or name"
+                " another folder with --out"
+            )
+    # What an earlier report has left, so that nothing in the folder contradicts the page.
+    others = {
+        path.relative_to(home).as_posix(): path
+        for folder, (ends, pattern) in KINDS.items()
+        for path in sorted((home / folder).glob("*.*"))
+        if path.suffix[1:] in ends and re.fullmatch(pattern, path.stem)
+    }
+    old = {
+        name: path
+        for name, path in others.items()
+        if name not in names and name in (before or ()) and not path.is_symlink()
+    }
+    # First what will be there: a killed process then leaves no file of which nobody knows.
+    write_json(home / FILES, {"files": sorted({*names, *old})})
+    for name in sorted(names):
+        with written(home / name) as part:
+            shutil.copyfile(made / name, part)
+    for path in old.values():
+        try:
+            path.unlink()
+        except OSError as error:
+            raise unwritable(path, error) from error
+    write_json(home / FILES, {"files": sorted(names)})
+    if foreign := others.keys() - names - old.keys():
+        log.warning(
+            "%s: these files have names of a report's, but this one has not written them, and they"
+            " stay: %s",
+            home,
+            clean(", ".join(sorted(foreign))),
+        )
+
+
+def _written_before(home: Path) -> set[str] | None:
+    """The files of the earlier report; None if a version wrote it that has recorded none.
+
+    Raises:
+        DataError: the record is damaged.
+    """
+    try:
+        return set(read_object(home / FILES, {"files": [str]}, ("files",))["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    with suppress(OSError), (home / PAGE).open("rb") as page:
+        if MARK in page.read(1000):
+            return None
+    return set()
+
+
+def compose(found: Results, pictures: Path) -> Document:
+    """Compute what the report says, and save its figures.
+
+    Args:
+        found: the runs.
+        pictures: the folder for the figures.
+
+    Raises:
+        ConfigError: no run has a result.
+        WriteError: a figure cannot be written.
+    """
+    study, experiment = Study(found), found.source.experiment
+    tested = against_reference(study)
+    notes = experiment.get("report", {}).get("notes") or []
+    own = {name: each.set_index("a")["difference"] for name, each in study.differences.items()}
+    costs, tuned = overviews.cost_tables(study), overviews.tuning_table(study)
+    missing, made = overviews.missing_table(study), overviews.making_section(study)
+    duplicates = sum(cell.counts for cell in found.cells) - len(study.cells)
+    sections = [
+        Section(
+            f"Compared with {study.reference}",
+            [clean(str(note)) for note in notes],
+            [comparison_table(study, tested)] if len(study.methods) > 1 else [],
+            plots.differences(tested, own, study.title, study.reference, pictures),
+            ASSUMPTIONS if len(study.methods) > 1 else [],
+            folded=False,
+        ),
+        Section(
+            "Scores by setting, and curves",
+            [overviews.DIVERGENCE],
+            [
+                overviews.deciding(study),
+                pairs_table(study),
+                overviews.every_score(study),
+                *overviews.detail_tables(study),
+            ],
+            [*plots.curves(study, pictures), *plots.win_matrix(study, pictures)],
+        ),
+        Section(
+            "Clients",
+            figures=[
+                *plots.boxes(study, pictures),
+                *plots.label_distribution(study, pictures),
+            ],
+        ),
+        Section(
+            "Costs",
+            [] if any(table.name == "thresholds" for table in costs) else [NO_THRESHOLDS],
+            costs,
+        ),
+        Section(
+            "Settings of the methods",
+            [],
+            [table for table in (overviews.methods_table(study), tuned) if table],
+            plots.tuning_response(study, pictures),
+        ),
+        Section(
+            "What is missing",
+            [
+                *(f"Damaged: {problem}." for problem in found.problems),
+                *([] if missing else ["Every run has a result."]),
+                *([f"{duplicates} {DUPLICATES}"] if duplicates else []),
+            ],
+            [missing] if missing else [],
+            folded=not any((missing, found.problems, duplicates)),
+        ),
+        made,
+    ]
+    return Document(
+        title=str(
+            experiment.get("title")
+            or experiment.get("experiment")
+            or f"Runs in {found.source.folders[0].resolve().name}"
+        ),
+        about=_about(study),
+        sentences=[*sentences(study, tested), *overviews.idle(study)],
+        warnings=[*study.notes, *overviews.mixed_code(study)],
+        sections=sections,
+    )
+
+
+def _about(study: Study) -> str:
+    every, shown = len(study.results.cells), len(study.cells)
+    datasets = sorted(
+        {str(c.summary.get("dataset") or "data given as a Task") for c in study.cells}
+    )
+    runs = counted(shown, "run") if shown == every else f"{shown} of {every} runs"
+    rounds = extent([cell.summary["rounds"] for cell in study.cells])
+    clients = extent([cell.summary["partition"]["clients"] for cell in study.cells])
+    return f"{runs} on {', '.join(datasets)}: {rounds} rounds, {clients} clients."
