@@ -15,6 +15,7 @@ import difflib
 import hashlib
 import inspect
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -176,36 +177,28 @@ class Expected:
             value: Any = update.metrics[name]
         elif self.tree or self.like is not None:
             value = update.tree(name, self.like)
-        elif self.shape is None:
-            value = self._number(name, update)
+        elif self.shape is not None:
+            value = update.whole(name) if self.whole else update.tensor(name)
+            self._check_shape(name, value, self.shape)
         else:
-            value = self._tensor(name, update)
+            value = update.integer(name) if self.whole else update.scalar(name)
         self._bounds(name, value)
+        only = self.exactly(update.pid) if self.exactly else None
+        if only not in (None, value):
+            raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
         if self.check:
             self.check(value, update)
         return value
 
-    def _number(self, name: str, update: messages.Upload) -> float:
-        if not self.whole:
-            return update.scalar(name)
-        value = update.integer(name, low=0 if self.low is None else int(self.low))
-        only = self.exactly(update.pid) if self.exactly else None
-        if only is not None and value != only:
-            raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
-        return value
-
-    def _tensor(self, name: str, update: messages.Upload) -> Tensor:
-        assert self.shape is not None
-        value = update.whole(name) if self.whole else update.tensor(name, ndim=len(self.shape))
-        fits = value.ndim == len(self.shape) and all(
-            m in (-1, n) for m, n in zip(self.shape, value.shape, strict=True)
+    def _check_shape(self, name: str, value: Tensor, shape: tuple[int, ...]) -> None:
+        fits = value.ndim == len(shape) and all(
+            m in (-1, n) for m, n in zip(shape, value.shape, strict=True)
         )
         if not fits:
-            expected = tuple("any" if m < 0 else m for m in self.shape)
+            expected = tuple("any" if m < 0 else m for m in shape)
             raise ValueError(
                 f"extra {name!r} has the shape {tuple(value.shape)}; expected: {expected}"
             )
-        return value
 
     def _bounds(self, name: str, value: Any) -> None:
         if self.low is None and self.high is None:
@@ -213,19 +206,16 @@ class Expected:
         tree = value if isinstance(value, dict) else {"": value}
         for part, t in tree.items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
-            below = self.low is not None and not low >= self.low  # true for NaN, too
-            above = self.high is not None and not high <= self.high
-            if below or above:
-                what = "metric" if self.metric else "extra"
-                where = f", tensor {part!r}" if part else ""
-                found = float(low if below else high)
-                raise ValueError(
-                    f"{what} {name!r}{where} has the value {found:g}; {self._allowed()} is expected"
-                )
-
-    def _allowed(self) -> str:
-        bounds = ((">=", self.low), ("<=", self.high))
-        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+            for sign, bound, found, within in (
+                (">=", self.low, float(low), operator.ge),
+                ("<=", self.high, float(high), operator.le),
+            ):
+                if bound is not None and not within(found, bound):  # NaN is not, either
+                    what = "metric" if self.metric else "extra"
+                    where = f", tensor {part!r}" if part else ""
+                    raise ValueError(
+                        f"{what} {name!r}{where} is {found:g}; {sign} {bound:g} is expected"
+                    )
 
 
 def is_withheld(value: object) -> bool:

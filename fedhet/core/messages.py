@@ -52,21 +52,19 @@ class WithExtras:
             return float(value)
         raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
-    def integer(self, name: str, low: int = 0) -> int:
-        """The extra `name` as a whole number >= `low`."""
+    def integer(self, name: str) -> int:
+        """The extra `name` as a whole number >= 0."""
         value = self.scalar(name)
-        if value < low or value != int(value):
-            raise ValueError(f"extra {name!r} is {value}; a whole number >= {low} is expected")
+        if value < 0 or value != int(value):
+            raise ValueError(f"extra {name!r} is {value}; a whole number >= 0 is expected")
         return int(value)
 
-    def tensor(self, name: str, ndim: int | None = None) -> Tensor:
-        """The extra `name` as a finite floating tensor, of `ndim` dimensions if that is given."""
+    def tensor(self, name: str) -> Tensor:
+        """The extra `name` as a finite floating tensor."""
         value = self._extra(name)
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        if not isinstance(value, Tensor) or not floating or ndim not in (None, value.ndim):
-            size = "" if ndim is None else f" of {counted(ndim, 'dimension')}"
+        if not isinstance(value, Tensor) or not value.is_floating_point():
             raise ValueError(
-                f"extra {name!r} is {kind(value)}; a floating-point tensor{size} is expected"
+                f"extra {name!r} is {kind(value)}; a floating-point tensor is expected"
             )
         if trees.first_unbounded({name: value}):
             raise ValueError(f"extra {name!r} {UNBOUNDED}")
@@ -85,18 +83,16 @@ class WithExtras:
         A client withholds counts below `least`, and more than that where its site is stricter: each
         number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
         """
-        value = self._extra(name)
-        whole = isinstance(value, Tensor) and not value.is_floating_point()
-        if isinstance(value, Tensor) and whole and value.shape == (classes,):
-            rest = total - int(value.sum())
-            given = value[value != 0]
-            withheld = rest == 0 or rest >= least or not len(given)
-            if withheld and rest >= 0 and bool((given >= max(least, 1)).all()):
-                return value
-        raise ValueError(
-            f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')} that"
-            f" are 0 or at least {max(least, 1)}, with the sum {total}, or one that lacks as many"
-        )
+        value = self.whole(name)
+        rest, given = total - int(value.sum()), value[value != 0]
+        whole = value.shape == (classes,) and rest >= 0 and bool((given >= max(least, 1)).all())
+        if not whole or (0 < rest < least and len(given)):
+            raise ValueError(
+                f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')}"
+                f" that are 0 or at least {max(least, 1)}, with the sum {total}, or one that lacks"
+                " as many"
+            )
+        return value
 
     def tree(self, name: str, like: AnyTree | None = None) -> Tree:
         """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""

@@ -58,21 +58,11 @@ def assess(
         batch = target.tally(output, y)
         tally = batch if tally is None else target.join(tally, batch)
     n = len(data)
-    names, values = ["", *(tally or {})], [loss, *(tally or {}).values()]
-    # An accelerator is waited for once, after the scores of all clients.
-    read = [t.cpu() for t in values] if performer is None else performer.read(values)
-    tally = dict(zip(names, read, strict=True))
-    mean = float(tally.pop("")) / n
+    tally = {name: t.cpu() for name, t in (tally or {}).items()}
+    mean = float(loss) / n
     # The loss of a model that has diverged; without NaN losses can be compared.
     mean = math.inf if math.isnan(mean) else mean
     return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
-
-
-def score(
-    model: nn.Module, data: Samples, task: Task, performer: Performer | None = None
-) -> Scores:
-    """The scores that `assess` returns."""
-    return assess(model, data, task, performer)[0]
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from fedhet.core import streams
 from fedhet.core.errors import DataError
@@ -94,29 +93,13 @@ def _is_pair(value: Any) -> bool:
 
 
 def _check_map_style(value: Any, where: str) -> None:
-    expected = "expected a pair (x, y), or a data set with __len__ and __getitem__"
-    if isinstance(value, str | PathLike):
+    by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    others = isinstance(value, str | Mapping | Tensor | np.ndarray | IterableDataset)
+    if others or not by_number:
         raise DataError(
-            f"{where} is the path {str(value)!r}; {expected}: load the file first, for example with"
-            " datasets.load_from_disk(path)['train'].with_format('torch') or numpy.load(path)"
-        )
-    if isinstance(value, DataLoader):
-        raise DataError(
-            f"{where} is a DataLoader; give its data set, loader.dataset: the batches are made from"
-            " client.batch_size and the seed"
-        )
-    if isinstance(value, Mapping):
-        raise DataError(
-            f"{where} is a {_type(value)} with the keys {_keys(value)}; {expected}, such as one of"
-            " its splits"
-        )
-    if isinstance(value, Tensor | np.ndarray):
-        raise DataError(f"{where} is {_what(value)}; {expected}")
-    map_style = hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    if isinstance(value, IterableDataset) or not map_style:
-        raise DataError(
-            f"{where} is of type {_type(value)}, which has no length and no samples by number;"
-            f" {expected}: a data set that is only iterated over can be given as list(data)"
+            f"{where} is {_what(value)}; expected a pair (x, y), or a data set with __len__ and"
+            " __getitem__: of a DataLoader its `dataset`, of a DatasetDict one of its splits, of"
+            " what is only iterated over list(data)"
         )
 
 
@@ -138,31 +121,26 @@ def _own_draws(where: str, pid: int) -> Iterator[None]:
 
 def _stacked(items: Any, where: str) -> Pair:
     """Read every item into two tensors that are allocated for all of them at once."""
-    n = len(items)
-    if not n:
+    if not len(items):
         raise DataError(f"{where}: the data set is empty; expected at least one sample")
     stacked: list[Tensor] = []
-    for index in range(n):
+    for index in range(len(items)):
         place = f"{where}, sample {index}"
         try:
             item = items[index]
         except Exception as error:
             raise DataError(
-                f"{place}: the data set, of type {_type(items)}, raised {type(error).__name__}:"
-                f" {_first_line(error)}"
+                f"{place}: the data set, of type {type(items).__name__}, raised"
+                f" {type(error).__name__}: {_first_line(error)}"
             ) from error
         parts = [
-            _single(part, f"{place}: {name}", 1 if name == "x" else 0)
+            _numbers(part, f"{place}: {name}", 1 if name == "x" else 0)
             for part, name in zip(_item_pair(item, place), "xy", strict=True)
         ]
         if not stacked:
-            stacked = [part.new_empty((n, *part.shape), device="cpu") for part in parts]
+            stacked = [part.new_empty((len(items), *part.shape), device="cpu") for part in parts]
         for rows, part, name in zip(stacked, parts, "xy", strict=True):
-            if rows.shape[1:] != part.shape or rows.dtype != part.dtype:
-                raise DataError(
-                    f"{place}: {name} is {_what(part)}, but that of sample 0 {_what(rows[0])}; all"
-                    " samples must have one shape and type"
-                )
+            _check_like(part, rows[0], f"{place}: {name}")
             rows[index] = part
     x, y = stacked
     return x, y
@@ -170,47 +148,33 @@ def _stacked(items: Any, where: str) -> Pair:
 
 def _item_pair(item: Any, place: str) -> Sequence[Any]:
     """Return the input and the target of an item."""
-    if isinstance(item, Mapping):
-        if len(item) == 2:
-            names = list(item)
-            target = next((name for name in names if name in TARGETS), names[1])
-            names.remove(target)
-            return item[names[0]], item[target]
-        raise DataError(
-            f"{place} is a dictionary with the keys {_keys(item)}; expected two, an input and its"
-            " target: with Hugging Face's datasets, data.select_columns(['image', 'label'])"
-        )
+    if isinstance(item, Mapping) and len(item) == 2:
+        target = next((name for name in item if name in TARGETS), list(item)[1])
+        (x,) = item.keys() - {target}
+        return item[x], item[target]
     if isinstance(item, tuple | list) and len(item) == 2:
         return item
-    many = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-    raise DataError(f"{place} is {_what(item)}{many}; expected a pair (x, y)")
+    raise DataError(
+        f"{place} is {_what(item)}; expected a pair (x, y), or a dictionary of an input and its"
+        " target: data.select_columns(['image', 'label'])"
+    )
 
 
-def _single(value: Any, what: str, table: int = 0) -> Tensor:
-    """Return the input or the target of one sample as a tensor; see `_numbers`."""
-    if type(value).__module__.partition(".")[0] == "PIL":
+def _check_like(one: Tensor, first: Tensor, what: str) -> None:
+    """Refuse an input or a target of another form than that of the first sample."""
+    if one.shape != first.shape or one.dtype != first.dtype:
         raise DataError(
-            f"{what} is a PIL image ({value.mode}, {value.size[0]} x {value.size[1]} pixels);"
-            " expected a tensor: give the data set transform=torchvision.transforms.ToTensor(), or"
-            " with Hugging Face's datasets use data.with_format('torch')"
+            f"{what} is {_what(one)}, but that of sample 0 {_what(first)}; all samples must have"
+            " one shape and type"
         )
-    if isinstance(value, Tensor):
-        return value.detach()
-    return _numbers(value, what, table)
 
 
 def _whole(values: Any, what: str, table: int = 0) -> Tensor:
     """Return the inputs or the targets of all samples as a tensor; see `_numbers`."""
-    if isinstance(values, Tensor):
-        return values
     if isinstance(values, list | tuple) and values and not isinstance(values[0], int | float):
-        rows = [_single(value, f"{what}[{row}]", table - 1) for row, value in enumerate(values)]
+        rows = [_numbers(value, f"{what}[{row}]", table - 1) for row, value in enumerate(values)]
         for row, one in enumerate(rows):
-            if one.shape != rows[0].shape or one.dtype != rows[0].dtype:
-                raise DataError(
-                    f"{what}[{row}] is {_what(one)}, but {what.rpartition(' ')[2]}[0] is"
-                    f" {_what(rows[0])}; all samples must have one shape and type"
-                )
+            _check_like(one, rows[0], f"{what}[{row}]")
         return torch.stack(rows)
     return _numbers(values, what, table)
 
@@ -221,8 +185,14 @@ def _numbers(value: Any, what: str, table: int = 0) -> Tensor:
     NumPy's default, float64, becomes torch's, but for a table of inputs, which has `table`
     dimensions: it stays exact until it is normalised.
     """
-    problem = f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers"
-    if isinstance(value, str | bytes) or value is None or isinstance(value, Mapping):
+    if isinstance(value, Tensor):
+        return value.detach()
+    problem = (
+        f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers: of images"
+        " what transform=torchvision.transforms.ToTensor() or data.with_format('torch') makes"
+    )
+    image = type(value).__module__.partition(".")[0] == "PIL"
+    if image or isinstance(value, str | bytes | None | Mapping):
         raise DataError(problem)
     try:
         # torch takes no negative strides, and warns of arrays that must not be written.
@@ -239,19 +209,12 @@ def _numbers(value: Any, what: str, table: int = 0) -> Tensor:
 
 
 def _what(value: Any) -> str:
+    kind = type(value).__name__
     if isinstance(value, Tensor | np.ndarray):
-        return f"a {_type(value)} of shape {tuple(value.shape)} and type {value.dtype}"
-    if isinstance(value, str):
-        return f"the text {value[:40]!r}"
-    return f"of type {_type(value)}"
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
-
-
-def _keys(value: Mapping[Any, Any]) -> str:
-    return ", ".join(map(str, list(value)[:10])) or "(none)"
+        return f"a {kind} of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, tuple | list):
+        return f"of type {kind} of {len(value)}"
+    return f"the text {value[:40]!r}" if isinstance(value, str) else f"of type {kind}"
 
 
 def _first_line(error: Exception) -> str:

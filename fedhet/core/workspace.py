@@ -327,6 +327,19 @@ class Workspace:
             self._data.grown({name: known[name] for name in missing})
         return {name: part for name in names if (part := known[name]) is not None}
 
+    def unit(self, pid: int) -> Samples:
+        """The training set of client `pid` with inputs in [0, 1], not normalised.
+
+        Raises:
+            ValueError: some are outside [0, 1].
+        """
+        data = self.floating(self.task.clients[pid].train)
+        if not ((data.x >= 0) & (data.x <= 1)).all():  # true for NaN, too
+            raise ValueError(
+                f"client {pid} has inputs outside [0, 1], where densities are modelled"
+            )
+        return data
+
     def train_data(self, pid: int) -> Samples:
         """The training set of client `pid`, prepared."""
         return self.parts(pid, "train")["train"]

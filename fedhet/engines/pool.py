@@ -55,7 +55,7 @@ class PoolExchange:
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
         held: the replies whose turn has not come.
-        held_bytes: their size.
+        arrived: how many replies have come.
     """
 
     waiting: list[int]
@@ -65,7 +65,6 @@ class PoolExchange:
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
-    held_bytes: int = 0  # counted, because it is asked for at each message
     arrived: int = 0
 
     @property
@@ -75,14 +74,10 @@ class PoolExchange:
         soonest = min(soonest, self.closing)
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
-    def hold(self, position: int, reply: Reply) -> None:
-        self.held[position] = reply
-        self.held_bytes += _size(reply)
-
-    def release(self, position: int) -> Reply:
-        reply = self.held.pop(position)
-        self.held_bytes -= _size(reply)
-        return reply
+    @property
+    def held_bytes(self) -> int:
+        """The size of the replies whose turn has not come."""
+        return sum(map(_size, self.held.values()))
 
 
 class Pool(ABC):
@@ -113,7 +108,7 @@ class Pool(ABC):
                 for worker in ready:
                     self._take_reply(worker, exchange, plan, clock)
                 self._hand_out(exchange, plan, clock)
-            yield exchange.release(position)
+            yield exchange.held.pop(position)
 
     def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
@@ -150,7 +145,7 @@ class Pool(ABC):
             else:
                 cause = f"no reply within {msg.deadline:g} s; its worker was killed"
                 reason = "late"
-            exchange.hold(position, Failure(msg.pid, msg.phase, msg.step, cause, reason))
+            exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def _take_reply(
         self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
@@ -168,7 +163,7 @@ class Pool(ABC):
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.hold(position, reply)
+        exchange.held[position] = reply
         exchange.arrived += 1
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace

@@ -47,8 +47,8 @@ SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore th
 INTERRUPTED = 130  # exit code
 REACH_SECONDS = 8.0  # how long a cluster may take to answer
 PROBE = Path(__file__).with_name("cluster_probe.py")
-TOKEN_REFUSED = "InvalidAuthToken"  # in what Ray writes to stderr, until it gives up
-NO_NODE = "No node info found"  # what Ray says where it finds no process of the cluster
+# Ray reads them when it is imported: how often and how long it tries to reach what does not answer.
+PATIENCE = {"RAY_NUM_REDIS_GET_RETRIES": "3", "RAY_gcs_server_request_timeout_seconds": "3"}
 
 
 def run(job: Job) -> Path:
@@ -324,42 +324,26 @@ def reach(address: str, setting: str = "engine.address") -> list[dict[str, float
     command = [sys.executable, "-P", str(PROBE), address]
     try:
         process = subprocess.run(
-            command, capture_output=True, text=True, timeout=REACH_SECONDS, check=False
+            command,
+            env={**os.environ, **PATIENCE},
+            capture_output=True,
+            text=True,
+            timeout=REACH_SECONDS,
+            check=False,
         )
         output, log = process.stdout, process.stderr
     except subprocess.TimeoutExpired as error:
         output, log = "", (error.stderr or b"").decode(errors="replace")
-    answer = _answer(output)
-    if "nodes" in answer:
-        nodes: list[dict[str, float]] = answer["nodes"]
-        return nodes
-    raise ConfigError(f"{setting}={address}: {_reason(answer.get('reason', ''), log)}")
-
-
-def _answer(output: str) -> dict[str, Any]:
-    """The probe's line; empty if it was killed before."""
-    lines = [line for line in output.splitlines() if line.startswith("{")]
-    answer: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    return answer
-
-
-def _reason(reason: str, log: str) -> str:
-    """Why the cluster cannot be used, in one line."""
-    if TOKEN_REFUSED in log:
-        if os.environ.get("RAY_AUTH_MODE") == "token":
-            return "the cluster does not accept the token of this machine; copy that of its head"
-        return (
-            "the cluster asks for a token; set RAY_AUTH_MODE=token, and copy the token of its head"
-            " (~/.ray/auth_token) to this machine"
+    answers = [line for line in output.splitlines() if line.startswith("[")]
+    if not answers:
+        last = printed(log.strip().rpartition("\n")[2])
+        raise ConfigError(
+            f"{setting}={address}: no Ray cluster has answered there within {REACH_SECONDS:g} s"
+            " to this machine, which must be one of its nodes and, where it asks for a token, have"
+            f" it (docs/scaling.md); Ray says: {last}"
         )
-    if "RAY_AUTH_TOKEN" in reason:  # Ray's own words fill a screen
-        return f"RAY_AUTH_MODE=token, but this machine has no token: {reason.partition('. ')[0]}"
-    if NO_NODE in reason:
-        return "this machine is not a node of the cluster; `ray start --address=...` makes it one"
-    if reason:
-        words = reason.strip().splitlines()[-1] if "Traceback" in reason else reason
-        return " ".join(words.split())
-    return f"no Ray cluster has answered there within {REACH_SECONDS:g} s"
+    nodes: list[dict[str, float]] = json.loads(answers[-1])
+    return nodes
 
 
 # ---- what travels to the nodes

@@ -127,8 +127,7 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPy
     job = _cached_job(overrides, limits)
     with foreign():
         client = job.client(store, {**place, "data": job.data_digest})
-    wire.Adapter(client)
-    return client
+    return wire.Adapter(client)
 
 
 def composed(

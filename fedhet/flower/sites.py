@@ -18,7 +18,6 @@ import numpy as np
 from flwr.client import NumPyClient
 
 from fedhet.core.check import boolean
-from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.groups import ReplyLimits
@@ -153,7 +152,7 @@ class SiteClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
-    def _client(self, carried: Mapping[str, Any]) -> FedClient:
+    def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
@@ -161,13 +160,12 @@ class SiteClient(NumPyClient):
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        wire.Adapter(client)
-        return client
+        return wire.Adapter(client)
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return self._client(config).fit(parameters, config)  # type: ignore[no-any-return]
+        return self._client(config).fit(parameters, config)
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:

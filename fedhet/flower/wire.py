@@ -78,7 +78,7 @@ LONGEST_NAME = 200
 
 
 class Adapter(NumPyClient):
-    """Serves Flower's messages by a method's client, to which it is attached.
+    """Serves Flower's messages by a method's client.
 
     Flower's messages of an evaluation are served as the others.
 
@@ -87,7 +87,6 @@ class Adapter(NumPyClient):
     """
 
     def __init__(self, client: FedClient) -> None:
-        client.adapter = self
         self._client = client
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

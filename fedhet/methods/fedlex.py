@@ -47,7 +47,6 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -55,7 +54,6 @@ from torch import Tensor
 from fedhet.core import check
 from fedhet.core.authors import (
     AnyTree,
-    ConfigError,
     Expected,
     Extras,
     Merged,
@@ -233,7 +231,10 @@ class FedLExPlugin(Plugin):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "c_exp", _count_or_share("plugin.fedlex.c_exp", self.c_exp))
+        if isinstance(self.c_exp, int):
+            check.integer("plugin.fedlex.c_exp", self.c_exp, low=1)
+        else:
+            check.number("plugin.fedlex.c_exp", self.c_exp, open_low=0, high=1)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -344,19 +345,6 @@ def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:
         "means": torch.stack([g.mean() for g in tensors]),
         "pids": torch.tensor(used),
     }
-
-
-def _count_or_share(name: str, value: float) -> float:
-    """Check a count, which becomes an int, or a share, which becomes a float."""
-    try:
-        if isinstance(value, Integral):
-            return check.integer(name, value, low=1)
-        return check.number(name, value, open_low=0, high=1)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}: a whole number counts explorers, a fraction in (0, 1] is their share of the"
-            " clients"
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -195,18 +196,11 @@ def high_dispersion(cv: Tensor, options: FedSA) -> Tensor:
     if not len(cv):
         return cv.long()
     if options.cv_clip_quantile is not None:
-        cv = cv.clamp(max=_quantile(cv, options.cv_clip_quantile))
+        # torch.quantile takes at most 2**24 values.
+        cv = cv.clamp(max=float(np.quantile(cv.cpu().numpy(), options.cv_clip_quantile)))
     lowest, highest = cv.aminmax()
     # Where all are equal, 0/0 exceeds nothing.
     return ((cv - lowest).div_(highest - lowest) > options.cv_t).nonzero().flatten()
-
-
-def _quantile(x: Tensor, q: float) -> float:
-    """Return a quantile by linear interpolation; torch.quantile takes at most 2**24 values."""
-    position = q * (len(x) - 1)
-    below = float(x.kthvalue(math.floor(position) + 1).values)
-    above = float(x.kthvalue(math.ceil(position) + 1).values)
-    return below + (above - below) * (position - math.floor(position))
 
 
 def micro_classes(block: Tensor, options: FedSA, largest: float) -> Tensor:

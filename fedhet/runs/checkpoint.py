@@ -351,7 +351,7 @@ class Checkpoints(Callback):
         nodes, tensors = found.values()
         if RUN not in nodes:
             raise ValueError("an earlier version of fedhet has written it; start a new run")
-        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
+        strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
             put_back(callback, nodes.get(name, {}), tensors, device)
         if set(strategy.weights) != set(before):
@@ -390,7 +390,7 @@ class Checkpoints(Callback):
         packer = MemoryPacker()
         try:
             nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
-            nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
+            nodes[RUN] = packer.value(vars(self._strategy.run), RUN)
             self._folder.write(
                 round,
                 self._about(),

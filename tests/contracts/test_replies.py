@@ -134,7 +134,7 @@ BAD_C: dict[str, tuple[Change, str]] = {
     ),
     "steps missing": (without_extra(STEPS), "scaffold.steps.*missing"),
     "steps zero": (extra(STEPS, 0), "scaffold.steps.*0"),
-    "steps fraction": (extra(STEPS, 2.5), r"scaffold.steps.*2\.5.*whole number >= 1"),
+    "steps fraction": (extra(STEPS, 2.5), r"scaffold.steps.*2\.5.*whole number"),
     "steps nan": (extra(STEPS, NAN), "scaffold.steps.*nan"),
     "steps text": (extra(STEPS, "4"), "scaffold.steps.*'4'"),
     "steps flag": (extra(STEPS, True), "scaffold.steps.*True"),
@@ -188,18 +188,11 @@ def test_stop_and_skip(
         assert skipped.sha256 == expected.sha256
 
 
-@pytest.mark.parametrize(
-    ("ndim", "message"),
-    [
-        (None, "a floating-point tensor is expected"),
-        (2, "a floating-point tensor of 2 dimensions is expected"),
-    ],
-)
-def test_a_wrong_tensor_is_reported_with_what_is_expected(ndim: int | None, message: str) -> None:
+def test_a_wrong_tensor_is_reported_with_what_is_expected() -> None:
     update = Upload(0, 1, extras={"z": torch.arange(3)})
     received = r"extra 'z' is a torch.int64 tensor of shape \(3,\)"
-    with pytest.raises(ValueError, match=rf"{received}; {message}$"):
-        update.tensor("z", ndim)
+    with pytest.raises(ValueError, match=rf"{received}; a floating-point tensor is expected$"):
+        update.tensor("z")
 
 
 def test_a_step_without_any_success_is_an_error(federation: Callable[..., Any]) -> None:

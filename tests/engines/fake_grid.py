@@ -76,8 +76,7 @@ class FakeGrid:
             raise KeyError("array-chunk")
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
-        client = self._make()
-        wire.Adapter(client)
+        client = wire.Adapter(self._make())
         content = self.alter(pid, apps.served(client, message.content))
         return Message(content, reply_to=message)
 

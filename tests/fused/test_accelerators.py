@@ -21,7 +21,6 @@ from fedhet.core.messages import LocalSettings
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.federation import CropFlip, Normalize
 from fedhet.data.toy import toy_task
-from fedhet.engines.fused import passes
 from fedhet.engines.fused.steps import Training
 
 Launch = Callable[..., Any]
@@ -85,18 +84,10 @@ def test_rates_that_differ_are_sent_once() -> None:
 
 
 def test_what_is_copied(launch: Launch) -> None:
-    """Pixels once for each client, indices once for each training, scores once for all clients."""
+    """Pixels once for each client, indices once for each training."""
     lines = ["method=fedavg", *LINES, "fraction=1", "client.epochs=4", "engine.fused=3"]
     lines += ["rounds=2", "eval.every=1"]
-    asked: list[int] = []
-    perform = passes.Reading.perform
-
-    def noting(requests: list[passes.Reading]) -> Any:
-        asked.append(len(requests))
-        return perform(requests)
-
-    with on_the_device(), pytest.MonkeyPatch.context() as patch, count_copies() as copies:
-        patch.setattr(passes.Reading, "perform", staticmethod(noting))
+    with on_the_device(), count_copies() as copies:
         launch(*lines, task=pixels())
     by_function: Counter[tuple[str, str]] = Counter()
     for (_, way, line), number in copies.items():
@@ -110,7 +101,4 @@ def test_what_is_copied(launch: Launch) -> None:
         ("cpu -> pretend:0, asynchronous", "_all_parts"): rounds,
         ("cpu -> pretend:0, asynchronous", "<lambda>"): rounds,  # rates
         ("pretend:0 -> cpu", "_check"): 1,
-        ("pretend:0 -> cpu", "perform"): 2 * 3 * rounds,  # two types of numbers
     }
-    # In each round the server's scores, and those of the validation and of the test sets.
-    assert asked == [1, 3, 3] * rounds

@@ -108,7 +108,7 @@ def test_what_is_drawn_tells_no_count_that_is_not_told(federation: Make) -> None
             kept = run.store.load(pid, version)
             assert len(kept["fedgmm.samples/y"]) == exact[pid]
             size = 0 if least else trees.nbytes(kept)
-            assert run.strategy.state_bytes[pid] == size
+            assert run.strategy.run.state_bytes[pid] == size
 
 
 def test_small_components_are_merged(federation: Make) -> None:

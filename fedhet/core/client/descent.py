@@ -116,9 +116,6 @@ class Performer(Protocol):
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         """What a method of the module, which is in eval mode, makes of x (n, ...)."""
 
-    def read(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors on the CPU."""
-
 
 def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | None) -> Tensor:
     """Take the steps of epochs with these orders of the samples.

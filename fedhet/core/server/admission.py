@@ -26,7 +26,6 @@ from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.core.owners import check_extras, prefixed
 from fedhet.core.server.merging import Mean, median_of, norms_of
 from fedhet.core.server.phases import OpenStep, locate
-from fedhet.core.server.run import ByClient
 from fedhet.core.trees import AnyTree, Difference
 
 if TYPE_CHECKING:
@@ -105,21 +104,6 @@ def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence
         raise ValueError(f"weights {bad!r} hold negative values; variances are >= 0")
     update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
     update.buffers = {name: t for name, t in update.weights.items() if name not in step.old}
-
-
-# ---- failures and clients' states
-def lost(setting: Setting, failures: Iterable[Failure], versions: ByClient) -> list[int]:
-    """The clients whose state is lost, and that start afresh as if they had never taken part."""
-    pids = []
-    for failure in failures:
-        if setting.starts_afresh(failure.reason) and failure.pid in versions:
-            pids.append(failure.pid)
-            log.warning(
-                "client %d starts afresh: its state of round %d is lost",
-                failure.pid,
-                versions[failure.pid],
-            )
-    return pids
 
 
 # ---- how many replies a step needs

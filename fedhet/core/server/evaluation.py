@@ -14,6 +14,7 @@ from fedhet.core.client.client import KEEP, TRAIN_TOO
 from fedhet.core.errors import RunFailed
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
+from fedhet.core.owners import prefixed
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
@@ -84,11 +85,13 @@ def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
 
 def evaluation_moment(strategy: FedStrategy) -> Moment:
     """What an evaluation of the model as it is now is about, from which it can be repeated."""
+    method = strategy.method
+    state = strategy.run.states[method.GROUP]
     return {
         "step": strategy.step,
         "round": strategy.run.round,
         "weights": strategy.sent("model"),
-        "extras": dict(strategy.evaluation_extras),
+        "extras": prefixed(method.name, method.shows(strategy.weights, state)),
         "versions": dict(strategy.versions),
     }
 

@@ -229,7 +229,7 @@ class Loop:
                 failures = outliers  # a client that failed to evaluate may do so once more
                 row |= {"accepted": 0, "metrics": {}}
                 row["weights_sha256"] = trees.sha256(method.weights)
-                row["client_state"] = state_sizes(method.state_bytes)
+                row["client_state"] = state_sizes(method.run.state_bytes)
                 self.send(evaluation_messages(method))
                 updates = received((yield self.plan, Clock()), method, failures.append, self.accept)
         finally:
@@ -340,7 +340,7 @@ def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str
             "evaluate": evaluating,
         },
         "bytes": current.bytes,
-        "client_state": state_sizes(strategy.state_bytes),
+        "client_state": state_sizes(strategy.run.state_bytes),
         "accepted": current.accepted,
         "failures": [vars(failure) for failure in current.failures],
         "metrics": current.metrics,

@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flwr.server.strategy import Strategy
-
 from fedhet.core import kernel, trees
 from fedhet.core.client.client import evaluated_views
 from fedhet.core.client.training import usable
@@ -24,7 +22,7 @@ from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
-from fedhet.core.server.admission import Outliers, checked, lost, quorum
+from fedhet.core.server.admission import Outliers, checked, quorum
 from fedhet.core.server.merging import Once, averaging_buffers, normalised
 from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
 from fedhet.core.server.run import ByClient, RunState
@@ -34,7 +32,7 @@ from fedhet.core.trees import AnyTree, Tree
 log = logging.getLogger("fedhet")
 
 
-class FedStrategy(Strategy):
+class FedStrategy:
     """The server half of a run.
 
     Args:
@@ -50,10 +48,7 @@ class FedStrategy(Strategy):
         run_id: identifies the run; one that goes on has the same.
         kept_back: client -> the versions of its state that checkpoints need.
         digests: name of a plug-in, or "method" -> digest of its class and its settings.
-        adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
     """
-
-    adapter: Strategy
 
     def __init__(self, setting: Setting, method: Method) -> None:
         self.method = method
@@ -99,11 +94,6 @@ class FedStrategy(Strategy):
         return self.run.versions
 
     @property
-    def state_bytes(self) -> ByClient:
-        """Client -> the size of that state."""
-        return self.run.state_bytes
-
-    @property
     def timetable(self) -> list[TimetableEntry]:
         """The run's phases in order, those of plug-ins first."""
         pairs = zip(self.phases, self.run.lengths, strict=True)
@@ -134,13 +124,6 @@ class FedStrategy(Strategy):
         last = opened.step == self.run.lengths[opened.index]
         due = last or opened.step % self.setting.evaluation.every == 0
         return opened.entry.phase.evaluate and due
-
-    @property
-    def evaluation_extras(self) -> dict[str, Any]:
-        """The extras of messages by which clients evaluate."""
-        return prefixed(
-            self.name, self.method.shows(self.weights, self.run.states[self.method.GROUP])
-        )
 
     def mergeable(self, slot: str) -> list[str]:
         """The names that merges, plug-ins and server optimisers see; buffers never are."""
@@ -306,7 +289,7 @@ class FedStrategy(Strategy):
         run, rule = self.run, self.setting.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
-        kept: dict[int, int | None] = {}
+        kept: dict[int, int] = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
@@ -340,16 +323,15 @@ class FedStrategy(Strategy):
                 log.warning("%s", failure)
             weights = self._new_weights(opened, owner, merged, buffers, states, held)
             ended |= phase.until is not None and phase.until(states[owner.GROUP])
-        gone = lost(self.setting, opened.failures, run.versions)
-        self.run = RunState(
-            weights,
-            states,
-            run.versions.changed(dict.fromkeys(kept, opened.round)).without(gone),
-            run.state_bytes.changed(kept).without(gone),
-            {view: versions.without(gone) for view, versions in run.pinned.items()},
-            run.lengths,
-            max(run.round, opened.round),
+        self.run = replace(
+            run,
+            weights=weights,
+            states=states,
+            versions=run.versions | dict.fromkeys(kept, opened.round),
+            state_bytes=run.state_bytes | kept,
+            round=max(run.round, opened.round),
         )
+        self.forget(opened.failures)
         if ended:
             self.end_phase(opened)
 
@@ -371,7 +353,7 @@ class FedStrategy(Strategy):
         opened: OpenStep,
         updates: Iterable[Upload],
         accept: Callable[[Upload], None],
-        kept: dict[int, int | None],
+        kept: dict[int, int],
     ) -> Iterator[Upload]:
         """Note metrics, bytes and states of admitted updates, and pass the updates on."""
         for update in updates:
@@ -470,34 +452,26 @@ class FedStrategy(Strategy):
         self.run = replace(self.run, lengths=tuple(lengths))
 
     def forget(self, failures: Iterable[Any]) -> None:
-        """Let each client whose state is lost start afresh."""
-        gone, run = lost(self.setting, failures, self.run.versions), self.run
+        """Let each client whose state is lost start afresh, as if it had never taken part."""
+        run = self.run
+        lost = {failure.pid for failure in failures if self.setting.starts_afresh(failure.reason)}
+        if not (gone := lost & run.versions.keys()):
+            return
+        for pid in sorted(gone):
+            log.warning(
+                "client %d starts afresh: its state of round %d is lost", pid, run.versions[pid]
+            )
+
+        def left(numbers: ByClient) -> ByClient:
+            return {pid: number for pid, number in numbers.items() if pid not in gone}
+
         self.run = replace(
             run,
-            versions=run.versions.without(gone),
-            state_bytes=run.state_bytes.without(gone),
-            pinned={view: versions.without(gone) for view, versions in run.pinned.items()},
+            versions=left(run.versions),
+            state_bytes=left(run.state_bytes),
+            pinned={view: left(versions) for view, versions in run.pinned.items()},
         )
 
     def pin(self, view: str) -> None:
         """Let clients keep the states of the evaluation that was the best of this view."""
         self.run = replace(self.run, pinned={**self.run.pinned, view: self.versions})
-
-    # ---- Flower's methods
-    def initialize_parameters(self, client_manager: Any) -> Any:
-        return self.adapter.initialize_parameters(client_manager)
-
-    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        return self.adapter.configure_fit(server_round, parameters, client_manager)
-
-    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        return self.adapter.aggregate_fit(server_round, results, failures)
-
-    def configure_evaluate(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        return self.adapter.configure_evaluate(server_round, parameters, client_manager)
-
-    def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
-        return self.adapter.aggregate_evaluate(server_round, results, failures)
-
-    def evaluate(self, server_round: int, parameters: Any) -> Any:
-        return self.adapter.evaluate(server_round, parameters)

@@ -20,7 +20,7 @@ from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.meeting import Meeting
-from fedhet.engines.fused.passes import Pass, Reading
+from fedhet.engines.fused.passes import Pass
 from fedhet.engines.fused.steps import Impure, Training, drops
 
 log = logging.getLogger("fedhet")
@@ -95,11 +95,6 @@ class Fused:
             except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
                 self._refuse(form, str(error).strip().partition("\n")[0])
         return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
-
-    def read(self, tensors: list[Tensor]) -> list[Tensor]:
-        if tensors[0].device.type == "cpu":
-            return tensors
-        return self._meeting.ask(Reading(tensors))  # type: ignore[no-any-return]
 
 
 class FusedCourier(LocalCourier):

@@ -19,29 +19,6 @@ from fedhet.engines.fused.steps import padded, width
 
 
 @dataclass
-class Reading:
-    """What one client asks for: copies of these tensors on the CPU."""
-
-    tensors: list[Tensor]
-
-    @property
-    def form(self) -> Hashable:
-        return self.tensors[0].device
-
-    @staticmethod
-    def perform(requests: Sequence[Reading]) -> list[list[Tensor]]:
-        """The copies, in one transfer for each type, because the CPU waits for every transfer."""
-        every = [t for one in requests for t in one.tensors]
-        found: dict[int, Tensor] = {}
-        for dtype in {t.dtype for t in every}:
-            some = [t for t in every if t.dtype == dtype]
-            parts = torch.cat([t.flatten() for t in some]).cpu().split([t.numel() for t in some])
-            for t, part in zip(some, parts, strict=True):
-                found[id(t)] = part.view(t.shape).clone()
-        return [[found[id(t)] for t in one.tensors] for one in requests]
-
-
-@dataclass
 class Pass:
     """What one client asks for: what its model makes of x, in eval mode.
 

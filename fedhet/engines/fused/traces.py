@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhet.engines.fused.graphs import Function, captured
-
+Function = Callable[..., Any]
 IMPORTED = "torch._dynamo"  # by the first trace of a process
 # Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
 # network, and its import as long as in 4,000.
 PAID, IMPORT_PAID = 200, 4000
 FORMS = 64  # of which traces are kept
-GPU, GPU_PAID = "cuda", 20  # a guess: there a graph saves far more in each step
 
 
 class Traces:
@@ -40,8 +38,7 @@ class Traces:
         """Return f(*given).
 
         Args:
-            f: a pure function of tensors, the same for all steps of this form and shape. What it
-                returns may be overwritten by the next call.
+            f: a pure function of tensors, the same for all steps of this form and shape.
             given: its arguments.
             shape: of the arguments.
         """
@@ -49,11 +46,8 @@ class Traces:
             return traced(*given)
         if shape not in self._traced:
             self._uses[shape] += 1
-            on_gpu = given[0].device.type == GPU
-            paid = GPU_PAID if on_gpu else PAID if IMPORTED in sys.modules else IMPORT_PAID
-            if self._uses[shape] > paid:
-                traced = trace(f, given)
-                self._traced[shape] = captured(traced, given) if on_gpu and traced else traced
+            if self._uses[shape] > (PAID if IMPORTED in sys.modules else IMPORT_PAID):
+                self._traced[shape] = trace(f, given)
         return f(*given)
 
 

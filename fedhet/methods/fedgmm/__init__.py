@@ -87,7 +87,6 @@ from fedhet.core.authors import (
 )
 from fedhet.core.check import counted
 from fedhet.core.counts import suppressed
-from fedhet.core.trees import kind
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import gaussians
 from fedhet.methods.fedgmm.gaussians import TARGETS, Mixture
@@ -163,7 +162,7 @@ class FedGMMPlugin(Plugin):
         as many, unless it is the only one of its class: EM starts with fewer components, and those
         that are smaller in the end are merged with others.
         """
-        workspace, data = site.workspace, _pixels(site, msg.pid)
+        workspace, data = site.workspace, site.workspace.unit(msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
         counts = suppressed(data.y.bincount(minlength=classes).cpu(), workspace.min_count)
         fewest = PER_COMPONENT * workspace.min_count
@@ -189,14 +188,7 @@ class FedGMMPlugin(Plugin):
             # A component's samples are n pi, up to rounding.
             least = fewest * (1 - 1e-6) / len(x)
             mixtures[c] = gaussians.reduce(mixture, k, least) if fewest else mixture
-            if not converged:
-                not_converged += 1
-                log.warning(
-                    "fedgmm: client %d, class %d: EM has not converged; the mixture of its last"
-                    " step is used",
-                    msg.pid,
-                    c,
-                )
+            not_converged += not converged
         sent: Extras = {"counts": counts, "mixtures": pack(mixtures, d)}
         if workspace.noise:
             sent["counts"], sent["mixtures"] = content(counts, mixtures, self.components, d)
@@ -277,7 +269,7 @@ class FedGMMPlugin(Plugin):
     @serves
     def share(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        workspace, data = site.workspace, _pixels(site, msg.pid)
+        workspace, data = site.workspace, site.workspace.unit(msg.pid)
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
@@ -403,25 +395,6 @@ class FedGMMPlugin(Plugin):
 def _pixels_of(workspace: Workspace) -> int:
     """The number of pixels of a sample."""
     return math.prod(workspace.task.inputs.shape[1:])
-
-
-def _pixels(site: Site, pid: int) -> Samples:
-    """The real training samples.
-
-    Raises:
-        ValueError: the inputs are not in [0, 1], or the labels are not classes.
-    """
-    workspace, classes = site.workspace, site.workspace.task.classes
-    data = workspace.floating(workspace.task.clients[pid].train)
-    low, high = (float(bound) for bound in data.x.aminmax())
-    if not (low >= 0 and high <= 1):  # also where they are NaN
-        raise ValueError(f"fedgmm models pixels in [0, 1], but client {pid} has others")
-    first, last = (bound.item() for bound in data.y.aminmax())
-    if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
-        raise ValueError(
-            f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)} with others"
-        )
-    return data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,7 @@ def summarise(
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
         "memory": peak_memory(),
-        "client_state": state_sizes(strategy.state_bytes),
+        "client_state": state_sizes(strategy.run.state_bytes),
         "steps": all_steps(rows),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
