@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from fedhet.core.errors import RunFailed
-
 _interruptions: list[int] = []  # the signals that `interrupt` has taken
-_handled: list[bool] = []  # one entry for each block in which `interrupt` handles the signals
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -29,37 +26,6 @@ def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
     if _interruptions:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def signals_noted() -> Iterator[None]:
-    """Say that `interrupt` handles the signals inside the block; it forgets them at its end."""
-    _handled.append(True)
-    try:
-        yield
-    finally:
-        _handled.pop()
-        forget_interruptions()
-
-
-@contextmanager
-def exits_as_errors() -> Iterator[None]:
-    """Let what would end this process be an error, where code of the run has raised it.
-
-    That is a SystemExit, a KeyboardInterrupt without a signal, and all else that is no Exception.
-    Where signals are not noted, nobody knows whether it was a signal, and it passes.
-
-    Raises:
-        RunFailed: code of the run has raised such an exception.
-    """
-    try:
-        yield
-    except (Exception, GeneratorExit):
-        raise
-    except BaseException as error:
-        if _interruptions or not _handled:
-            raise
-        raise RunFailed(f"{error!r}: code of the run tried to end its process") from error
 
 
 class _Expired(BaseException):

@@ -11,7 +11,6 @@ Every piece sees its own extras and its own state only, so their names need no p
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from torch import Tensor, nn
 
 from fedhet.core import messages, trees
-from fedhet.core.check import Checked
+from fedhet.core.check import Checked, did_you_mean, one_of
 from fedhet.core.groups import LocalSettings
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope, Workspace
@@ -264,8 +263,7 @@ class Term:
     draws: Callable[[int], Prepared] | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise TypeError(f"{self.kind!r} is no kind of term{_meant(self.kind, KINDS)}")
+        one_of("the kind of a term", self.kind, KINDS)
 
 
 # ---- a step on the server
@@ -452,11 +450,8 @@ class Piece(Checked):
 
 def _check_words(cls: type, words: Iterable[str]) -> None:
     """Refuse what is in `needs` or `breaks` and is no word."""
-    if unknown := sorted(set(words) - WORDS.keys()):
-        raise TypeError(
-            f"{cls.__qualname__}: {unknown[0]!r} is no word of needs or"
-            f" breaks{_meant(unknown[0], WORDS)}"
-        )
+    for word in words:
+        one_of(f"a word in needs or breaks of {cls.__qualname__}", word, WORDS)
 
 
 def _functions(cls: type) -> dict[str, Callable[..., Any]]:
@@ -479,8 +474,9 @@ def check_class(cls: Any) -> None:
             continue
         if (hook := cls._hooks.get(name)) is None:
             raise TypeError(
-                f"{cls.__qualname__}.{name} is no hook{_meant(name, cls._hooks)}. The name of a"
-                " helper begins with '_'; a phase is marked by @serves"
+                f"{cls.__qualname__}.{name} is no hook{did_you_mean(name, cls._hooks)}; there are"
+                f" {', '.join(sorted(cls._hooks))}. The name of a helper begins with '_'; a phase"
+                " is marked by @serves"
             )
         own, expected = (list(inspect.signature(f).parameters) for f in (function, hook))
         if own != expected:
@@ -490,11 +486,6 @@ def check_class(cls: Any) -> None:
             )
         if getattr(hook, "serves", False):
             raise TypeError(f"{cls.__qualname__}.{name} serves a phase: write @serves before it")
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f" (is {near[0]!r} meant?)" if near else f"; there are {', '.join(sorted(known))}"
 
 
 # ---- the three things that an author writes

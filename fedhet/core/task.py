@@ -45,46 +45,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
-    @property
-    def stored(self) -> Tensor:
-        """(n, ...) the inputs as they are in memory."""
-        return self.x
-
-    @property
-    def ready(self) -> Callable[[Tensor], Tensor] | None:
-        """Makes of some of `stored` what `x` has in their place; None: they are the same."""
-        return None
-
     def to(self, device: torch.device) -> Samples:
         """Return the samples on this device."""
         return Samples(self.x.to(device), self.y.to(device))
-
-
-class Pixels(Samples):
-    """Images as uint8, whose `x` is computed whenever it is read.
-
-    Args:
-        stored: (n, C, H, W) the images.
-        y: (n, ...) the targets.
-        ready: makes any number of images ready for the model, each by itself.
-    """
-
-    _given: tuple[Tensor, Callable[[Tensor], Tensor]]
-
-    def __init__(self, stored: Tensor, y: Tensor, ready: Callable[[Tensor], Tensor]) -> None:
-        vars(self).update(y=y, _given=(stored, ready))
-
-    @property
-    def x(self) -> Tensor:  # type: ignore[override]
-        return self.ready(self.stored)
-
-    @property
-    def stored(self) -> Tensor:
-        return self._given[0]
-
-    @property
-    def ready(self) -> Callable[[Tensor], Tensor]:
-        return self._given[1]
 
 
 _BUILDS = (

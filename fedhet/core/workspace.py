@@ -19,7 +19,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.objects import are_pixels
-from fedhet.core.task import Pixels, Samples, Task
+from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
 if TYPE_CHECKING:
@@ -296,22 +296,14 @@ class Workspace:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 
-    def _ready(self, pixels: Tensor) -> Tensor:
-        x = pixels.float().div_(255)
-        in_place = getattr(self.task.transform, "in_place", None)
-        return self.transformed(x) if in_place is None else self._laid_out(in_place(x))
-
     def prepared(self, samples: Samples) -> Samples:
         """The samples on the device, ready for the model."""
         samples = samples.to(self.device)
-        if not are_pixels(samples.x):
-            return Samples(self.transformed(samples.x), samples.y)
-        # Another transform may make something of several images together.
-        by_image = self.task.transform is None or hasattr(self.task.transform, "in_place")
-        # All data stay on an accelerator, on which batches are made ready.
-        if by_image and self.performer is not None and self.device.type != "cpu":
-            return Pixels(samples.x, samples.y, self._ready)
-        return Samples(self._ready(samples.x), samples.y)
+        x = samples.x.float().div_(255) if are_pixels(samples.x) else samples.x
+        in_place = getattr(self.task.transform, "in_place", None)
+        if in_place is None or x is samples.x:
+            return Samples(self.transformed(x), samples.y)
+        return Samples(self._laid_out(in_place(x)), samples.y)
 
     def parts(self, pid: int, *names: str) -> dict[str, Samples]:
         """What client `pid` has of `train`, `val` or `test`, prepared.
@@ -371,4 +363,4 @@ class Cache:
 
 
 def _nbytes(parts: dict[str, Samples | None]) -> int:
-    return sum(samples.stored.nbytes for samples in parts.values() if samples is not None)
+    return sum(samples.x.nbytes for samples in parts.values() if samples is not None)

@@ -73,7 +73,7 @@ class FedSGDClient(Client):
         if self.options.batches == "1":
             chunk = msg.local.batch_size
             index = index[:chunk]
-        shape = min(chunk, len(site.data)), *site.data.stored.shape[1:]
+        shape = min(chunk, len(site.data)), *site.data.x.shape[1:]
         site.workspace.limits.check_array(f"method.chunk={chunk}", *shape)
         g, after = site.gradient(msg.weights, index, chunk, scaled=True)
         if msg.local.clip is not None:

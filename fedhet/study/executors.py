@@ -31,7 +31,7 @@ import psutil
 
 from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
-from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
+from fedhet.core.interruptions import raise_if_interrupted
 from fedhet.runs import process
 from fedhet.runs.cli.exits import INTERRUPTED, drop_output, error_line, report_error, say
 from fedhet.runs.cli.interrupts import interruptible
@@ -144,7 +144,6 @@ class PlannedRun:
         return None if state.get("status") == cells.WAITING else state.get("reason") or ""
 
 
-@exits_as_errors()
 def make(settings: Config) -> Run:
     """Make a run in this process; raise what it fails with."""
     instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
@@ -169,8 +168,7 @@ def clients_together(settings: Config) -> int:
     from fedhet.runs.job import Job
 
     try:
-        with exits_as_errors():
-            return together(Job(settings))
+        return together(Job(settings))
     except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
         return 0
 

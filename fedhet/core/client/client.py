@@ -224,7 +224,7 @@ class FedClient:
             ConfigError: they are.
         """
         size = self.msg.local.batch_size
-        shape = min(size, len(data)), *data.stored.shape[1:]
+        shape = min(size, len(data)), *data.x.shape[1:]
         self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
 
     def _result(self, piece: Piece, work: Any, *given: Fitted) -> kernel.Result:

@@ -39,7 +39,6 @@ class Descent:
         beside: how many of `params`, the last ones, are no part of the module; their gradient is
             clipped by itself.
         draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
-        ready: makes rows of the first column ready for `terms`, each by itself; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
         common: what `terms` and `change` read beside their arguments, as far as it is no tensor.
@@ -58,7 +57,6 @@ class Descent:
     clip: float | None = None
     beside: int = 0
     draw: Callable[[int], list[Prepared]] | None = None
-    ready: Callable[[Tensor], Tensor] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     quick: Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]] | None = None
     common: Hashable = None
@@ -68,8 +66,6 @@ class Descent:
         """The batches of an epoch that takes the samples in this order."""
         parts = [column.index_select(0, order).split(self.size) for column in self.columns]
         for first, *others in zip(*parts, strict=True):
-            if self.ready is not None:
-                first = self.ready(first)
             yield (first if self.augment is None else self.augment(first)), *others
 
     def clipped(self, grads: list[Tensor], *, rows: bool = False) -> None:

@@ -244,7 +244,7 @@ class Site:
         usual &= [*map(id, params.values())] == [*map(id, workspace.parameters)]
         return Descent(
             params,
-            (data.stored, data.y, index, *(() if weights is None else (weights,))),
+            (data.x, data.y, index, *(() if weights is None else (weights,))),
             of_batch,
             optimizer,
             local.batch_size,
@@ -255,15 +255,12 @@ class Site:
             clip=local.clip,
             beside=len(beside),
             draw=draw if draws else None,
-            ready=data.ready,
             augment=augment,
             quick=workspace.compiled if usual and workspace.speed.compile else None,
-            common=self._common(data, local, loss, terms) if workspace.performer else None,
+            common=self._common(local, loss, terms) if workspace.performer else None,
         )
 
-    def _common(
-        self, data: Samples, local: LocalSettings, loss: Term | None, terms: Sequence[Term]
-    ) -> Hashable:
+    def _common(self, local: LocalSettings, loss: Term | None, terms: Sequence[Term]) -> Hashable:
         """A key: clients with equal keys take the same steps, and can take them together."""
         task, msg = self.workspace.task, self._msg
         extras = {k: v for k, v in msg.extras.items() if isinstance(v, Scalar)}
@@ -272,8 +269,7 @@ class Site:
             for term in (loss, *terms)
             if term
         ]
-        transform = task.transform if data.ready else None
-        read = repr((msg.phase, extras, replace(local, lr=0.0), task.scoring, transform, functions))
+        read = repr((msg.phase, extras, replace(local, lr=0.0), task.scoring, functions))
         of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
         # A bound method is equal to itself alone, whether or not its object can be compared.
         return self._identity, read, None if of_target else task.criterion.__call__  # type: ignore[operator]

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.timing import SHARE, Share
 
 Result = TypeVar("Result")
@@ -67,8 +66,7 @@ class Meeting:
             if share := SHARE.get():
                 share.resume()
             try:
-                with exits_as_errors():
-                    results[i] = works[i]()
+                results[i] = works[i]()
             except Exception as error:  # noqa: BLE001 -- for the caller
                 errors.append(error)
             if share:
@@ -152,8 +150,7 @@ def _carried_out(
         began = time.perf_counter()
         requests = [asking[i][2] for i in members]
         try:
-            with exits_as_errors():
-                found = type(requests[0]).perform(requests)
+            found = type(requests[0]).perform(requests)
         except Exception as error:  # noqa: BLE001 -- for those who have asked
             found = [error] * len(members)
         seconds = (time.perf_counter() - began) / len(members)

@@ -190,10 +190,10 @@ class StackedBatches:
         """
         index = self._index[chosen, t, :width]
         flat = index.reshape(-1)
-        gathered = [column.index_select(0, flat) for column in self._columns]
-        if self._descents[0].ready is not None:
-            gathered[0] = self._descents[0].ready(gathered[0])
-        columns = [column.view(*index.shape, *column.shape[1:]) for column in gathered]
+        columns = [
+            column.index_select(0, flat).view(*index.shape, *column.shape[1:])
+            for column in self._columns
+        ]
         if self._descents[0].augment is not None:
             for k, (row, n) in enumerate(zip(rows, sizes, strict=True)):
                 columns[0][k, :n] = self._descents[row].augment(columns[0][k, :n])  # type: ignore[misc]
