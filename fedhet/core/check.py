@@ -87,12 +87,26 @@ def optional(check: Callable[..., T], name: str, value: object, **limits: float 
 
     For example `optional(number, "client.clip", clip, open_low=0)`.
     """
-    if value is None:
-        return None
+    return unless((None,), check, name, value, **limits)  # type: ignore[no-any-return]
+
+
+def unless(
+    others: Sequence[object],
+    check: Callable[..., T],
+    name: str,
+    value: object,
+    **limits: float | None,
+) -> Any:
+    """Return a value that is one of the others, or what `check` allows.
+
+    For example `unless(["all"], integer, "method.p", p, low=1)`.
+    """
+    if value in others:
+        return value
     try:
         return check(name, value, **limits)
     except ConfigError as error:
-        raise ConfigError(f"{error}, or null") from error
+        raise ConfigError(f"{error}, or {' or '.join(map(_as_written, others))}") from error
 
 
 def each(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 from flwr.app import ConfigRecord, Message, MessageType
 
@@ -32,42 +33,30 @@ class GridExchange:
 
     Attributes:
         asked: message id -> (the message, the node that it went to).
+        until: when they are no longer awaited, on the monotonic clock.
+        why: (cause, reason) of the failure of whoever has not replied by then.
+        enough: after so many replies the others are awaited for `grace` seconds only.
         held: client -> its reply, whose turn has not come.
         began: when they were sent, on the monotonic clock.
-        seconds: how long the replies are awaited; None for any time.
-        limits: the settings that this follows from, for messages.
-        enough: after so many replies the others are awaited for `grace` seconds only.
     """
 
     asked: dict[str, tuple[Broadcast, int]]
-    seconds: float | None
-    limits: str
+    until: float
+    why: tuple[str, str]
     enough: int | None
     grace: float
     held: dict[int, Reply] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     arrived: int = 0
     patience: float = field(default_factory=lambda: PATIENCE)
-    closing: float | None = None
 
     def hold(self, reply: Reply) -> None:
         self.held[reply.pid] = reply
         self.arrived += 1
-        if self.arrived == self.enough:
-            self.closing = time.monotonic() + self.grace
-
-    @property
-    def verdict(self) -> tuple[str, str] | None:
-        """(cause, reason) of the failure of whoever has not replied; None as long as we wait."""
-        now = time.monotonic()
-        if self.closing is not None and now > self.closing:
-            return (
-                f"{self.arrived} other clients had replied {self.grace:g} s before",
-                "not awaited",
-            )
-        if self.seconds is not None and now > self.began + self.seconds:
-            return f"no reply within {self.seconds:g} s ({self.limits})", "late"
-        return None
+        closing = time.monotonic() + self.grace
+        if self.arrived == self.enough and closing < self.until:
+            cause = f"{self.arrived} other clients had replied {self.grace:g} s before"
+            self.until, self.why = closing, (cause, "not awaited")
 
     def missing(self) -> list[int]:
         """The clients that have not replied, when it is time to say so."""
@@ -100,14 +89,10 @@ class FlowerCourier:
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         with clock("broadcast"):
-            absent, exchange = self._send(plan)
+            exchange = self._send(plan)
         looks = count()
         for msg in plan:
-            if msg.pid in absent:
-                cause = "its node is not connected"
-                yield Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
-                continue
-            while msg.pid not in exchange.held and not (verdict := exchange.verdict):
+            while msg.pid not in exchange.held and time.monotonic() <= exchange.until:
                 with clock("upload"):
                     found = self._look(exchange)
                 if not found:
@@ -124,12 +109,10 @@ class FlowerCourier:
                         time.sleep(pause_of(self._grid, len(plan), next(looks)))
                 else:
                     looks = count()
-            if msg.pid in exchange.held:
-                yield exchange.held.pop(msg.pid)
-            elif verdict:
-                yield Failure(msg.pid, msg.phase, msg.step, *verdict)
+            late = Failure(msg.pid, msg.phase, msg.step, *exchange.why)
+            yield exchange.held.pop(msg.pid, late)
 
-    def _send(self, plan: list[Broadcast]) -> tuple[set[int], GridExchange]:
+    def _send(self, plan: list[Broadcast]) -> GridExchange:
         """Send the messages to the nodes that have joined."""
         packer, parcel = wire.MessagePacker(self._nodes.agreed), parcels.Parcels()
         hosts = self._nodes.hosts([msg.pid for msg in plan], self._members)
@@ -148,22 +131,26 @@ class FlowerCourier:
         start = not (self._near or self._started.issuperset(nodes))
         awaited, why = _awaited(self._limits, nodes, start)
         self._started.update(nodes)
-        if awaited is not None:  # else a node that was cut off works off all that it has missed
+        if awaited < inf:  # else a node that was cut off works off all that it has missed
             for message in messages:
                 message.metadata.ttl = awaited + CLOCKS_SECONDS
         ids = list(self._grid.push_messages(messages))
         asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
             asked,
-            awaited,
-            why,
+            time.monotonic() + awaited,
+            (f"no reply within {awaited:g} s ({why})", "late"),
             self._limits.enough_of(len(plan)),
             self._limits.grace,
         )
+        for msg in plan:
+            if hosts[msg.pid] is None:
+                cause = "its node is not connected"
+                exchange.held[msg.pid] = Failure(msg.pid, msg.phase, msg.step, cause, "no reply")
         for id_, (msg, _) in zip(ids, sent, strict=True):
             if not id_:
                 exchange.hold(Failure(msg.pid, msg.phase, msg.step, "Flower refused the message"))
-        return {pid for pid, node in hosts.items() if node is None}, exchange
+        return exchange
 
     def _look(self, exchange: GridExchange) -> bool:
         """Take the replies that have arrived, and return whether there were any."""
@@ -216,7 +203,7 @@ def message_of(
     return Message(content, node, kind, group_id=str(msg.round))
 
 
-def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float | None, str]:
+def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float, str]:
     """How long replies are awaited, and why: a node serves its clients one after another.
 
     Args:
@@ -225,7 +212,7 @@ def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float 
         start: whether it is the first message of one of them.
     """
     if limits.deadline is None:
-        return None, ""
+        return inf, ""
     most = max((nodes.count(node) for node in set(nodes)), default=0)
     times = f" for each of its {most} clients" if most > 1 else ""
     why = f"replies.deadline={limits.deadline:g}{times}, and replies.grace={limits.grace:g}"

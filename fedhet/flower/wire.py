@@ -87,10 +87,10 @@ class Adapter(NumPyClient):
     """
 
     def __init__(self, client: FedClient) -> None:
-        self._client = client
+        self.client = client
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._client.properties
+        return self.client.properties
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -98,7 +98,7 @@ class Adapter(NumPyClient):
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return reply_arrays(msg, self._client.handle(msg))
+            return reply_arrays(msg, self.client.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -48,7 +48,6 @@ from fedhet.core import check
 from fedhet.core.authors import (
     AnyTree,
     Client,
-    ConfigError,
     Message,
     Method,
     Result,
@@ -201,11 +200,7 @@ class FedALA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.p != "all":
-            try:
-                check.integer("method.p", self.p, low=1)
-            except ConfigError as error:
-                raise ConfigError(f"{error}, or all") from error
+        check.unless(["all"], check.integer, "method.p", self.p, low=1)
 
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         return {"global": (), "personal": top(workspace, self.p)}

@@ -237,7 +237,8 @@ def _told(run: PlannedRun, settings: Config) -> None:
         run.make(settings)
     except OtherCode:
         pass  # the folder says so
-    except Exception as error:  # noqa: BLE001 -- told by the command that has started it
+    # Code of the run may call sys.exit; the command that has started it tells why it has failed.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         report_error(error)
         cells.record_failure(run.folder, error_line(error))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,8 @@ class Faulty(FedNormPlugin):
             raise OSError("the disk is full")
         if how == "exit":
             os._exit(7)
+        if how == "leaves":
+            sys.exit(0)
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "killed-after-reply":

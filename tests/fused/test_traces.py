@@ -39,7 +39,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
     ids=" ".join,
 )
-@pytest.mark.parametrize("network", ["mlp", *slow("dropout")])
+@pytest.mark.parametrize("network", ["mlp", *slow("convolutions")])
 def test_bytes(launch: Launch, eager: pytest.MonkeyPatch, lines: list[str], network: str) -> None:
     def task() -> Any:
         return digits() if network == "mlp" else digits(Convolutions)

@@ -228,7 +228,6 @@ def test_bad_options_are_named() -> None:
         ("min_class_samples", 0),
         ("max_components", 0),
         ("agg_count", "real"),
-        ("gen_weight", -1.0),
         ("max_payload_mb", 0),
     ]
     for key, value in cases:

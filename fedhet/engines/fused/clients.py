@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.descent import Descent, descend
@@ -21,7 +22,7 @@ from fedhet.core.workspace import Workspace
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.meeting import Meeting
 from fedhet.engines.fused.passes import Pass
-from fedhet.engines.fused.steps import Impure, Training, drops
+from fedhet.engines.fused.steps import Impure, Training
 
 log = logging.getLogger("fedhet")
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
@@ -36,8 +37,8 @@ def obstacle(module: nn.Module | None) -> str | None:
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):
             return RECURRENT
-        if drops(layer) and type(layer) is not nn.Dropout:
-            return f"{type(layer).__name__} would draw other numbers"
+        if isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training:
+            return f"{type(layer).__name__} draws numbers for each client by itself"
     return None
 
 
@@ -62,22 +63,19 @@ class Fused:
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         if not any(len(order) for order in orders):
             return descend(descent, orders, None)
-        training = Training(descent, list(orders), torch.Generator(), alone=ALONE.get())
+        training = Training(descent, list(orders), alone=ALONE.get())
         kind = training.kind
         if reason := obstacle(descent.module):
             self._refuse(kind, reason)
         if kind in self._refused:
             return descend(descent, orders, None)
-        training.stream.set_state(torch.default_generator.get_state())
         try:
-            total: Tensor = self._meeting.ask(training)
+            return self._meeting.ask(training)  # type: ignore[no-any-return]
         except Exception as error:
             if ALONE.get() or isinstance(error, Impure):
                 self._refuse(kind, str(error).strip().partition("\n")[0])
             ALONE.set(True)
             raise OneByOne from error
-        torch.default_generator.set_state(training.stream.get_state())
-        return total
 
     def _refuse(self, form: Hashable, reason: str) -> None:
         if reason not in self._refused.values():

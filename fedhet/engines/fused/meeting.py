@@ -57,7 +57,7 @@ class Meeting:
             Exception: what the first of them that fails raises, once all have ended.
         """
         results: list[Any] = [None] * len(works)
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
         left = len(works)
         caller = getcurrent()
 
@@ -67,7 +67,7 @@ class Meeting:
                 share.resume()
             try:
                 results[i] = works[i]()
-            except Exception as error:  # noqa: BLE001 -- for the caller
+            except (Exception, SystemExit) as error:  # noqa: BLE001 -- for the caller
                 errors.append(error)
             if share:
                 share.pause()
@@ -98,7 +98,7 @@ class Meeting:
             return type(request).perform([request])[0]
         self._asking.append((getcurrent(), SHARE.get(), request))
         result = self._wait()
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
         return result
 
@@ -151,7 +151,7 @@ def _carried_out(
         requests = [asking[i][2] for i in members]
         try:
             found = type(requests[0]).perform(requests)
-        except Exception as error:  # noqa: BLE001 -- for those who have asked
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- for those who have asked
             found = [error] * len(members)
         seconds = (time.perf_counter() - began) / len(members)
         for i, result in zip(members, found, strict=True):

@@ -6,14 +6,13 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils.rnn import pad_sequence
 
 from fedhet.core.client.descent import Descent
@@ -37,13 +36,11 @@ class Training:
     Attributes:
         descent: what is trained, and how.
         orders: of the samples, in each epoch.
-        stream: of what dropout draws.
         alone: whether it is carried out without others.
     """
 
     descent: Descent
     orders: list[Tensor]
-    stream: torch.Generator
     alone: bool = False
 
     @property
@@ -79,16 +76,19 @@ class Training:
         trainings = [requests[i] for i in order]
         batches = StackedBatches(trainings)
         lengths, device = batches.lengths, batches.device
+        widths = [one.width for one in trainings]
         step = StackedStep(trainings[0].descent, trainings[0].kind)
+        exact = step.like.exact
         stacked = stack([one.state for one in trainings])
         # Rates are not on the device yet.
         every: State = mapped(lambda t: t.to(device, non_blocking=True), stacked)
         state, rows = every, len(trainings)
         totals = torch.zeros(rows, dtype=torch.float64, device=device)
-        for t, parts in enumerate(_all_parts(trainings, step.like.exact, device)):
+        for t in range(len(lengths[0])):
             going = sum(len(own) > t for own in lengths[:rows])
             if going < rows:  # in the memory of `every`, which has the others as they are now
                 state, rows = at_rows(state, slice(0, going)), going
+            parts = _parts([own[t] for own in lengths[:rows]] if exact else widths[:rows], device)
             for part, chosen, width_ in parts:
                 # Each part has a stack of its own, and an optimiser that counts its steps.
                 its_state = state if len(parts) == 1 else at_rows(state, chosen)
@@ -203,46 +203,14 @@ class StackedBatches:
 Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
 
 
-def _all_parts(
-    trainings: Sequence[Training], exact: bool, device: torch.device
-) -> list[list[Part]]:
-    """The parts of each step: those that have batches of one width.
-
-    The indices are made before the first step, so that they reach the device in one transfer.
-    """
-    lengths = [one.lengths for one in trainings]
-    every: list[list[tuple[list[int], int]]] = []
-    for t in range(len(lengths[0])):
-        going = [(one, own[t]) for one, own in zip(trainings, lengths, strict=True) if len(own) > t]
-        widths = [n if exact else one.width for one, n in going]
-        every.append([([r for r, w in enumerate(widths) if w == n], n) for n in sorted({*widths})])
-    several = [part for parts in every if len(parts) > 1 for part, _ in parts]
-    flat = torch.tensor([row for part in several for row in part], dtype=torch.int64)
-    indices = iter(flat.to(device, non_blocking=True).split([len(part) for part in several]))
-    return [
-        [(part, next(indices) if len(parts) > 1 else slice(len(part)), n) for part, n in parts]
-        for parts in every
-    ]
-
-
-def drops(layer: nn.Module) -> bool:
-    """Whether a layer in training mode draws random numbers."""
-    return isinstance(layer, _DropoutNd) and layer.p > 0 and layer.training
-
-
-class Masked(nn.Module):
-    """Dropout, by masks that were drawn before.
-
-    Args:
-        masks: those of the passes to come, in order, also for other such layers.
-    """
-
-    def __init__(self, masks: list[Tensor]) -> None:
-        super().__init__()
-        self._masks = masks
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self._masks.pop(0)
+def _parts(widths: list[int], device: torch.device) -> list[Part]:
+    """The parts of a step in which the batch of each row has such a width."""
+    different = sorted({*widths})
+    if len(different) == 1:
+        return [(list(range(len(widths))), slice(len(widths)), widths[0])]
+    parts = [[row for row, own in enumerate(widths) if own == n] for n in different]
+    every = zip(parts, different, strict=True)
+    return [(rows, torch.tensor(rows, device=device), n) for rows, n in every]
 
 
 class StackedStep:
@@ -257,35 +225,10 @@ class StackedStep:
         self.traces = traces_of(kind)
         self.like = like
         self._module: Frozen | None = None
-        self._dropouts: list[tuple[float, tuple[int, ...]]] | None = []  # None: not known yet
-        self._masks: list[Tensor] = []
         if like.module is not None:
-            module = deepcopy(like.module)
-            for name, layer in [*module.named_modules()]:
-                if drops(layer):
-                    module.set_submodule(name, Masked(self._masks))
-                    self._dropouts = None
-            self._module = Frozen(module, training=like.module.training)
+            self._module = Frozen(deepcopy(like.module), training=like.module.training)
             names = {id(p): name for name, p in like.params.items()}
             self._names = {name: names.get(id(p), "") for name, p in like.module.named_parameters()}
-
-    def _drawn(self, trainings: list[Training], sizes: list[int], width: int) -> list[Tensor]:
-        """For each pass through dropout the masks (K, width, ...), from the clients' streams.
-
-        They are the numbers that torch.nn.Dropout would draw on the CPU.
-        """
-        if not self._dropouts:
-            return []
-        by_client = [
-            [
-                torch.empty(n, *shape).bernoulli_(1 - p, generator=one.stream).div_(1 - p)
-                for p, shape in self._dropouts
-            ]
-            for one, n in zip(trainings, sizes, strict=True)
-        ]
-        by_pass = [[padded(mask, width) for mask in each] for each in zip(*by_client, strict=True)]
-        device = trainings[0].descent.columns[0].device
-        return [torch.stack(each).to(device, non_blocking=True) for each in by_pass]
 
     def __call__(
         self,
@@ -312,10 +255,6 @@ class StackedStep:
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
             own = [a | b for a, b in zip(own, stack(draws), strict=True)]
-        stream = trainings[-1].stream.get_state() if check else None
-        if self._dropouts is None:
-            self._dropouts = _dropouts(descents[0], [column[0, : sizes[0]] for column in columns])
-        masks = self._drawn(trainings, sizes, weights.shape[1])
         read = tensors((fixed, own))
 
         def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
@@ -323,7 +262,6 @@ class StackedStep:
             values = dict(zip(params, parts, strict=False))
             at = dict(zip(map(id, read), parts, strict=False))
             others, its_own = mapped(lambda t: at[id(t)], (fixed, own))
-            self._masks[:] = islice(parts, len(masks))
             module = None
             if self._module is not None:
                 module = self._module(
@@ -341,40 +279,21 @@ class StackedStep:
                 grads = gradients([losses], [torch.ones_like(losses)], leaves)
             return losses.detach(), grads, {name: r.detach() for name, r in records.items()}
 
-        given = *params.values(), *read, *masks, *columns, weights
+        given = *params.values(), *read, *columns, weights
         losses, grads, records = self.traces.results(results, given, weights.shape)
         if self.like.change is not None:
             self.like.change(dict(zip(params, grads, strict=True)), params, own)
         self.like.clipped(grads, rows=True)
-        if stream is not None:
+        if check:
             its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
             batch = tuple(column[: sizes[-1]] for column in its_batch)
-            _check(descents[-1], its_own, batch, stream, [g[-1] for g in grads])
+            _check(descents[-1], its_own, batch, [g[-1] for g in grads])
         optimizer.step(grads)
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):
                 kept = record[k, :n] if record.ndim > 1 else record[k]
                 descent.recorded.setdefault(name, []).append(kept.flatten().clone())
         return losses
-
-
-@torch.no_grad()
-def _dropouts(descent: Descent, batch: list[Tensor]) -> list[tuple[float, tuple[int, ...]]]:
-    """The rate of each pass through dropout, and the shape (...) that it is given of a sample."""
-    found: list[tuple[float, tuple[int, ...]]] = []
-
-    def note(layer: nn.Module, given: tuple[Tensor]) -> None:
-        if len(given[0]) != len(batch[0]):
-            raise ValueError("dropout is given something that has not one row for each sample")
-        found.append((layer.p, tuple(given[0].shape[1:])))  # type: ignore[arg-type]
-
-    module = deepcopy(descent.module)  # what copies the client's own would copy its hooks, too
-    assert module is not None
-    for layer in filter(drops, module.modules()):
-        layer.register_forward_pre_hook(note)
-    with torch.random.fork_rng(devices=[]):
-        descent.terms(module, descent.params, descent.own, tuple(batch))
-    return found
 
 
 class Impure(ValueError):
@@ -385,7 +304,6 @@ def _check(
     descent: Descent,
     own: list[Prepared],
     batch: tuple[Tensor, ...],
-    stream: Tensor,
     found: list[Tensor],
 ) -> None:
     """Compare the first gradient of a client with what its own terms say.
@@ -395,12 +313,9 @@ def _check(
     Raises:
         Impure: they read a tensor of this one that is not in its `own`.
     """
-    before = torch.default_generator.get_state()
-    torch.default_generator.set_state(stream)
     with torch.enable_grad():
         losses, penalty, _ = descent.terms(descent.module, descent.params, own, batch)
         grads = derivative(losses, penalty, list(descent.params.values()))
-    torch.default_generator.set_state(before)
     if descent.change is not None:
         descent.change(dict(zip(descent.params, grads, strict=True)), descent.params, own)
     descent.clipped(grads)
