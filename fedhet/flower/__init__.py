@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from flwr.common import Context
     from torch import Tensor
 
+    from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.task import Task
-    from fedhet.flower.adapter import StrategyAdapter
     from fedhet.flower.own_loop import OwnLoop
     from fedhet.flower.serverapp import Strategy
 
@@ -88,7 +88,7 @@ def strategy(
     plugins: Sequence[str] = (),
     overrides: Sequence[str] = (),
     at_end: Callable[[dict[str, Tensor], list[dict[str, Any]]], None] | None = None,
-) -> StrategyAdapter:
+) -> FedStrategy:
     """A method as a strategy for Flower's own `ServerApp` and `Server`.
 
     Its `num_rounds` counts the rounds of phases before the training, too. The first round waits
@@ -115,7 +115,8 @@ def strategy(
 
     job = job_of(lines_of(method, plugins, overrides), task)
     noise = job.workspace.noise
-    return StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
+    StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
+    return job.strategy
 
 
 def client_app(
@@ -139,7 +140,6 @@ def client_app(
     """
     from flwr.client import ClientApp
 
-    from fedhet.flower import wire
     from fedhet.flower.clientapp import client_at
     from fedhet.flower.tasks import lines_of
     from fedhet.runs.stores import ContextStore
@@ -147,7 +147,6 @@ def client_app(
     lines = lines_of(method, plugins, overrides)
 
     def client_fn(context: Context) -> Client:
-        client = client_at(context, lines, task, ContextStore(context.state))
-        return wire.Adapter(client).to_client()
+        return client_at(context, lines, task, ContextStore(context.state)).to_client()
 
     return ClientApp(client_fn=client_fn)

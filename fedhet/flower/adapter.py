@@ -26,11 +26,119 @@ from fedhet.core.server.loop import Loop, Request, recorded_numbers
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.trees import Tree
 from fedhet.flower import wire
-from fedhet.flower.nodes import Answer, nodes_of
+from fedhet.flower.nodes import Answer, Members, nodes_of
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
+Reader = Callable[[Broadcast, str], Reply | None]
 ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
+
+
+class Rounds(Callback):
+    """A run's loop, which Flower drives: it asks for the messages of a round, and answers them.
+
+    Flower runs a fixed number of rounds, the phases before the training among them
+    (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
+    the clients evaluate after the rounds for which an evaluation is due. Where a step is taken
+    again, because of an outlier, the next round does so. Where the clients' losses undo a step, the
+    next round asks them to evaluate again, and trains nothing. What needs a run folder does not
+    happen, unless `callbacks` do it.
+
+    Args:
+        method: the run's strategy.
+        callbacks: what listens to the run.
+        at_end: is called after the last step, see `fedhet.flower.strategy`.
+
+    Attributes:
+        nodes: which node hosts which client.
+        rows: the steps so far, as in rounds.jsonl.
+    """
+
+    def __init__(
+        self, method: FedStrategy, callbacks: Sequence[Callback] = (), at_end: AtEnd | None = None
+    ) -> None:
+        self.nodes = nodes_of(method)
+        self.rows: list[Row] = []
+        self._at_end = at_end
+        self._method = method
+        evaluates = method.workspace.evaluation.clients and not method.workspace.noise
+        self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
+        self._steps = self._loop.steps()
+        self._request: Request | None = None
+        self._hosts: dict[int, str | None] = {}
+        self._begun = False
+        self._row: Row = {}
+
+    def settled(self, loop: Loop, row: Row) -> None:
+        self._row = row
+        self.rows.append(row | recorded_numbers(loop.current))
+
+    def begin(self, server_round: int, members: Members) -> None:
+        """Begin a round of Flower's.
+
+        Raises:
+            RunFailed: too few nodes have joined.
+        """
+        if not self._begun:
+            self._begun = True
+            self.nodes.join(members)
+            self._request = next(self._steps, None)
+        if self._request is None:
+            self._row = {}
+            log.info("round %d is past the end of the timetable; no client is asked", server_round)
+
+    @property
+    def over(self) -> bool:
+        """Whether no message is due."""
+        return self._request is None
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the messages that are due are those of an evaluation."""
+        return self._request is not None and self._loop.evaluating
+
+    @property
+    def last(self) -> Row:
+        """The row of the last step, which is not over while its evaluation is due."""
+        return self._loop.row or self._row
+
+    @property
+    def awaited(self) -> dict[int, Broadcast]:
+        """The messages that are due, by client."""
+        plan, _ = self._request or ([], None)
+        return {msg.pid: msg for msg in plan}
+
+    def hosted(self, members: Members) -> list[tuple[str, Broadcast]]:
+        """The messages that are due, with the nodes that host their clients."""
+        self._hosts = self.nodes.hosts(self.awaited, members)
+        return [(node, msg) for pid, msg in self.awaited.items() if (node := self._hosts[pid])]
+
+    def in_order(self, read: Reader, silent: str = "no reply to Flower") -> Iterator[Reply]:
+        """The replies of all clients that are asked, each of whom is on a node of its own.
+
+        Args:
+            read: (message, its node) -> the reply, or None if there is none.
+            silent: why there is none.
+        """
+        for pid, msg in self.awaited.items():
+            node = self._hosts.get(pid)
+            reply = read(msg, node) if node else None
+            yield reply or Failure(pid, msg.phase, msg.step, silent, "no reply")
+
+    def answer(self, replies: Iterable[Reply]) -> None:
+        """Go on with the replies to the messages that are due.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        if not self.evaluating:
+            self._row = {}  # remains so if the step is to be taken again
+        try:
+            self._request = self._steps.send(replies)
+        except StopIteration:
+            self._request = None
+            if self._at_end:
+                self._at_end(final_weights(self._method), self.rows)
 
 
 def final_weights(method: FedStrategy) -> Tree:
@@ -94,84 +202,21 @@ class ManagerMembers:
             yield from zip(ids, threads.map(told, ids), strict=True)
 
 
-class StrategyAdapter(Callback, Strategy):
-    """A run's loop, which Flower drives: it asks for the messages of a round, and answers them.
-
-    Flower runs a fixed number of rounds, the phases before the training among them (`num_rounds`).
-    A round past the end of the timetable asks no client. The server and the clients evaluate after
-    the rounds for which an evaluation is due. Where a step is taken again, because of an outlier,
-    the next round does so. Where the clients' losses undo a step, the next round asks them to
-    evaluate again, and trains nothing. What needs a run folder does not happen, unless `callbacks`
-    do it.
+class StrategyAdapter(Rounds, Strategy):
+    """Answers the six methods of a Strategy that Flower's Server calls, for a run's strategy.
 
     Args:
-        method: the run's strategy.
-        callbacks: what listens to the run.
-        at_end: is called after the last step, see `fedhet.flower.strategy`.
-
-    Attributes:
-        method: as given.
-        nodes: which node hosts which client.
+        method: the run's strategy, to which the adapter is attached.
+        callbacks, at_end: as for `Rounds`.
     """
 
     def __init__(
         self, method: FedStrategy, callbacks: Sequence[Callback] = (), at_end: AtEnd | None = None
     ) -> None:
-        self.nodes = nodes_of(method)
-        self._rows: list[Row] = []  # the steps so far, as in rounds.jsonl
-        self._at_end = at_end
-        self.method = method
-        evaluates = method.workspace.evaluation.clients and not method.workspace.noise
-        self._loop = Loop(method, [*callbacks, self], evaluates=evaluates)
-        self._steps = self._loop.steps()
-        self._request: Request | None = None
-        self._hosts: dict[int, str | None] = {}
-        self._begun = False
-        self._row: Row = {}
+        super().__init__(method, callbacks, at_end)
+        method.adapter = self
         self._given = _shared(method)  # the parameters that Flower's Server holds
 
-    @property
-    def num_rounds(self) -> int:
-        """The rounds of the run, with those of the phases before the training."""
-        return self.method.num_rounds
-
-    # ---- the run's loop
-    def settled(self, loop: Loop, row: Row) -> None:
-        self._row = row
-        self._rows.append(row | recorded_numbers(loop.current))
-
-    @property
-    def _evaluating(self) -> bool:
-        """Whether the messages that are due are those of an evaluation."""
-        return self._request is not None and self._loop.evaluating
-
-    @property
-    def _last(self) -> Row:
-        """The row of the last step, which is not over while its evaluation is due."""
-        return self._loop.row or self._row
-
-    @property
-    def awaited(self) -> dict[int, Broadcast]:
-        """The messages that are due, by client."""
-        plan, _ = self._request or ([], None)
-        return {msg.pid: msg for msg in plan}
-
-    def _answer(self, replies: Iterable[Reply]) -> None:
-        """Go on with the replies to the messages that are due.
-
-        Raises:
-            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
-        """
-        if not self._evaluating:
-            self._row = {}  # remains so if the step is to be taken again
-        try:
-            self._request = self._steps.send(replies)
-        except StopIteration:
-            self._request = None
-            if self._at_end:
-                self._at_end(final_weights(self.method), self._rows)
-
-    # ---- what Flower's Server asks
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """The model's shared tensors, in state-dict order."""
         return self._given
@@ -186,13 +231,7 @@ class StrategyAdapter(Callback, Strategy):
                 returned: a strategy around it has changed them, and that would have no effect.
         """
         self._check_own(parameters)
-        if not self._begun:
-            self._begun = True
-            self.nodes.join(ManagerMembers(client_manager))
-            self._request = next(self._steps, None)
-        if self._request is None:
-            self._row = {}
-            log.info("round %d is past the end of the timetable; no client is asked", server_round)
+        self.begin(server_round, ManagerMembers(client_manager))
         packer = wire.MessagePacker()
         return [(proxy, wire.fit_ins(msg, packer)) for proxy, msg in self._asked(client_manager)]
 
@@ -204,11 +243,11 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if self._request is None:
+        if self.over:
             return self._given, {}
-        self._answer(self._in_order(results, failures))
-        self._given = _shared(self.method)
-        return self._given, dict(self._last.get("metrics", {}))
+        self.answer(self._in_order(results, failures))
+        self._given = _shared(self._method)
+        return self._given, dict(self.last.get("metrics", {}))
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -218,7 +257,7 @@ class StrategyAdapter(Callback, Strategy):
         Under privacy.noise clients evaluate nothing.
         """
         packer = wire.MessagePacker()
-        asked = self._asked(client_manager) if self._evaluating else []
+        asked = self._asked(client_manager) if self.evaluating else []
         return [(proxy, wire.fit_ins(msg, packer, EvaluateIns)) for proxy, msg in asked]
 
     def aggregate_evaluate(
@@ -231,10 +270,10 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if not self._evaluating:
+        if not self.evaluating:
             return None, {}
-        self._answer(self._in_order(results, failures))
-        means = means_of(self.method, self._last)
+        self.answer(self._in_order(results, failures))
+        means = means_of(self._method, self.last)
         return means.get("loss_clients_weighted"), means
 
     def evaluate(
@@ -249,12 +288,12 @@ class StrategyAdapter(Callback, Strategy):
             RunFailed: the parameters are not those that the method returned.
         """
         self._check_own(parameters)
-        method = self.method
-        scores = global_of(method, self._last) if server_round else global_scores(method)
+        method = self._method
+        scores = global_of(method, self.last) if server_round else global_scores(method)
         return (scores.pop("loss"), dict(scores)) if "loss" in scores else None
 
     def _asked(self, manager: ClientManager) -> list[tuple[ClientProxy, Broadcast]]:
-        """The messages that are due, with the nodes that host their clients.
+        """The messages that are due, with their nodes.
 
         Where there is no such node, Flower's Server does not ask for the results: then all clients
         have failed.
@@ -262,15 +301,14 @@ class StrategyAdapter(Callback, Strategy):
         Raises:
             RunFailed: they have, and the run does not go on without them.
         """
-        self._hosts = self.nodes.hosts(self.awaited, ManagerMembers(manager))
-        hosted = [(node, msg) for pid, msg in self.awaited.items() if (node := self._hosts[pid])]
-        if not hosted and self._request is not None:
-            self._answer(self._in_order([], []))
+        hosted = self.hosted(ManagerMembers(manager))
+        if not hosted and not self.over:
+            self.answer(self._in_order([], []))
         proxies = manager.all()
         return [(proxies[node], msg) for node, msg in hosted]
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
-        """The replies of all clients that were asked, each of whom is on a node of its own.
+        """The replies of the clients that were asked.
 
         Of Flower's failures, pairs of a node and its result are of that node's client; exceptions
         name no node, so each is a cause for all who are silent.
@@ -279,24 +317,28 @@ class StrategyAdapter(Callback, Strategy):
         arrived = {proxy.cid: res for proxy, res in pairs}
         raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
         causes = "; ".join(sorted(raised)) or "Flower reports none"
-        silent = sorted(p for p in self.awaited if self._hosts.get(p) not in arrived)
-        more_bytes = self.method.setting.replies.max_bytes
-        for pid, msg in self.awaited.items():
-            if pid in silent:
-                cause = f"no reply from clients {silent}: {causes}"
-                yield Failure(pid, msg.phase, msg.step, cause, "no reply")
-                continue
+        more_bytes = self._method.setting.replies.max_bytes
+
+        def read(msg: Broadcast, node: str) -> Reply | None:
             expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-            res = arrived[self._hosts[pid]]
-            yield wire.read_result(msg, res, 2 * expected + more_bytes)
+            res = arrived.get(node)
+            return res and wire.read_result(msg, res, 2 * expected + more_bytes)
+
+        silent = sorted(
+            set(self.awaited) - {p for p, node in self._hosts.items() if node in arrived}
+        )
+        return self.in_order(read, f"no reply from clients {silent}: {causes}")
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""
         if parameters.tensors != self._given.tensors:
-            raise RunFailed(
-                "Flower's parameters are not the method's: a strategy around it has changed them,"
-                " which has no effect on fedhet's model; for differential privacy set privacy.noise"
-            )
+            raise RunFailed(CHANGED)
+
+
+CHANGED = (
+    "Flower's parameters are not the method's: a strategy around it has changed them, which has no"
+    " effect on fedhet's model; for differential privacy set privacy.noise"
+)
 
 
 def _shared(method: FedStrategy) -> Parameters:

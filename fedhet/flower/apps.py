@@ -127,7 +127,8 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPy
     job = _cached_job(overrides, limits)
     with foreign():
         client = job.client(store, {**place, "data": job.data_digest})
-    return wire.Adapter(client)
+    wire.Adapter(client)
+    return client
 
 
 def composed(

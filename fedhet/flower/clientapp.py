@@ -55,7 +55,7 @@ def client_of(
         check_own_loop(client.method, client.plugins)
         client.site_of = partial(OwnersSite, loop=loop, config=config)
         client.properties[OWN_LOOP] = True
-    return wire.Adapter(client)
+    return client
 
 
 def client_at(
@@ -80,4 +80,6 @@ def client_at(
     whole = task(context) if callable(task) else task
     job = job_of(lines, whole.at(*place.values()), Limits.of(context.node_config))
     with apps.foreign():
-        return job.client(store, told_of(job, place))
+        client = job.client(store, told_of(job, place))
+    wire.Adapter(client)
+    return client

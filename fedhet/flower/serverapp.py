@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy import Strategy as FlowersStrategy
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError
-from fedhet.core.messages import STEPS
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.messages import STEPS, Broadcast, Reply
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.evaluation import Selection
 from fedhet.core.server.loop import Loop, recorded_numbers
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
-from fedhet.flower.adapter import final_weights, global_of, means_of
-from fedhet.flower.courier import FlowerCourier
+from fedhet.flower import wire
+from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
+from fedhet.flower.courier import FlowerCourier, message_of, read_message
 from fedhet.flower.grid import GridMembers, settings_records
 from fedhet.flower.nodes import Nodes, nodes_of
+from fedhet.flower.parcels import Parcels
 from fedhet.flower.tasks import job_of, lines_of
 from fedhet.runs.job import Job, begin
 from fedhet.runs.privacy import account
@@ -39,14 +41,21 @@ from fedhet.runs.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+# What the round of Flower's own `start` cannot do -> the settings that ask for it.
 EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
+NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
+    "replies.deadline": lambda method: method.setting.replies.deadline,
+    "replies.enough": lambda method: method.setting.replies.enough,
+    "early_stopping.patience": lambda method: method.setting.early_stopping.patience,
+}
 
 
 class Strategy(FlowersStrategy):
     """A method, with its plug-ins and settings, in the place of Flower's `FedAvg`.
 
-    `start` runs fedhet's own round. Nothing else does: a strategy of Flower's around this one is
-    refused.
+    `start` runs fedhet's own round. Flower's own `start` can run the method, too, by the four
+    methods that a strategy has: then the phases before the training are rounds of Flower's, which
+    waits for every reply, and settings of deadlines and early stopping are refused.
 
     Args:
         method: its name in the configuration.
@@ -93,6 +102,8 @@ class Strategy(FlowersStrategy):
             few = {"min_evaluate_nodes": 1, "min_available_nodes": 1}
             self._own = FedAvg(fraction_evaluate=fraction_evaluate, **few)
         self.history: list[Row] = []
+        self._rounds: Rounds | None = None  # of Flower's own start
+        self._given = ArrayRecord()
 
     def start(
         self,
@@ -206,19 +217,106 @@ class Strategy(FlowersStrategy):
         """Log the settings."""
         log.info("fedhet: %s", " ".join(self._lines))
 
-    # ---- what Flower's own start would call
-    def configure_train(self, *_: Any) -> Any:
-        """Refuse a strategy around this one, and any start but its own.
+    # ---- Flower's own start
+    @property
+    def num_rounds(self) -> int:
+        """The rounds for Flower's own `start`, with those of phases before the training."""
+        return self._job.strategy.num_rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The messages of the round; none past the end of the timetable.
 
         Raises:
-            ConfigError: always.
+            ConfigError: before the first round, settings ask for what this cannot do.
+            RunFailed: too few nodes have joined; or the arrays are not those that the method
+                returned: a strategy around it has changed them, and that would have no effect.
         """
-        raise ConfigError(
-            "a fedhet.flower.Strategy runs by its own `start` only, which no strategy around it can"
-            " change; for differential privacy set privacy.noise"
-        )
+        if self._rounds is None:
+            self._rounds = self._under_flower(arrays)
+        elif _bytes(arrays) != _bytes(self._given):
+            raise RunFailed(CHANGED)
+        records = settings_records(self._lines, config)
+        self._rounds.begin(server_round, GridMembers(grid, records))
+        return self._messages(grid, config)
 
-    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The new model, and the means of the clients' metrics.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        rounds = self._rounds
+        if rounds is None or rounds.over:
+            return None, None
+        rounds.answer(self._in_order(replies))
+        self._given = ArrayRecord(final_weights(self._job.strategy))
+        return self._given, _metrics(rounds.last.get("metrics", {}))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Messages to all clients with data after a round for which an evaluation is due."""
+        if self._own is not None:
+            return list(self._own.configure_evaluate(server_round, arrays, config, grid))
+        due = self._rounds is not None and self._rounds.evaluating
+        return self._messages(grid, {}) if due else []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The clients' scores, named as in rounds.jsonl.
+
+        Raises:
+            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+        """
+        rounds = self._rounds
+        if self._own is not None:
+            return self._own.aggregate_evaluate(server_round, replies)
+        if rounds is None or not rounds.evaluating:
+            return None
+        rounds.answer(self._in_order(replies))
+        return _metrics(means_of(self._job.strategy, rounds.last))
+
+    def _under_flower(self, arrays: ArrayRecord) -> Rounds:
+        self._job = job = self._begun(self._lines, arrays)
+        for name, asked in NOT_THERE.items():
+            if (value := asked(job.strategy)) is not None:
+                raise ConfigError(
+                    f"{name}={value} has no effect under Flower's own start: call that of"
+                    " fedhet.flower.Strategy, or leave it out"
+                )
+        log.warning(
+            "Flower's own start runs as many rounds as it was told; %d are all of this run, with"
+            " %d before the training",
+            *(self.num_rounds, self.num_rounds - job.config.run.rounds),
+        )
+        account.check_run(job.strategy)
+        rounds = Rounds(job.strategy, _accounts(job))
+        self.history = rounds.rows
+        return rounds
+
+    def _messages(self, grid: Grid, config: Mapping[str, Any]) -> list[Message]:
+        assert self._rounds is not None
+        records = settings_records(self._lines, config)
+        packer, parcel = wire.MessagePacker(), Parcels()
+        asked = self._rounds.hosted(GridMembers(grid, records))
+        return [message_of(msg, packer, parcel, int(node), records) for node, msg in asked]
+
+    def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
+        """The replies of the clients that were asked: each is on a node of its own."""
+        assert self._rounds is not None
+        arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
+        more_bytes = self._job.strategy.setting.replies.max_bytes
+
+        def read(msg: Broadcast, node: str) -> Reply | None:
+            reply = arrived.get(node)
+            return reply and read_message(msg, int(node), reply, more_bytes)
+
+        return self._rounds.in_order(read)
 
 
 class FlowersResult(Callback):
@@ -306,3 +404,7 @@ def _with(build: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> nn.Mo
     model = build()
     model.load_state_dict(values)
     return model
+
+
+def _bytes(arrays: ArrayRecord) -> list[bytes]:
+    return [array.data for array in arrays.values()]

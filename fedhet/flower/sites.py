@@ -18,6 +18,7 @@ import numpy as np
 from flwr.client import NumPyClient
 
 from fedhet.core.check import boolean
+from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.groups import ReplyLimits
@@ -152,7 +153,7 @@ class SiteClient(NumPyClient):
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
-    def _client(self, carried: Mapping[str, Any]) -> wire.Adapter:
+    def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.agreed(carried))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
@@ -160,12 +161,13 @@ class SiteClient(NumPyClient):
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        return wire.Adapter(client)
+        wire.Adapter(client)
+        return client
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return self._client(config).fit(parameters, config)
+        return self._client(config).fit(parameters, config)  # type: ignore[no-any-return]
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:

@@ -78,7 +78,7 @@ LONGEST_NAME = 200
 
 
 class Adapter(NumPyClient):
-    """Serves Flower's messages by a method's client.
+    """Serves Flower's messages by a method's client, to which it is attached.
 
     Flower's messages of an evaluation are served as the others.
 
@@ -87,10 +87,11 @@ class Adapter(NumPyClient):
     """
 
     def __init__(self, client: FedClient) -> None:
-        self.client = client
+        client.adapter = self
+        self._client = client
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self.client.properties
+        return self._client.properties
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -98,7 +99,7 @@ class Adapter(NumPyClient):
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return reply_arrays(msg, self.client.handle(msg))
+            return reply_arrays(msg, self._client.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]

@@ -52,6 +52,7 @@ import torch
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ConfigError,
     Expected,
     Extras,
     Merged,
@@ -145,6 +146,11 @@ class Scaffold(Method):
         return frozenset({"plain steps"} if self.control == "steps" else ())
 
     def setup(self, setting: Setting) -> State:
+        if self.control == "steps" and not setting.local.lr:
+            raise ConfigError(
+                "client.lr=0: method=scaffold recovers gradients from steps, and these have no"
+                " length; use a rate > 0 or method.control=gradient"
+            )
         workspace = setting.workspace
         return {
             "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),

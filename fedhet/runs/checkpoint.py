@@ -36,7 +36,8 @@ from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.server.phases import RunState, TimetableEntry
+from fedhet.core.server.phases import TimetableEntry
+from fedhet.core.server.run import RunState
 from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, unwritable, write_text
@@ -350,7 +351,7 @@ class Checkpoints(Callback):
         nodes, tensors = found.values()
         if RUN not in nodes:
             raise ValueError("an earlier version of fedhet has written it; start a new run")
-        strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
+        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
             put_back(callback, nodes.get(name, {}), tensors, device)
         if set(strategy.weights) != set(before):
@@ -389,7 +390,7 @@ class Checkpoints(Callback):
         packer = MemoryPacker()
         try:
             nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
-            nodes[RUN] = packer.value(vars(self._strategy.run), RUN)
+            nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
             self._folder.write(
                 round,
                 self._about(),

@@ -68,15 +68,17 @@ class Node(ClientProxy):
     def _client(self, ins: FitIns | EvaluateIns) -> FlowerClient:
         header = wire.read_header(ins.config)
         self.heard.append((header["round"], header["phase"]))
-        return self._attached()
+        return self._attached().to_client()
 
-    def _attached(self) -> FlowerClient:
-        return wire.Adapter(self._make(self._properties)).to_client()
+    def _attached(self) -> FedClient:
+        client = self._make(self._properties)
+        wire.Adapter(client)
+        return client
 
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
     ) -> GetPropertiesRes:
-        return self._attached().get_properties(ins)
+        return self._attached().to_client().get_properties(ins)
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         with self.lock:
@@ -110,13 +112,13 @@ class FlowerRun:
     def __init__(self, *overrides: str, task: Task | None = None) -> None:
         self.job = Job(composed(*overrides), task or toy_task(5))
         noise = self.job.workspace.noise
-        self.strategy = StrategyAdapter(self.job.strategy, [Account(noise)] if noise else [])
+        StrategyAdapter(self.job.strategy, [Account(noise)] if noise else [])
         store = MemoryStore()
         clients = len(self.job.task.sizes)
         self.nodes = joined(lambda properties: self.job.client(store, properties), clients)
 
     def fit(self, rounds: int) -> History:
-        history, _ = Server(client_manager=self.nodes, strategy=self.strategy).fit(rounds, None)
+        history, _ = Server(client_manager=self.nodes, strategy=self.job.strategy).fit(rounds, None)
         return history
 
     @property
@@ -144,7 +146,8 @@ def test_the_weights_are_those_of_the_classes_alone(
         lambda properties: FedClient(run.workspace, cls(), plugins(), run.store, properties),
         6,
     )
-    history, _ = Server(client_manager=nodes, strategy=StrategyAdapter(run.strategy)).fit(3, None)
+    StrategyAdapter(run.strategy)
+    history, _ = Server(client_manager=nodes, strategy=run.strategy).fit(3, None)
     assert run.sha256 == expected.sha256
     assert [number for number, _ in history.losses_centralized] == [0, 1, 2, 3]
     scores = global_scores(expected.strategy)
@@ -290,7 +293,7 @@ def test_the_content_of_a_failed_reply_is_not_read(
     run = FlowerRun(
         *["method=fedavg", "fraction=1", "rounds=1", "on_failure=skip", f"replies.max_mb={limit}"]
     )
-    strategy = run.strategy
+    strategy = run.job.strategy
     server = Server(client_manager=run.nodes, strategy=strategy)
     server.parameters = strategy.initialize_parameters(run.nodes)
     asked = strategy.configure_fit(1, server.parameters, run.nodes)
@@ -299,7 +302,7 @@ def test_the_content_of_a_failed_reply_is_not_read(
     strategy.aggregate_fit(1, results, failures)
     assert tracemalloc.get_traced_memory()[1] < len(large) / 4
     tracemalloc.stop()
-    found = {f.pid: f for f in strategy._loop.current.failures}
+    found = {f.pid: f for f in strategy.adapter._loop.current.failures}
     assert sorted(found) == [1]
     assert all(f.reason == reason and f.cause.startswith(cause) for f in found.values())
 
@@ -309,13 +312,13 @@ def test_a_round_in_which_no_node_is_present(half: str) -> None:
     """Flower's Server gives no results then: all clients have failed, and nothing is late."""
     lines = ["rounds=2", "on_failure=skip", "replies.bad_steps=1"]
     run = FlowerRun("method=fedavg", *LINES, *lines)
-    strategy = run.strategy
+    strategy = run.job.strategy
     server = Server(client_manager=run.nodes, strategy=strategy)
     server.parameters = strategy.initialize_parameters(run.nodes)
     if half == "evaluate":
         server.fit_round(1, None)
     else:
-        strategy.nodes.hosts([0], ManagerMembers(run.nodes))  # all have joined
+        strategy.adapter.nodes.hosts([0], ManagerMembers(run.nodes))  # all have joined
     nodes = list(run.nodes.all().values())
     for node in nodes:
         run.nodes.unregister(node)

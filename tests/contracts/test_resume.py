@@ -17,7 +17,7 @@ import fedhet
 from fedhet.core import trees
 from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.memory import MemoryPacker
+from fedhet.core.server.run import RunState
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
 from fedhet.runs import config
@@ -93,16 +93,15 @@ def test_under_ray(engines: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("part", ["states", "versions", "state_bytes"])
 def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    value_of = MemoryPacker.value
+    as_values = RunState.as_values
 
-    def lacking(packer: MemoryPacker, value: Any, path: str) -> Any:
-        if path == "run":
-            total = value["states"]["method"]["total"]
-            forgotten = {"method": {"total": trees.zeros(total), "lambda": {}}}
-            value = {**value, part: {**value["states"], **forgotten} if part == "states" else {}}
-        return value_of(packer, value, path)
+    def lacking(run: RunState) -> dict[str, Any]:
+        values, total = as_values(run), run.states["method"]["total"]
+        forgotten = {"method": {"total": trees.zeros(total), "lambda": {}}}
+        values[part] = {**run.states, **forgotten} if part == "states" else {}
+        return values
 
-    monkeypatch.setattr(MemoryPacker, "value", lacking)
+    monkeypatch.setattr(RunState, "as_values", lacking)
     with pytest.raises(AssertionError, match=r"^killed after step 1: "):
         check_resume(*shortened("method=scaffold"), task=toy_task())
 

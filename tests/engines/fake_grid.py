@@ -76,7 +76,8 @@ class FakeGrid:
             raise KeyError("array-chunk")
         if pid in self.errors:
             return Message(Error(code=0, reason="Node\nUnavailable"), reply_to=message)
-        client = wire.Adapter(self._make())
+        client = self._make()
+        wire.Adapter(client)
         content = self.alter(pid, apps.served(client, message.content))
         return Message(content, reply_to=message)
 

@@ -35,10 +35,10 @@ from ports import free_ports
 import fedhet.flower
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, RunFailed
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import ClientData, Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.engines.flwr import SUPERLINK
-from fedhet.flower.adapter import StrategyAdapter
 from fedhet.runs.flower_commands import flower_environment
 from fedhet.runs.guard import TemporaryFolder
 
@@ -277,7 +277,7 @@ class Federation:
             self.members.append(node)
             self.nodes.register(node)
 
-    def fit(self, task: Task, **how: Any) -> tuple[StrategyAdapter, History]:
+    def fit(self, task: Task, **how: Any) -> tuple[FedStrategy, History]:
         strategy = fedhet.flower.strategy(**self.chosen, task=task, **how)
         server = Server(client_manager=self.nodes, strategy=strategy)
         return strategy, server.fit(strategy.num_rounds, None)[0]
@@ -312,7 +312,7 @@ def test_the_weights_under_flowers_own_server(
     federation = Federation({"method": method, "plugins": plugins, "overrides": lines}, own_data)
     for form, server in FORMS.items():
         strategy, history = federation.fit(server(toy_task(4)))
-        assert trees.sha256(strategy.method.weights) == run.summary["weights_sha256"], form
+        assert trees.sha256(strategy.weights) == run.summary["weights_sha256"], form
         assert bool(history.losses_centralized) == (form == "data")
         assert history.losses_distributed == [
             (row["round"], row["loss_clients_weighted"])
@@ -368,8 +368,7 @@ def test_clients_whose_node_has_not_joined_are_not_drawn(launch: Callable[..., A
         FORMS["number"](toy_task(4)), at_end=lambda weights, history: steps.extend(history)
     )
     assert [sorted(row["cohort"]) for row in steps] == [[0, 1, 2]] * 2
-    sizes = strategy.method.sizes
-    assert sizes[3] == 0 and all(sizes[:3])
+    assert strategy.sizes[3] == 0 and all(strategy.sizes[:3])
 
 
 def test_weights_and_history_reach_the_caller(launch: Callable[..., Any], tmp_path: Path) -> None:
@@ -407,7 +406,7 @@ def test_without_a_global_model_it_is_what_clients_share() -> None:
     ends: list[Any] = []
     federation = Federation({"method": "fedbn", "overrides": LINES}, lambda context: task)
     strategy, _ = federation.fit(task, at_end=lambda weights, history: ends.append(weights))
-    assert list(ends[0]) == list(strategy.method.sent("model")) != list(task.build().state_dict())
+    assert list(ends[0]) == list(strategy.sent("model")) != list(task.build().state_dict())
 
 
 def test_an_error_at_the_end_ends_the_run() -> None:

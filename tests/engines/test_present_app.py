@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def sha256(arrays: ArrayRecord) -> str:
 def test_the_weights_are_those_of_a_run_in_process(
     method: str, plugins: list[str], launch: Callable[..., Any]
 ) -> None:
+    """By our own start, and by Flower's, where phases before the training are rounds."""
     lines = ["fraction=0.5"]
     chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
     run = launch(*chosen, *LINES, *lines, task=toy_task(4))
@@ -101,8 +103,16 @@ def test_the_weights_are_those_of_a_run_in_process(
         name = key.removesuffix("_global")
         assert [found[row["round"]][name] for row in trained] == [row[key] for row in trained]
 
+    other = strategy_of(method, *lines, plugins=plugins)
+    arrays = ArrayRecord(other._job.strategy.weights["model"])
+    under_flower = FlowersStrategy.start(
+        other, AppGrid(app_of()), arrays, num_rounds=other.num_rounds + 1
+    )
+    assert sha256(under_flower.arrays) == sha256(result.arrays)
+    assert under_flower.evaluate_metrics_clientapp == result.evaluate_metrics_clientapp
 
-# ---- what Flower's start cannot do
+
+# ---- what only our own start can do
 def test_a_reply_after_the_deadline_is_not_awaited() -> None:
     grid = AppGrid(app_of())
     grid.silent = {1}
@@ -220,12 +230,26 @@ def test_arguments_that_cannot_act_are_refused() -> None:
         strategy_of("fedavg", fraction_evaluate=2)
 
 
-def test_no_strategy_around_it_can_act() -> None:
-    strategy, grid = strategy_of("fedavg"), AppGrid(app_of())
+@pytest.mark.parametrize(
+    "line", ["replies.deadline=5", "replies.enough=.5", "early_stopping.patience=3"]
+)
+def test_flowers_own_start_says_at_once_what_it_cannot_do(line: str) -> None:
+    strategy = strategy_of("fedavg", line)
     arrays = ArrayRecord(strategy._job.strategy.weights["model"])
-    with pytest.raises(ConfigError, match="by its own `start` only"):
+    grid = AppGrid(app_of())
+    with pytest.raises(ConfigError, match=rf"{line.split('=')[0]}=.* under Flower's own start"):
         FlowersStrategy.start(strategy, grid, arrays)
     assert not grid.heard
+
+
+def test_arrays_that_somebody_has_changed_are_refused() -> None:
+    strategy = strategy_of("fedavg")
+    grid, config = AppGrid(app_of()), ConfigRecord()
+    arrays = ArrayRecord(strategy._job.strategy.weights["model"])
+    replies = grid.send_and_receive(strategy.configure_train(1, arrays, config, grid))
+    strategy.aggregate_train(1, replies)
+    with pytest.raises(RunFailed, match="a strategy around it has changed them"):
+        strategy.configure_train(2, arrays, config, grid)
 
 
 def test_an_app_of_other_messages_says_what_it_needs() -> None:
@@ -357,8 +381,9 @@ def test_a_loop_returns_numbers() -> None:
         strategy_of("fedavg").start(AppGrid(app_of(loop=loop)))
 
 
-def test_nodes_may_evaluate_by_a_function_of_the_owner() -> None:
-    """It gets Flower's messages."""
+@pytest.mark.parametrize("flowers", [False, True])
+def test_nodes_may_evaluate_by_a_function_of_the_owner(flowers: bool) -> None:
+    """It gets Flower's messages, under Flower's own start too."""
     app = ClientApp()
     seen: list[str] = []
 
@@ -376,13 +401,16 @@ def test_nodes_may_evaluate_by_a_function_of_the_owner() -> None:
 
     strategy = strategy_of("fedavg", fraction_evaluate=1.0)
     arrays = ArrayRecord(strategy._job.strategy.weights["model"])
+    start = partial(FlowersStrategy.start, strategy) if flowers else strategy.start
     config = ConfigRecord({"own": 7})
-    result = strategy.start(AppGrid(app), arrays, num_rounds=2, evaluate_config=config)
+    result = start(AppGrid(app), arrays, num_rounds=2, evaluate_config=config)
     assert seen[4:] == [sha256(result.arrays)] * 4 and len(seen) == 8
     score = (0 + 1 + 4 + 9) / 6
     for number in (1, 2):
         assert result.evaluate_metrics_clientapp[number]["score"] == pytest.approx(score)
-    assert strategy.history[-1]["metrics"]["evaluate.score"] == pytest.approx(score)
+    if not flowers:
+        row = strategy.history[-1]
+        assert row["metrics"]["evaluate.score"] == pytest.approx(score)
 
 
 def test_an_evaluation_of_the_owner_has_a_deadline() -> None:

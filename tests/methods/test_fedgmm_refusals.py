@@ -51,6 +51,7 @@ def test_em_that_has_not_converged_is_reported_and_used(
     monkeypatch.setattr("sklearn.mixture.GaussianMixture", partial(GaussianMixture, max_iter=1))
     run = fedgmm(options={"components": 2})
     run.step()
+    assert "client 2, class 1: EM has not converged" in caplog.text
     assert run.current.metrics["fedgmm.not_converged"] > 0
     run.run()
 
@@ -166,13 +167,16 @@ def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
 
 
 # ---- data
-PIXELS = r"client 1 has inputs outside \[0, 1\]"  # and no value of them
+PIXELS = r"pixels in \[0, 1\], but client 1 has others$"  # and no value of them
 
 
 def test_bad_samples_are_named(fedgmm: Launch) -> None:
     cases = [
         ({"c1": (DATA[1][0] * 3, DATA[1][1])}, PIXELS),
         ({"c1": (DATA[1][0] * np.nan, DATA[1][1])}, PIXELS),
+        ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "labels 0 to 3; client 1 has .* with others$"),
+        ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "labels 0 to 3; client 1 has .* with others$"),
+        ({"c1": (DATA[1][0], DATA[1][1] + 0.5)}, "labels 0 to 3; client 1 has a torch.float64"),
     ]
     for data, reason in cases:
         with named_case(data, reason):
@@ -228,6 +232,7 @@ def test_bad_options_are_named() -> None:
         ("min_class_samples", 0),
         ("max_components", 0),
         ("agg_count", "real"),
+        ("gen_weight", -1.0),
         ("max_payload_mb", 0),
     ]
     for key, value in cases:

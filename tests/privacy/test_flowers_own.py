@@ -90,7 +90,7 @@ def test_a_strategy_around_a_method(
 ) -> None:
     """Its noise would be lost, or it changes what clients have sealed: the run ends at once."""
     run = FlowerRun("method=fedavg", *LINES, f"rounds={rounds}")
-    strategy = wrapper(between(run.strategy), **how)
+    strategy = wrapper(between(run.job.strategy), **how)
     refused = r"has changed them, .*privacy\.noise|not have the digest|norm_bit not returned"
     with pytest.raises((RunFailed, KeyError), match=refused):
         Server(client_manager=run.nodes, strategy=strategy).fit(rounds, None)
@@ -100,10 +100,10 @@ def test_a_strategy_around_a_method(
 def test_any_noise_that_would_be_lost_ends_the_run() -> None:
     """After the last round too. A strategy that passes everything on is none of it."""
     run = FlowerRun("method=fedavg", *LINES, "rounds=1")
-    Server(client_manager=run.nodes, strategy=Around(run.strategy)).fit(1, None)
+    Server(client_manager=run.nodes, strategy=Around(run.job.strategy)).fit(1, None)
     run = FlowerRun("method=fedavg", *LINES, "rounds=1")
     with pytest.raises(RunFailed, match="has changed them"):
-        Server(client_manager=run.nodes, strategy=Around(run.strategy, 0.1)).fit(1, None)
+        Server(client_manager=run.nodes, strategy=Around(run.job.strategy, 0.1)).fit(1, None)
 
 
 def reply_through(monkeypatch: pytest.MonkeyPatch, *mods: Any) -> Reply:

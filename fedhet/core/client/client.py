@@ -1,4 +1,4 @@
-"""FedClient serves the messages to a client, one by one: `handle`.
+"""FedClient serves the messages to a client. Flower calls `fit`, everything else calls `handle`.
 
 site.py has the local training, and what a method sees of all this.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import kernel, messages, trees
@@ -63,7 +64,7 @@ def evaluated_views(views: Iterable[str], workspace: Workspace) -> dict[str, str
     return {"personal" if name == "global" else name: name for name in names}
 
 
-class FedClient:
+class FedClient(NumPyClient):
     """Serves messages by a method and its plug-ins.
 
     Args:
@@ -76,12 +77,14 @@ class FedClient:
 
     Attributes:
         site_name: of a site with data of its own, as its operator has named it; else None.
+        adapter: answers Flower's messages; fedhet.flower.wire attaches it.
         delivery: keeps the final models at a site.
         site_of: makes the site of a message; by default `Site`.
         msg, pid, state: of the message that is being served.
     """
 
     site_name: str | None = None
+    adapter: NumPyClient
     delivery: Callable[[FedClient], Upload] | None = None
     site_of: Callable[..., Site] = Site
     msg: Broadcast
@@ -382,3 +385,13 @@ class FedClient:
         return site.model(
             site.fit(self.complete(), data=site.own, epochs=epochs, alone=True).params
         )
+
+    # ---- Flower's methods
+    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self.adapter.get_properties(config)
+
+    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+        return self.adapter.fit(parameters, config)
+
+    def evaluate(self, parameters: list[Any], config: dict[str, Any]) -> Any:
+        return self.adapter.evaluate(parameters, config)

@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from flwr.server.strategy import Strategy
+
 from fedhet.core import kernel, trees
 from fedhet.core.client.client import evaluated_views
 from fedhet.core.client.training import usable
@@ -24,21 +26,15 @@ from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, quorum
 from fedhet.core.server.merging import Once, averaging_buffers, normalised
-from fedhet.core.server.phases import (
-    ByClient,
-    OpenStep,
-    RunState,
-    TimetableEntry,
-    locate,
-    sample_cohort,
-)
+from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
+from fedhet.core.server.run import ByClient, RunState
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 
 log = logging.getLogger("fedhet")
 
 
-class FedStrategy:
+class FedStrategy(Strategy):
     """The server half of a run.
 
     Args:
@@ -54,7 +50,10 @@ class FedStrategy:
         run_id: identifies the run; one that goes on has the same.
         kept_back: client -> the versions of its state that checkpoints need.
         digests: name of a plug-in, or "method" -> digest of its class and its settings.
+        adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
     """
+
+    adapter: Strategy
 
     def __init__(self, setting: Setting, method: Method) -> None:
         self.method = method
@@ -295,7 +294,7 @@ class FedStrategy:
         run, rule = self.run, self.setting.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
-        kept: dict[int, int] = {}
+        kept: dict[int, int | None] = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
@@ -333,8 +332,8 @@ class FedStrategy:
             run,
             weights=weights,
             states=states,
-            versions=run.versions | dict.fromkeys(kept, opened.round),
-            state_bytes=run.state_bytes | kept,
+            versions=run.versions.changed(dict.fromkeys(kept, opened.round)),
+            state_bytes=run.state_bytes.changed(kept),
             round=max(run.round, opened.round),
         )
         self.forget(opened.failures)
@@ -359,7 +358,7 @@ class FedStrategy:
         opened: OpenStep,
         updates: Iterable[Upload],
         accept: Callable[[Upload], None],
-        kept: dict[int, int],
+        kept: dict[int, int | None],
     ) -> Iterator[Upload]:
         """Note metrics, bytes and states of admitted updates, and pass the updates on."""
         for update in updates:
@@ -467,17 +466,32 @@ class FedStrategy:
             log.warning(
                 "client %d starts afresh: its state of round %d is lost", pid, run.versions[pid]
             )
-
-        def left(numbers: ByClient) -> ByClient:
-            return {pid: number for pid, number in numbers.items() if pid not in gone}
-
         self.run = replace(
             run,
-            versions=left(run.versions),
-            state_bytes=left(run.state_bytes),
-            pinned={view: left(versions) for view, versions in run.pinned.items()},
+            versions=run.versions.without(gone),
+            state_bytes=run.state_bytes.without(gone),
+            pinned={view: versions.without(gone) for view, versions in run.pinned.items()},
         )
 
     def pin(self, view: str) -> None:
         """Let clients keep the states of the evaluation that was the best of this view."""
         self.run = replace(self.run, pinned={**self.run.pinned, view: self.versions})
+
+    # ---- Flower's methods
+    def initialize_parameters(self, client_manager: Any) -> Any:
+        return self.adapter.initialize_parameters(client_manager)
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        return self.adapter.configure_fit(server_round, parameters, client_manager)
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        return self.adapter.aggregate_fit(server_round, results, failures)
+
+    def configure_evaluate(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
+        return self.adapter.configure_evaluate(server_round, parameters, client_manager)
+
+    def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
+        return self.adapter.aggregate_evaluate(server_round, results, failures)
+
+    def evaluate(self, server_round: int, parameters: Any) -> Any:
+        return self.adapter.evaluate(server_round, parameters)

@@ -63,6 +63,7 @@ from torch import Tensor
 
 from fedhet.core import check, messages, streams
 from fedhet.core.authors import (
+    AnyTree,
     Expected,
     Extras,
     LocalSettings,
@@ -77,6 +78,7 @@ from fedhet.core.authors import (
     Site,
     State,
     Step,
+    Term,
     Tree,
     Update,
     Workspace,
@@ -85,6 +87,7 @@ from fedhet.core.authors import (
 )
 from fedhet.core.check import counted
 from fedhet.core.counts import suppressed
+from fedhet.core.trees import kind
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import gaussians
 from fedhet.methods.fedgmm.gaussians import TARGETS, Mixture
@@ -106,6 +109,11 @@ COUNTS = "fedgmm.counts"  # as the extra is named in messages
 PER_COMPONENT = 4
 
 
+def weights(params: AnyTree, batch: None, own: Tree) -> Tensor:
+    """1 for each real sample and gen_weight for each generated one, (n,)."""
+    return own["weights"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedGMMPlugin(Plugin):
     """The phases `fit` and `share`, once each and with everyone, then training on more samples.
@@ -125,10 +133,14 @@ class FedGMMPlugin(Plugin):
     min_class_samples: int = setting(2, low=1)
     max_components: int | None = setting(None, low=1)
     agg_count: str = setting("original", allowed=("original", "augmented"))
+    gen_weight: float = setting(1.0, low=0)
     max_payload_mb: float = setting(1000.0, open_low=0)
 
     def __post_init__(self) -> None:
-        check.unless(TARGETS, check.integer, "plugin.fedgmm.target", self.target, low=0)
+        if isinstance(self.target, str):
+            check.one_of("plugin.fedgmm.target", self.target, TARGETS)
+        else:
+            check.integer("plugin.fedgmm.target", self.target, low=0)
         super().__post_init__()
 
     @property
@@ -151,7 +163,7 @@ class FedGMMPlugin(Plugin):
         as many, unless it is the only one of its class: EM starts with fewer components, and those
         that are smaller in the end are merged with others.
         """
-        workspace, data = site.workspace, site.workspace.unit(msg.pid)
+        workspace, data = site.workspace, _pixels(site, msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
         counts = suppressed(data.y.bincount(minlength=classes).cpu(), workspace.min_count)
         fewest = PER_COMPONENT * workspace.min_count
@@ -177,7 +189,14 @@ class FedGMMPlugin(Plugin):
             # A component's samples are n pi, up to rounding.
             least = fewest * (1 - 1e-6) / len(x)
             mixtures[c] = gaussians.reduce(mixture, k, least) if fewest else mixture
-            not_converged += not converged
+            if not converged:
+                not_converged += 1
+                log.warning(
+                    "fedgmm: client %d, class %d: EM has not converged; the mixture of its last"
+                    " step is used",
+                    msg.pid,
+                    c,
+                )
         sent: Extras = {"counts": counts, "mixtures": pack(mixtures, d)}
         if workspace.noise:
             sent["counts"], sent["mixtures"] = content(counts, mixtures, self.components, d)
@@ -258,7 +277,7 @@ class FedGMMPlugin(Plugin):
     @serves
     def share(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        workspace, data = site.workspace, site.workspace.unit(msg.pid)
+        workspace, data = site.workspace, _pixels(site, msg.pid)
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
@@ -373,10 +392,36 @@ class FedGMMPlugin(Plugin):
         y = generated["y"].to(samples.x.device)
         return Samples(torch.cat([samples.x, x]), torch.cat([samples.y, y]))
 
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if self.gen_weight == 1:
+            return []
+        factors = site.data.x.new_full((len(site.data),), self.gen_weight)
+        factors[: len(site.own)] = 1
+        return [Term("weight", weights, {"weights": factors})]
+
 
 def _pixels_of(workspace: Workspace) -> int:
     """The number of pixels of a sample."""
     return math.prod(workspace.task.inputs.shape[1:])
+
+
+def _pixels(site: Site, pid: int) -> Samples:
+    """The real training samples.
+
+    Raises:
+        ValueError: the inputs are not in [0, 1], or the labels are not classes.
+    """
+    workspace, classes = site.workspace, site.workspace.task.classes
+    data = workspace.floating(workspace.task.clients[pid].train)
+    low, high = (float(bound) for bound in data.x.aminmax())
+    if not (low >= 0 and high <= 1):  # also where they are NaN
+        raise ValueError(f"fedgmm models pixels in [0, 1], but client {pid} has others")
+    first, last = (bound.item() for bound in data.y.aminmax())
+    if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
+        raise ValueError(
+            f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)} with others"
+        )
+    return data
 
 
 @dataclass(frozen=True, kw_only=True)
