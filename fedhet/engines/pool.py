@@ -129,22 +129,23 @@ class Pool(ABC):
         """Kill and replace the workers whose time is over."""
         now = time.monotonic()
         closed = exchange.closing <= now
-        failed = [] if not closed else [exchange.waiting.pop() for _ in list(exchange.waiting)]
-        for worker, position in list(exchange.busy.items()):
-            if closed or exchange.due[worker] <= now:
-                failed.append(position)
-                del exchange.busy[worker]
-                self._remove(worker, kill=True)
-                exchange.idle += self._replacement()
+        overdue = [one for one in exchange.busy if closed or exchange.due[one] <= now]
+        failed = [exchange.busy.pop(worker) for worker in overdue]
+        for worker in overdue:
+            self._remove(worker, kill=True)
+            exchange.idle += self._replacement()
+        if closed:
+            failed += exchange.waiting
+            exchange.waiting = []
         for position in failed:
-            msg = plan[position]
+            msg, grace = plan[position], self._limits.grace
             if closed:
-                grace = f"{self._limits.grace:g}"
-                cause = f"{exchange.arrived} other clients had replied {grace} s before"
-                reason = "not awaited"
+                cause, reason = (
+                    f"{exchange.arrived} other clients had replied {grace:g} s before",
+                    "not awaited",
+                )
             else:
-                cause = f"no reply within {msg.deadline:g} s; its worker was killed"
-                reason = "late"
+                cause, reason = f"no reply within {msg.deadline:g} s; its worker was killed", "late"
             exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
     def _take_reply(

@@ -91,12 +91,8 @@ def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence
     update.extras = {
         name: messages.on_device(value, step.device) for name, value in update.extras.items()
     }
-    if not update.weights:
-        if step.sent and step.entry.phase.uploads:
-            raise ValueError("the reply carries no weights")
+    if not update.weights and not (step.sent and step.entry.phase.uploads):
         return
-    if not step.entry.phase.slot:
-        raise ValueError("the reply carries weights in a phase that has none")
     update.weights = {name: t.to(step.device) for name, t in update.weights.items()}
     trees.check_like("weights", update.weights, step.sent)
     held = trees.pick(update.weights, [name for name in variances if name in update.weights])

@@ -194,21 +194,16 @@ def check_scores(
         where, _, metric = name.rpartition(".")
         if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
             raise ValueError(f"unexpected metric {trees.shown(name)}")
-        if metric != "n":
+        if metric == "n":
+            sized[where] = value
+            possible = value == sizes[where.partition(".")[0]] > 0
+        elif metric in SHARES:
+            possible = 0.0 <= value <= 1.0
+        else:  # those of a model that has diverged are infinite, which is a result
             huge = isinstance(value, int) and abs(value) > EXACT  # no file of scores could hold it
-            if metric in SHARES:
-                possible = 0.0 <= value <= 1.0
-            else:  # those of a model that has diverged are infinite, which is a result
-                possible = value <= 1.0 if metric == "r2" else not math.isnan(value)
-            if huge or not possible:
-                raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
-            continue
-        own = sizes[where.partition(".")[0]]
-        if value != own or not own:
-            raise ValueError(
-                f"metric {name!r} is {trees.shown(value)}; the client has {own} such samples"
-            )
-        sized[where] = value
+            possible = not (huge or math.isnan(value)) and (metric != "r2" or value <= 1.0)
+        if not possible:
+            raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
     if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
         raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
     expected = {*extras, *(scored if target.tallied else ())}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fedhet.core.errors import RunFailed
-from fedhet.core.groups import Course, Evaluation, LocalSettings
+from fedhet.core.groups import Course, LocalSettings
 from fedhet.core.kernel import Phase, Plugin
 from fedhet.core.messages import LOST, Failure
 from fedhet.core.server.merging import Mean
@@ -32,11 +32,6 @@ class Setting(Course):
     plugins: Sequence[Plugin] = ()
     server_opt: ServerOptimizer | None = None
     merge: Mean = field(default_factory=Mean)
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """When and what the run evaluates."""
-        return self.workspace.evaluation
 
     def starts_afresh(self, reason: str) -> bool:
         """Whether this is a lost state, and the run lets its client begin again without one."""

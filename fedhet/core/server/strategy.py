@@ -127,7 +127,7 @@ class FedStrategy(Strategy):
     def evaluates_after(self, opened: OpenStep) -> bool:
         """Whether an evaluation follows the step."""
         last = opened.step == self.run.lengths[opened.index]
-        due = last or opened.step % self.setting.evaluation.every == 0
+        due = last or opened.step % self.workspace.evaluation.every == 0
         return opened.entry.phase.evaluate and due
 
     def mergeable(self, slot: str) -> list[str]:

@@ -70,7 +70,8 @@ class PersonalModels(Callback):
     def begun(self, loop: Loop) -> None:
         """Decide what is kept before any work is done: the last models, then the best ones."""
         loop.notes["personal_models"] = self._record
-        limit, workspace = self._strategy.setting.evaluation.personal_mb, self._strategy.workspace
+        workspace = self._strategy.workspace
+        limit = workspace.evaluation.personal_mb
         left = math.inf if limit is None else limit * MB
         views = [view for view in self._strategy.views if view != "global"]
         for view, which in [(view, which) for which in (LAST, BEST) for view in views]:

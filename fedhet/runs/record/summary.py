@@ -179,7 +179,7 @@ def summarise(
         failures: the clients that failed, with the round.
     """
     executed = [row["phase"] for row in rows]
-    target, evaluation = strategy.workspace.task.scoring, strategy.setting.evaluation
+    target, evaluation = strategy.workspace.task.scoring, strategy.workspace.evaluation
     losses = [row["loss_global"] for row in rows if row["loss_global"] is not None]
     validation = [row[key] for row in rows if (key := target.key("val_weighted")) in row]
     details = [row["details"] for row in rows if "details" in row]
