@@ -18,6 +18,7 @@ from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Course
+from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.kernel import Method, Plugin
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
@@ -267,6 +268,7 @@ def _progress(job: Job, done: int) -> AbstractContextManager[terminal.Observer]:
     return terminal.progress(job.config.choices["method"], steps, done)
 
 
+@exits_as_errors()
 def try_settings(settings: Config) -> None:
     """Refuse settings of what acts on the server before any data are read.
 

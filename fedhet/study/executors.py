@@ -31,7 +31,7 @@ import psutil
 
 from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
-from fedhet.core.interruptions import raise_if_interrupted
+from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
 from fedhet.runs import process
 from fedhet.runs.cli.exits import INTERRUPTED, drop_output, error_line, report_error, say
 from fedhet.runs.cli.interrupts import interruptible
@@ -144,6 +144,7 @@ class PlannedRun:
         return None if state.get("status") == cells.WAITING else state.get("reason") or ""
 
 
+@exits_as_errors()
 def make(settings: Config) -> Run:
     """Make a run in this process; raise what it fails with."""
     instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
@@ -168,7 +169,8 @@ def clients_together(settings: Config) -> int:
     from fedhet.runs.job import Job
 
     try:
-        return together(Job(settings))
+        with exits_as_errors():
+            return together(Job(settings))
     except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
         return 0
 
@@ -237,8 +239,7 @@ def _told(run: PlannedRun, settings: Config) -> None:
         run.make(settings)
     except OtherCode:
         pass  # the folder says so
-    # Code of the run may call sys.exit; the command that has started it tells why it has failed.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 -- told by the command that has started it
         report_error(error)
         cells.record_failure(run.folder, error_line(error))
 

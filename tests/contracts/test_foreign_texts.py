@@ -187,7 +187,7 @@ def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
         assert isinstance(failure, Failure) and is_clean(failure.cause)
     adapter = StrategyAdapter(run.strategy)
     manager: Any = SimpleNamespace(num_available=lambda: 1, all=lambda: {"1": Proxy(ALL)})
-    adapter.configure_fit(1, adapter.initialize_parameters(manager), manager)
+    adapter.begin(1, ManagerMembers(manager))
     failures = list(adapter._in_order([], [RuntimeError(LONG)] * 20))
     assert len(failures) == 3
     assert all(is_clean(one.cause) for one in failures if isinstance(one, Failure))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 import torch
 from contracts.hostile import served
 from contracts.tasks import with_dropout
-from flwr.common import Code, FitRes, GetPropertiesRes, Status
+from flwr.common import FitRes
 
 from fedhet.core.messages import Failure, Upload
 from fedhet.data.toy import toy_task
+from fedhet.flower import wire
 from fedhet.flower.adapter import StrategyAdapter
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fednorm import FedNormPlugin
@@ -43,24 +44,30 @@ def test_the_order_in_which_clients_are_served(
     assert len(hashes) == 1
 
 
-class Proxy:
-    """A node, as Flower's Server sees it."""
+class Connected:
+    """So many nodes, each with the client of its number."""
 
-    def __init__(self, cid: str, count: int) -> None:
-        self.cid = cid
-        self._properties: Any = {"partition-id": int(cid), "num-partitions": count}
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-    def get_properties(self, ins: Any, timeout: float, group_id: int) -> GetPropertiesRes:
-        return GetPropertiesRes(Status(Code.OK, ""), self._properties)
+    def ids(self) -> set[str]:
+        return set(map(str, range(self.count)))
+
+    def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Any]]:
+        for cid in ids:
+            yield cid, {"partition-id": int(cid), "num-partitions": self.count}
 
 
 def first_round(run: Any, count: int) -> tuple[StrategyAdapter, list[tuple[Any, FitRes]]]:
     """What Flower's Server calls, and the replies of the clients as it delivers them."""
     adapter = StrategyAdapter(run.strategy)
-    proxies = {str(i): Proxy(str(i), count) for i in range(count)}
-    manager: Any = SimpleNamespace(num_available=lambda: count, all=lambda: proxies)
-    asked = adapter.configure_fit(1, adapter.initialize_parameters(manager), manager)
-    return adapter, [(proxy, served(run).fit(ins)) for proxy, ins in asked]
+    adapter.begin(1, Connected(count))
+    packer = wire.MessagePacker()
+    hosted = adapter.hosted(Connected(count))
+    return adapter, [
+        (SimpleNamespace(cid=node), served(run).fit(wire.fit_ins(msg, packer)))
+        for node, msg in hosted
+    ]
 
 
 def test_replies_are_put_in_order_and_missing_ones_are_named(

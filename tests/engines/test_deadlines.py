@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,28 +39,55 @@ LINES = [
 # ---- the time limit itself
 
 
-def test_a_time_limit_ends_what_runs_too_long() -> None:
+def in_main(work: Callable[[], None]) -> None:
+    work()
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 -- handed to the test
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("where", [in_main, in_thread])
+def test_a_time_limit_ends_what_runs_too_long(where: Callable[..., None]) -> None:
     """Also where the work catches every Exception."""
     ended = []
+
+    def hang() -> None:
+        with interruptions.time_limit(0.1):
+            while True:
+                try:
+                    time.sleep(0.01)
+                except Exception:  # noqa: BLE001 -- as careless code does
+                    ended.append("caught")
+
     began = time.monotonic()
-    with (
-        pytest.raises(TimeoutError, match=r"longer than 0.1 s"),
-        interruptions.time_limit(0.1),
-    ):
-        while True:
-            try:
-                time.sleep(0.01)
-            except Exception:  # noqa: BLE001 -- as careless code does
-                ended.append("caught")
+    with pytest.raises(TimeoutError, match=r"longer than 0.1 s"):
+        where(hang)
     assert time.monotonic() - began < 10 and not ended
 
 
-def test_a_time_limit_leaves_quick_work_alone() -> None:
+@pytest.mark.parametrize("where", [in_main, in_thread])
+def test_a_time_limit_leaves_quick_work_alone(where: Callable[..., None]) -> None:
+    def work() -> None:
+        for _ in range(20):
+            with interruptions.time_limit(0.05):
+                pass
+        time.sleep(0.1)
+
     before = signal.getsignal(signal.SIGALRM)
-    for _ in range(20):
-        with interruptions.time_limit(0.05):
-            pass
-    time.sleep(0.1)
+    where(work)
     assert signal.getsignal(signal.SIGALRM) is before
 
 

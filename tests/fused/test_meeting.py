@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from fedhet.core.errors import RunFailed
+from fedhet.core.interruptions import signals_noted
 from fedhet.core.timing import SHARE, Share
 from fedhet.engines.fused.meeting import Meeting
 
@@ -154,6 +157,35 @@ def test_an_interruption_ends_all(monkeypatch: pytest.MonkeyPatch, where: str) -
     assert sorted(ended) == ([0, 1] if where == "between" else [0, 1, 2])
     monkeypatch.undo()
     assert meeting.gather([lambda: meeting.ask(Number(5))]) == [5]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("where", ["between", "within"])
+def test_what_no_signal_has_raised_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
+) -> None:
+    """Code of a client calls sys.exit, in its own part or in what is done as one."""
+    meeting, ended = Meeting(), []
+
+    def perform(requests: Sequence[Number]) -> list[int]:
+        if where == "within" and any(one.value == 1 for one in requests):
+            raise error(0)
+        return [1] * len(requests)
+
+    def work(n: int) -> None:
+        if where == "between" and n == 1:
+            raise error(0)
+        meeting.ask(Number(n, str(n)))
+        meeting.ask(Number(3))
+        ended.append(n)
+
+    monkeypatch.setattr(Number, "perform", staticmethod(perform))
+    with (
+        signals_noted(),
+        pytest.raises(RunFailed, match=rf"{error.__name__}\(0\): code of the run"),
+    ):
+        meeting.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
+    assert ended == [0, 2]
 
 
 def test_seconds_are_shared() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedhet.core.interruptions import signals_noted
 from fedhet.runs.config import composition
 from fedhet.study import executors
 from fedhet.study.executors import PlannedRun, Processes, carry_out
@@ -71,7 +72,8 @@ def test_each_run_is_what_it_is_alone(
         run.prepare()
     bases = composition.of_sweep()
     printed = sys.stdout
-    carry_out([(run, run.composed(bases)) for run in runs], str(ROOT))
+    with signals_noted():
+        carry_out([(run, run.composed(bases)) for run in runs], str(ROOT))
     assert sys.stdout is printed
     for run, own in zip(runs[:3], every, strict=False):
         alone = launch(*LINES, *own)
@@ -79,8 +81,8 @@ def test_each_run_is_what_it_is_alone(
         assert summary(run.folder)["seconds_shared"] and not alone.summary["seconds_shared"]
         log = (run.folder / "log.txt").read_text()
         assert log.count("train ") == 1 + len(steps(run.folder))  # and the table has one
-    assert summary(runs[5].folder)["status"] == "interrupted"
-    reasons = ("holds NaN", "data not found", "SystemExit: 0")
+    assert summary(runs[5].folder)["status"] == "failed"
+    reasons = ("holds NaN", "data not found", "SystemExit(0): code of the run")
     for run, reason in zip(runs[3:], reasons, strict=True):
         state = json.loads((run.folder / "cell.json").read_text())
         assert state["status"] == "failed" and reason in state["reason"], state

@@ -94,5 +94,5 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_a_node_that_has_the_piece_serves_it() -> None:
-    client: Any = client_for(context("method=dynreg partition.clients=3"), MemoryStore())
-    assert type(client.client.method).__name__ == "DynReg"
+    client = client_for(context("method=dynreg partition.clients=3"), MemoryStore())
+    assert type(client.method).__name__ == "DynReg"

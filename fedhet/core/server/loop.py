@@ -17,7 +17,7 @@ from torch import Tensor
 from fedhet.core import messages, trees
 from fedhet.core.client.state import Store, state_sizes
 from fedhet.core.errors import ConfigError, WriteError
-from fedhet.core.interruptions import raise_if_interrupted
+from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.admission import Backup, TakenAgain
 from fedhet.core.server.callbacks import Callback, Row
@@ -270,7 +270,8 @@ class Loop:
     def ending(self) -> Iterator[None]:
         """Tell the callbacks how the run ends inside the block."""
         try:
-            yield
+            with exits_as_errors():
+                yield
         except (KeyboardInterrupt, SystemExit) as error:
             self.end("interrupted", error)
             raise
@@ -294,10 +295,11 @@ class Loop:
         for row in [None] if self.row is None else [self.row, None]:  # None: the end
             for callback in self.callbacks:
                 try:
-                    if row is not None:
-                        callback.settled(self, row)
-                    else:
-                        callback.ended(self, status, error)
+                    with exits_as_errors():
+                        if row is not None:
+                            callback.settled(self, row)
+                        else:
+                            callback.ended(self, status, error)
                 except (KeyboardInterrupt, SystemExit) as stopped:
                     status, error, problem = "interrupted", stopped, stopped
                 except Exception as failed:  # noqa: BLE001 -- the other callbacks are called first

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
+from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.timing import SHARE, Share
 
 Result = TypeVar("Result")
@@ -57,7 +58,7 @@ class Meeting:
             Exception: what the first of them that fails raises, once all have ended.
         """
         results: list[Any] = [None] * len(works)
-        errors: list[BaseException] = []
+        errors: list[Exception] = []
         left = len(works)
         caller = getcurrent()
 
@@ -66,8 +67,9 @@ class Meeting:
             if share := SHARE.get():
                 share.resume()
             try:
-                results[i] = works[i]()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 -- for the caller
+                with exits_as_errors():
+                    results[i] = works[i]()
+            except Exception as error:  # noqa: BLE001 -- for the caller
                 errors.append(error)
             if share:
                 share.pause()
@@ -98,7 +100,7 @@ class Meeting:
             return type(request).perform([request])[0]
         self._asking.append((getcurrent(), SHARE.get(), request))
         result = self._wait()
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -150,8 +152,9 @@ def _carried_out(
         began = time.perf_counter()
         requests = [asking[i][2] for i in members]
         try:
-            found = type(requests[0]).perform(requests)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- for those who have asked
+            with exits_as_errors():
+                found = type(requests[0]).perform(requests)
+        except Exception as error:  # noqa: BLE001 -- for those who have asked
             found = [error] * len(members)
         seconds = (time.perf_counter() - began) / len(members)
         for i, result in zip(members, found, strict=True):

@@ -49,7 +49,7 @@ def say(text: str) -> None:
         drop_output()
 
 
-def report_error(error: BaseException) -> int:
+def report_error(error: Exception) -> int:
     """Print the error and return its exit code; FEDHET_TRACEBACK=1 also prints the traceback."""
     if traceback_wanted():
         traceback.print_exception(error)
@@ -57,7 +57,7 @@ def report_error(error: BaseException) -> int:
     return WRONG_USE if isinstance(error, ConfigError | DataError) else FAILED
 
 
-def error_line(error: BaseException) -> str:
+def error_line(error: Exception) -> str:
     """Return the error as the user should read it, in one line."""
     if isinstance(error, RunFailed | ConfigError | DataError | WriteError):
         return reason_of(error)

@@ -29,9 +29,9 @@ def interruptible() -> Iterator[None]:
 
     sys.unraisablehook = report_others
     try:
-        yield
+        with interruptions.signals_noted():
+            yield
     finally:
-        interruptions.forget_interruptions()
         sys.unraisablehook = report
         for number, handler in handlers.items():
             signal.signal(number, handler or signal.SIG_DFL)
