@@ -90,15 +90,11 @@ class Texts:
             "tokenizer": signature([file for file in files if file.is_file()]),
         }
 
-    def encoded(
-        self, texts: Mapping[str, Sequence[str]], width: int | None = None
-    ) -> tuple[list[np.ndarray], Arrays]:
+    def encoded(self, texts: Mapping[str, Sequence[str]]) -> tuple[list[np.ndarray], Arrays]:
         """The texts as tokens.
 
         Args:
             texts: the source of each part, for messages -> its texts.
-            width: the number T of tokens of each text; None: that of the longest text, but not
-                more than `max_length`.
 
         Returns:
             (n, T) int64 for each part; and the arrays vocabulary and padding, which describe them.
@@ -107,13 +103,10 @@ class Texts:
             ConfigError: the package `tokenizers` is missing.
             DataError: the tokenizer is damaged, or no text has a token.
         """
-        if self.filled:
-            width = self.max_length
         tokenizer = _load(self.file)
         described = self.described(tokenizer)
-        padding = described["padding"]
         tokenizer.no_padding()
-        tokenizer.enable_truncation(width or self.max_length)
+        tokenizer.enable_truncation(self.max_length)
         parts = {source: tokenizer.encode_batch(list(each)) for source, each in texts.items()}
         lengths = [len(one.ids) for part in parts.values() for one in part]
         if not max(lengths, default=0):
@@ -125,12 +118,13 @@ class Texts:
             min(lengths),
             max(lengths),
             sum(bool(one.overflowing) for part in parts.values() for one in part),
-            width or self.max_length,
+            self.max_length,
         )
+        width = self.max_length if self.filled else max(lengths)
+        check_memory(8 * len(lengths) * width, f"dataset.text={self.column}")
         tokens = []
-        check_memory(8 * len(lengths) * (width or max(lengths)), f"dataset.text={self.column}")
         for part in parts.values():
-            x = np.full((len(part), width or max(lengths)), padding, np.int64)
+            x = np.full((len(part), width), described["padding"], np.int64)
             for row, one in zip(x, part, strict=True):
                 row[: len(one.ids)] = one.ids
             tokens.append(x)
