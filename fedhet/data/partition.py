@@ -125,7 +125,6 @@ class Scheme(Checked, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "split", check_split(self.split))
-        object.__setattr__(self, "noise", float(self.noise))
 
     def assign(
         self,
@@ -260,15 +259,10 @@ class Listed(DrawnScheme):
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
         present, class_sizes = np.unique(labels, return_counts=True)
-        missing, unlisted = {*chain(*own)} - {*present}, {*present} - {*chain(*own)}
-        if missing or unlisted:
-            problem = (
-                f"there is no class {min(missing)}"
-                if missing
-                else f"no client has the class {min(unlisted)}"
-            )
+        if (given := {*chain(*own)}) != {*present.tolist()}:
             raise ConfigError(
-                f"partition.classes: {problem}; the classes of the data are {present.tolist()}"
+                f"partition.classes: the clients have {sorted(given)}; the classes of the data are"
+                f" {present.tolist()}"
             )
         has = np.stack([np.isin(present, classes) for classes in own])
         return _divided(labels, seed, _equal_shares(has, class_sizes))

@@ -137,8 +137,17 @@ class Texts:
             ConfigError, DataError: as `encoded` does.
         """
         tokenizer = tokenizer or _load(self.file)
-        padding = _padding(tokenizer, self.file)
-        return {"vocabulary": max(tokenizer.get_vocab_size(), padding + 1), "padding": padding}
+        size = tokenizer.get_vocab_size()
+        if tokenizer.padding is not None:
+            padding = int(tokenizer.padding["pad_id"])
+        else:
+            settings = self.file.with_name(SETTINGS)
+            token = read_object(settings, given=True).get("pad_token") if settings.is_file() else ""
+            if isinstance(token, dict):  # with its properties
+                token = token.get("content")
+            number = tokenizer.token_to_id(token) if isinstance(token, str) else None
+            padding = size if number is None else int(number)  # a further token
+        return {"vocabulary": max(size, padding + 1), "padding": padding}
 
 
 def find_tokenizer(places: Sequence[Path], where: str, advice: str) -> Path:
@@ -163,17 +172,3 @@ def _load(file: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing more specific
         raise DataError(f"{file} is damaged, or not a tokenizer: {error}") from error
-
-
-def _padding(tokenizer: tokenizers.Tokenizer, file: Path) -> int:
-    """The tokenizer's padding token, or else a further one after its vocabulary."""
-    if tokenizer.padding is not None:
-        return int(tokenizer.padding["pad_id"])
-    settings = file.with_name(SETTINGS)
-    token: Any = None
-    if settings.is_file():
-        token = read_object(settings, given=True).get("pad_token")
-    if isinstance(token, dict):  # with its properties
-        token = token.get("content")
-    number = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return tokenizer.get_vocab_size() if number is None else int(number)

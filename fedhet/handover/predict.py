@@ -142,7 +142,15 @@ def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
         raise DataError(f"{file} contains no rows")
     _check_columns(about, file, frame, columns)
     if about.text:
-        return _tokens(about, text_values(frame, columns[0], str(file)), file, tokenizer)
+        how = replace(_texts(about, file, tokenizer), max_length=about.shape[0], filled=True)
+        (x,), made = how.encoded({str(file): text_values(frame, columns[0], str(file))})
+        for key in ("vocabulary", "padding"):
+            if int(made[key]) != about.partition[key]:
+                raise DataError(
+                    f"{how.file} is not the tokenizer of this run: its {key} is {int(made[key])},"
+                    f" that of the run {about.partition[key]}"
+                )
+        return x
     return cells.read(frame, columns, str(file))
 
 
@@ -165,20 +173,6 @@ def _check_columns(
             f"{file} has the columns {', '.join(extra)}, which this run did not have; its inputs"
             f" are {', '.join(columns)}"
         )
-
-
-def _tokens(
-    about: Described, texts: Sequence[str], file: Path, tokenizer: str | None
-) -> np.ndarray:
-    how = replace(_texts(about, file, tokenizer), max_length=about.shape[0], filled=True)
-    (x,), made = how.encoded({str(file): texts})
-    for key in ("vocabulary", "padding"):
-        if int(made[key]) != about.partition[key]:
-            raise DataError(
-                f"{how.file} is not the tokenizer of this run: its {key} is {int(made[key])}, that"
-                f" of the run {about.partition[key]}"
-            )
-    return x
 
 
 def _texts(about: Described, file: Path, tokenizer: str | None) -> Texts:
@@ -232,7 +226,6 @@ def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
 
 # ---- predictions
 _BATCH = 256
-_NEXT = 2  # classes after the first that the table shows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -331,24 +324,15 @@ def _json(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -
 
 
 def _table(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -> str:
-    """The table for a terminal; of many classes it has the most probable ones only."""
+    """The table for a terminal; of classes it has the predicted one only."""
     import pandas
 
     if about.target in ("number", "labels"):
         frame = _frame(about, names, outputs, chosen)
     else:
-        p, order = outputs.topk(min(1 + _NEXT, outputs.shape[1]))
-        first = _predictions(about, chosen)
-        others = [
-            ", ".join(
-                f"{about.outputs[i]} {value:.3f}"
-                for value, i in zip(values, numbers, strict=True)
-                if about.outputs[i] != own
-            )
-            for values, numbers, own in zip(p.tolist(), order.tolist(), first, strict=True)
-        ]
-        columns = {"input": names, "prediction": first, "probability": p[:, 0], "then": others}
-        frame = pandas.DataFrame(columns)
+        probability = outputs[chosen]
+        columns = {"prediction": _predictions(about, chosen), "probability": probability}
+        frame = pandas.DataFrame({"input": names, **columns})
     for column in frame.select_dtypes("str"):
         frame[column] = [clean(value) for value in frame[column]]
     frame.columns = pandas.Index([clean(str(column)) for column in frame.columns])

@@ -171,7 +171,7 @@ def test_the_table_names_classes(
 ) -> None:
     assert main(["predict", str(of_a_table.dir), str(tables / "test.csv")]) == 0
     header, first, *_ = capsys.readouterr().out.splitlines()
-    assert header.split() == ["input", "prediction", "probability", "then"]
+    assert header.split() == ["input", "prediction", "probability"]
     assert first.split()[1] in ("benign", "malignant")
 
 
