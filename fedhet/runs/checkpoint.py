@@ -349,8 +349,6 @@ class Checkpoints(Callback):
         strategy, device = self._strategy, self._strategy.workspace.device
         before = strategy.weights
         nodes, tensors = found.values()
-        if RUN not in nodes:
-            raise ValueError("an earlier version of fedhet has written it; start a new run")
         strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
         for name, callback in self._callbacks.items():
             put_back(callback, nodes.get(name, {}), tensors, device)
