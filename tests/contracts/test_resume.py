@@ -202,10 +202,7 @@ def test_checkpoints_are_written_when_they_are_due(
     written = []
     monkeypatch.setattr(
         "fedhet.runs.checkpoint.Checkpoints._write",
-        lambda self: (
-            written.append(self._strategy.run.round),
-            vars(self).update(_written=True),
-        ),
+        lambda self, loop: (written.append(loop.round), vars(self).update(_written=True)),
     )
     lines = shortened("method=fedavg rounds=8")
     run_quietly(config.compose(lines), tmp_path / "run", toy_task())
