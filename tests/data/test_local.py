@@ -202,7 +202,6 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (["dataset.sites=['../a']"], "consists of letters"),
         (["dataset.classes=null"], "must be declared"),
         (["dataset.shape=null"], "declare the columns of a table, or else the shape"),
-        (["dataset.features=[a,label]", "dataset.shape=null"], "contains dataset.label"),
         (["dataset.dtype=int8"], "dataset.dtype=int8"),
         (["dataset.mean=[1,2]"], "give one number"),
         (["dataset.nodes={z:1}"], r"\['z'\] are not among"),

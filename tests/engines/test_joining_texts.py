@@ -172,7 +172,6 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
         ("dataset.text=null", "needs the SHA-256"),
         ("dataset.padding=null", "declare also"),
         ("dataset.dtype=float32", "declare also"),
-        ("dataset.label=sentence", "is also dataset.label"),
     ],
 )
 def test_a_declaration_that_lacks_something(lines: list[str], change: str, message: str) -> None:
