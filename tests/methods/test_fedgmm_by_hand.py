@@ -144,7 +144,7 @@ def gradient(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"agg_count": "augmented"}, {"target": 9, "agg_count": "augmented"}],
+    [{}, {"agg_count": "augmented"}, {"gen_weight": 0.25}, {"target": 9, "agg_count": "augmented"}],
     ids=str,
 )
 def test_rounds_on_real_and_generated_samples(fedgmm: Launch, options: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ def test_rounds_on_real_and_generated_samples(fedgmm: Launch, options: dict[str,
         generated = kept(run, pid)
         all_x = np.concatenate([x.astype(np.float64), generated["x"].numpy() / 255])
         all_y = np.concatenate([y, generated["y"].numpy()])
-        weights = np.ones(len(all_y))
+        weights = np.repeat([1.0, options.get("gen_weight", 1.0)], [len(y), len(all_y) - len(y)])
         training_sets.append(((all_x.reshape(-1, 4) - 0.4) / 0.3, all_y, weights))
     if options.get("agg_count"):
         sizes = [len(all_y) for _, all_y, _ in training_sets]

@@ -185,4 +185,8 @@ def test_sample_weights_of_two_plugins_multiply_in_either_order(federation: Laun
     def none() -> Plugin:
         return FedGMMPlugin(psi=0.0)
 
+    def quarter() -> Plugin:
+        return FedGMMPlugin(psi=0.0, gen_weight=0.25)
+
     assert run(none, Half) == run(Half, none) == run(none, lr=LR / 2)
+    assert run(quarter, Half) == run(Half, quarter) == run(quarter, lr=LR / 2) != run(none, Half)

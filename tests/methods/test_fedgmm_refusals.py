@@ -222,6 +222,7 @@ def test_bad_options_are_named() -> None:
         ("reg_covar", 0.0),
         ("psi", 1.0),
         ("psi", -0.1),
+        ("gen_weight", -1.0),
         ("target", "max"),
         ("target", -1),
         ("target", 2.5),

@@ -63,6 +63,7 @@ from torch import Tensor
 
 from fedhet.core import check, messages, streams
 from fedhet.core.authors import (
+    AnyTree,
     Expected,
     Extras,
     LocalSettings,
@@ -77,6 +78,7 @@ from fedhet.core.authors import (
     Site,
     State,
     Step,
+    Term,
     Tree,
     Update,
     Workspace,
@@ -106,6 +108,11 @@ COUNTS = "fedgmm.counts"  # as the extra is named in messages
 PER_COMPONENT = 4
 
 
+def weights(params: AnyTree, batch: None, own: Tree) -> Tensor:
+    """1 for each real sample and gen_weight for each generated one, (n,)."""
+    return own["weights"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedGMMPlugin(Plugin):
     """The phases `fit` and `share`, once each and with everyone, then training on more samples.
@@ -125,6 +132,7 @@ class FedGMMPlugin(Plugin):
     min_class_samples: int = setting(2, low=1)
     max_components: int | None = setting(None, low=1)
     agg_count: str = setting("original", allowed=("original", "augmented"))
+    gen_weight: float = setting(1.0, low=0)
     max_payload_mb: float = setting(1000.0, open_low=0)
 
     def __post_init__(self) -> None:
@@ -372,6 +380,13 @@ class FedGMMPlugin(Plugin):
         x = generated["x"].to(samples.x.device).to(samples.x.dtype).div_(255)
         y = generated["y"].to(samples.x.device)
         return Samples(torch.cat([samples.x, x]), torch.cat([samples.y, y]))
+
+    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        if self.gen_weight == 1:
+            return []
+        factors = site.data.x.new_full((len(site.data),), self.gen_weight)
+        factors[: len(site.own)] = 1
+        return [Term("weight", weights, {"weights": factors})]
 
 
 def _pixels_of(workspace: Workspace) -> int:
