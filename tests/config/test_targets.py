@@ -177,7 +177,8 @@ def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(override.partition("=")[0])):
+    key = override.lstrip("+").partition("=")[0]
+    with pytest.raises(ConfigError, match=re.escape(key)):
         check_overrides([override])
 
 

@@ -165,11 +165,11 @@ def test_what_callbacks_add_to_a_message_reaches_the_clients(
 
 def test_noise_without_an_account_is_refused(federation: Callable[..., Any]) -> None:
     noised = federation(toy_task(2), FedAvg, noise=Noise(1.0))
-    with pytest.raises(ConfigError, match=r"privacy\.noise=1 without an account"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1 .*account"):
         Loop(noised.strategy)
     assert Loop(noised.strategy, [Account(Noise(1.0))])
     device = torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"privacy\.noise=1 without an account"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1 .*account"):
         Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0))
     assert Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0), release=release)
 

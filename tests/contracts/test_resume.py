@@ -119,7 +119,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(
 
     monkeypatch.setattr(Checkpoint, "values", earlier)
     folder = shutil.copytree(finished(), tmp_path / "run")
-    reason = "000003 cannot be used: an earlier version of fedhet has written it; start a new run"
+    reason = "000003 .*earlier version"
     with pytest.raises(fedhet.RunFailed, match=reason):
         resume(folder, "rounds=4")
 
@@ -240,10 +240,10 @@ def test_the_task_must_be_given_again(tmp_path: Path) -> None:
     given = config.compose([f"resume={tmp_path / 'run'}", "rounds=5"])
     with pytest.raises(fedhet.ConfigError, match="as task="):
         run_quietly(given, tmp_path / "run")
-    with pytest.raises(fedhet.ConfigError, match="the clients' data are others"):
+    with pytest.raises(fedhet.ConfigError, match=r"data .*partition\.json"):
         run_quietly(given, tmp_path / "run", toy_task(equal=True))
     other = replace(toy_task(), transform=lambda x: x)
-    with pytest.raises(fedhet.ConfigError, match=r"task\.transform was None in this run"):
+    with pytest.raises(fedhet.ConfigError, match=r"task\.transform .*None "):
         run_quietly(given, tmp_path / "run", other)
 
 
@@ -281,5 +281,5 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml: No such file"):
         fedhet.run([f"resume={tmp_path}"])
     os.mkfifo(tmp_path / "overrides.yaml")
-    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml is damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml .*damaged"):
         fedhet.run([f"resume={tmp_path}"])
