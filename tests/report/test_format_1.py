@@ -43,5 +43,5 @@ def test_it_has_a_report_and_a_model(folder: Path) -> None:
 
 
 def test_it_does_not_go_on(folder: Path) -> None:
-    with pytest.raises(fedhet.ConfigError, match=r"has written this run \(format 1\)"):
+    with pytest.raises(fedhet.ConfigError, match=r"run \(format 1\)"):
         fedhet.run([f"resume={folder}", "rounds=3"])
