@@ -377,7 +377,7 @@ def test_a_loop_returns_numbers() -> None:
     result = strategy_of("fedavg").start(AppGrid(app_of(loop=loop)))
     assert result.train_metrics_clientapp[1]["train_loss"] == 0.5
     returned[0] = "much"
-    with pytest.raises(RunFailed, match=r"your training loop returned .*str; .*numbers"):
+    with pytest.raises(RunFailed, match=r"training loop .*str; .*numbers"):
         strategy_of("fedavg").start(AppGrid(app_of(loop=loop)))
 
 

@@ -204,7 +204,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     assert deployment.host(1) is None
     deployment.join("b", 9)
     assert deployment.host(1) is None
-    assert "it claims to be site 'b', which is node 2" in caplog.text
+    assert "site 'b', which is node 2" in caplog.text
     deployment.members.nodes["2"] = node
     assert deployment.host(1) is node
     del deployment.members.nodes["2"]
