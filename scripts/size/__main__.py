@@ -1,6 +1,6 @@
 """How large fedhet is: its code, what a step and a run enter of it, and circles of imports.
 
-    python scripts/size [--root ../another/checkout] [--json | --check]
+    python scripts/size [--root ../another/checkout] [--check]
 
 A step is taken without configuration, engine and records; a run is one without overrides. `--check`
 compares all statements with budget.json; who raises the number there says why in the changelog.
@@ -35,19 +35,16 @@ def measure(root: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="a checkout")
-    parser.add_argument("--json", action="store_true", help="names the modules of the circles, too")
     parser.add_argument("--check", action="store_true", help="compares with budget.json")
     options = parser.parse_args()
     if options.check:
         budget = json.loads(Path(__file__).with_name("budget.json").read_text())
         sys.exit("\n".join(over_budget(packages(options.root.resolve()), budget)) or None)
     found = measure(options.root.resolve())
-    if options.json:
-        print(json.dumps(found, indent=1))
-        sys.exit()
-    columns = ("files", "functions", "statements", "lines")
+    columns = ("files", "functions", "statements")
     print(f"{'':22}", *(f"{column:>10}" for column in columns))
     for name, row in {**found["packages"], **found["entered"]}.items():
         print(f"{name:22}", *(f"{row[column]:10,}" for column in columns if column in row))
     for kind, groups in found["circles"].items():
-        print(f"files in circles of {kind} imports:", *([len(one) for one in groups] or ["none"]))
+        lines = ["  " + " ".join(group) for group in groups]
+        print(f"circles of {kind} imports:", *(lines or ["  none"]), sep="\n")

@@ -19,17 +19,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
+import wired
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.dispatch import run_job
-from fedhet.flower import wire
 from fedhet.runs import config
 
 ATTACKER = 1
@@ -261,14 +260,13 @@ class Attacked(LocalCourier):
 
 def travelled(msg: Broadcast, reply: Reply) -> Reply:
     """What the server reads of the reply."""
+    if isinstance(reply, Failure):
+        return reply
     try:
-        arrays, examples, metrics = wire.reply_arrays(msg, reply)
+        sent = wired.packed(msg, reply)
     except TypeError as error:  # an honest client cannot send it; an attacker sends other bytes
         return Failure(msg.pid, msg.phase, msg.step, str(error), "unsendable")
-    tensors = Parameters(ndarrays_to_parameters(arrays).tensors, "numpy.ndarray")
-    res = FitRes(Status(Code.OK, ""), tensors, examples, metrics)
-    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-    return wire.read_result(msg, res, 2 * expected + LIMIT)
+    return wired.read(msg, sent, LIMIT)
 
 
 def run(settings: config.Config, when: str, change: Change | None, number: int) -> dict[str, Any]:

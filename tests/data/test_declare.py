@@ -90,8 +90,8 @@ def test_a_printed_declaration_of_missing_cells_and_categories(
     [
         (["--category", "nothing"], "has no column 'nothing'"),
         (["--features", "nothing"], "has no column 'nothing'"),
-        (["--features", "old"], "--features old: is named twice"),
-        (["--features", "age", "--text", "sentence"], "--features with --text"),
+        (["--features", "old"], "dataset.features=['old']"),
+        (["--features", "age", "--features", "age"], "the same name, of ['age', 'age']"),
     ],
 )
 def test_columns_that_cannot_be_the_inputs(

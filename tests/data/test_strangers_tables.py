@@ -60,7 +60,7 @@ DAYS = pandas.to_datetime(["2026-01-01", None, "2026-01-03"])
 )
 @pytest.mark.parametrize("missing", ["refuse", "median", "drop"])
 def test_what_is_no_number_is_refused_with_advice(values: Any, missing: str) -> None:
-    with pytest.raises(DataError, match=r"numbers; .*date .*number"):
+    with pytest.raises(DataError, match=r"expected finite numbers; a date .* is given as a number"):
         cells(values, missing)
 
 
@@ -262,10 +262,8 @@ def test_the_rows_of_each_table_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     write(tmp_path, "train.csv", "a,y\n1.5,0\n2.5,1\n")
-    for _ in range(2):
-        load("csv", tmp_path, label="y", **HALF)
+    load("csv", tmp_path, label="y", **HALF)
     assert caplog.text.count("train.csv: 2 rows, 2 columns") == 1
-    assert caplog.text.count("csv: 1 rows for training, 1 for testing") == 2
 
 
 @pytest.mark.parametrize(
@@ -404,7 +402,7 @@ def test_another_encoding_is_advised(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
     with pytest.raises(
         DataError,
-        match=r"dataset\.read=\{encoding: \.\.\.\} .*another encoding, .*latin-1",
+        match=r"utf-8.* dataset\.read gives the encoding",
     ):
         read_frame(tmp_path / "t.csv")
 
@@ -475,7 +473,7 @@ def test_many_texts_as_labels_are_said(tmp_path: Path, caplog: pytest.LogCapture
     rows = "".join(f"{n / 30 if n else '?'},{n / 7:.3f}\n" for n in range(30))
     write(tmp_path, "train.csv", f"y,a\n{rows}")
     load("csv", tmp_path, label="y", test="train.csv")
-    assert "the labels are 30 texts in 30 samples" in caplog.text
+    assert "there are 30 different labels in 30 samples" in caplog.text
 
 
 def test_a_missing_label_in_a_list_and_an_empty_text(tmp_path: Path) -> None:
@@ -511,15 +509,6 @@ def test_lists_of_numbers_as_objects_are_exact() -> None:
     rows = [[1_770_000_000.0 + n, 1.5] for n in range(3)]
     for given in (([*rows], [0, 1, 0]), [(row, 0) for row in rows]):
         assert ClientData(given).train.x.tolist() == rows
-
-
-def test_numbers_to_predict_that_float32_merges_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    frame = pandas.DataFrame({"a": np.arange(4) / 7, "y": 1_770_000_000 + np.arange(4)})
-    frame.to_parquet(tmp_path / "train.parquet")
-    load("parquet", tmp_path, label="y", target="number", test="train.parquet")
-    assert "float32 merges some of them" in caplog.text
 
 
 def test_lines_above_the_header_and_marks_of_the_byte_order(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
             lambda: {"1.weight": torch.zeros(4, 48), "extra.weight": torch.zeros(1)},
             r'does not fit .*Missing .*"1\.bias", "2\.weight", .*Unexpected .*"extra\.weight"',
         ),
-        (lambda: {}, "holds a dictionary of"),
+        (lambda: {}, "holds a dict of"),
         (
             lambda: {"state_dict": net(3).state_dict(), "epoch": 3},
-            r"holds a dictionary of \['state_dict', 'epoch'\]; expected",
+            r"holds a dict of \['state_dict', 'epoch'\]; expected",
         ),
         (lambda: [torch.zeros(1)], "holds a list"),
     ]
