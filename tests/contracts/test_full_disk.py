@@ -113,7 +113,7 @@ def test_what_a_failed_run_cannot_save_is_told_too(
 
     monkeypatch.setattr(pyarrow.parquet, "write_table", full)
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(fedhet.RunFailed, match=r"^round-000001.parquet .*written"):
+    with pytest.raises(fedhet.RunFailed, match=r"^round-000001.parquet "):
         fedhet.run(lines, task=toy_task())
     reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
     assert f"; model.safetensors cannot be written in {tmp_path / 'run'}: {FULL}" in reason
@@ -131,7 +131,7 @@ def test_thousands_of_failures_do_not_keep_a_failed_run_from_being_recorded(
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (spare, limit[1]))
     try:
-        with pytest.raises(WriteError, match=r"^summary\.json .*written"):
+        with pytest.raises(WriteError, match=r"^summary\.json "):
             record.write_last({"failures": ["?" * spare]})
         assert json.loads(path.read_text()) == {"status": "interrupted"}
         record.write_last({"status": "failed"})
@@ -165,7 +165,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 def test_a_file_system_that_is_really_full(small_disk: Callable[[int], Path], kib: int) -> None:
     folder = small_disk(kib) / "run"
     lines = ["method=fedavg", "plugin=[fednorm]", "rounds=3", f"hydra.run.dir={folder}"]
-    with pytest.raises(fedhet.RunFailed, match=f"written .*{folder}.*: {FULL}") as error:
+    with pytest.raises(fedhet.RunFailed, match=f"{folder}.*: {FULL}") as error:
         fedhet.run(lines, task=toy_task())
     check_failure(folder, error.value.reason)
 

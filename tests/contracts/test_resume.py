@@ -215,7 +215,7 @@ def test_the_task_must_be_given_again(tmp_path: Path) -> None:
     lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
     run_quietly(config.compose(lines), tmp_path / "run", toy_task())
     given = config.compose([f"resume={tmp_path / 'run'}", "rounds=5"])
-    with pytest.raises(fedhet.ConfigError, match="as task="):
+    with pytest.raises(fedhet.ConfigError, match="task="):
         run_quietly(given, tmp_path / "run")
     with pytest.raises(fedhet.ConfigError, match=r"data .*partition\.json"):
         run_quietly(given, tmp_path / "run", toy_task(equal=True))

@@ -289,9 +289,9 @@ def test_a_site_tells_nothing_of_a_column_that_it_does_not_have(sites: list[str]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["dataset.test=a.csv", *OWN], "the server cannot normalise a test set"),
-        (["dataset.features=null", "dataset.shape=[3]"], "'smoker' is not among the inputs"),
-        (["dataset.features=null", "dataset.shape=[1,2,2]"], "'smoker' is not among the inputs"),
+        (["dataset.test=a.csv", *OWN], "server .*normalise .*test set"),
+        (["dataset.features=null", "dataset.shape=[3]"], "'smoker' .*among .*inputs"),
+        (["dataset.features=null", "dataset.shape=[1,2,2]"], "'smoker' .*among .*inputs"),
         (["dataset.missing=mean"], "dataset.missing"),
     ],
 )

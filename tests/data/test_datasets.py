@@ -93,10 +93,10 @@ def test_labels_out_of_range() -> None:
 @pytest.mark.parametrize(
     ("owners", "message"),
     [
-        ([0, 1], r"3 samples have owners of shape \(2,\)"),
-        ([0, 1, 2], "owners must be the numbers 0 to 1"),
-        ([0, -1, 1], "owners must be the numbers 0 to 1"),
-        ([1, 1, 1], "each must have a sample"),
+        ([0, 1], r"3 samples .*owners .*shape \(2,\)"),
+        ([0, 1, 2], "owners .*numbers 0 .*1"),
+        ([0, -1, 1], "owners .*numbers 0 .*1"),
+        ([1, 1, 1], "owner.*sample"),
     ],
 )
 def test_wrong_owners(owners: list[int], message: str) -> None:

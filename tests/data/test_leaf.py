@@ -133,20 +133,20 @@ WRONG = [
     (
         "femnist",
         set_x(image(0)[1:]),
-        r"user 'w2', row 1: expected 784 pixels, not \[0.0",
+        r"user 'w2', row 1: .*784 pixels, .*\[0.0",
     ),
-    ("femnist", set_x("a" * 784), r"row 1: expected 784 pixels, not 'aaa"),
-    ("femnist", set_x([*image(0)[1:], 0.5]), r"row 1: pixel 783 is 0.5; expected one of 0, 1/255"),
-    ("femnist", set_x([*image(0)[1:], float("nan")]), r"row 1: pixel 783 is nan"),
-    ("femnist", set_x([*image(0)[1:], 256 / 255]), r"row 1: pixel 783 is 1\.00"),
-    ("femnist", set_x([*image(0)[1:], None]), r"row 1: pixel 783 is None"),
-    ("femnist", set_x([*image(0)[1:], [0]]), r"user 'w2': expected pixels"),
-    ("femnist", set_y(62), r"user 'w2', row 1: label 62; expected a whole number from 0 to 61"),
+    ("femnist", set_x("a" * 784), r"row 1: .*784 pixels, .*'aaa"),
+    ("femnist", set_x([*image(0)[1:], 0.5]), r"row 1: pixel 783 .*0.5; .*one .*0, 1/255"),
+    ("femnist", set_x([*image(0)[1:], float("nan")]), r"row 1: pixel 783 .*nan"),
+    ("femnist", set_x([*image(0)[1:], 256 / 255]), r"row 1: pixel 783 .*1\.00"),
+    ("femnist", set_x([*image(0)[1:], None]), r"row 1: pixel 783 .*None"),
+    ("femnist", set_x([*image(0)[1:], [0]]), r"user 'w2': .*pixels"),
+    ("femnist", set_y(62), r"user 'w2', row 1: label 62; .*whole number .*0 .*61"),
     ("femnist", set_y("a"), r"row 1: label 'a'"),
     (
         "shakespeare",
         set_x("a" * 79),
-        r"user 'HAMLET', row 2: expected 80 characters and the next one, not 'aaa",
+        r"user 'HAMLET', row 2: .*80 characters .*next one, .*'aaa",
     ),
     (
         "shakespeare",
@@ -157,7 +157,7 @@ WRONG = [
     (
         "shakespeare",
         set_y(""),
-        r"row 2: expected 80 characters .* and ''",
+        r"row 2: .*80 characters .*''",
     ),
     ("shakespeare", set_y("@"), r"row 2: .*character '@'"),
     ("shakespeare", set_y(3), r"row 2: .*3"),
@@ -205,7 +205,7 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{path} .*damaged: "):
         load("femnist", tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"femnist with train/\*\.json, test/\*\.json"):
+    with pytest.raises(DataError, match=r"femnist .*train/\*\.json, test/\*\.json"):
         load("femnist", tmp_path)
-    with pytest.raises(DataError, match=r"(?s)not .*shakespeare .*train, test\."):
+    with pytest.raises(DataError, match=r"(?s)shakespeare .*train.*, test"):
         load("shakespeare", tmp_path)

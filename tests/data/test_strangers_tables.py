@@ -60,7 +60,7 @@ DAYS = pandas.to_datetime(["2026-01-01", None, "2026-01-03"])
 )
 @pytest.mark.parametrize("missing", ["refuse", "median", "drop"])
 def test_what_is_no_number_is_refused_with_advice(values: Any, missing: str) -> None:
-    with pytest.raises(DataError, match=r"expected finite numbers; a date .* is given as a number"):
+    with pytest.raises(DataError, match=r"finite numbers; .*date .*number"):
         cells(values, missing)
 
 
@@ -402,7 +402,7 @@ def test_another_encoding_is_advised(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
     with pytest.raises(
         DataError,
-        match=r"utf-8.* dataset\.read gives the encoding",
+        match=r"utf-8.* dataset\.read .*encoding",
     ):
         read_frame(tmp_path / "t.csv")
 

@@ -167,11 +167,11 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("dataset.tokenizer=null", "needs the SHA-256"),
-        ("dataset.tokenizer=tokenizer.json", "needs the SHA-256"),
-        ("dataset.text=null", "needs the SHA-256"),
-        ("dataset.padding=null", "declare also"),
-        ("dataset.dtype=float32", "declare also"),
+        ("dataset.tokenizer=null", "SHA-256"),
+        ("dataset.tokenizer=tokenizer.json", "SHA-256"),
+        ("dataset.text=null", "SHA-256"),
+        ("dataset.padding=null", "declare "),
+        ("dataset.dtype=float32", "declare "),
     ],
 )
 def test_a_declaration_that_lacks_something(lines: list[str], change: str, message: str) -> None:

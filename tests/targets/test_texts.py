@@ -227,10 +227,10 @@ def test_it_learns(folder: Path, launch: Callable[..., Any], lines: list[str]) -
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["method=fedgmm"], "plugin 'fedgmm' models the density .*token numbers"),
-        (["plugin=[feddisk]"], "plugin 'feddisk' models the density .*token numbers"),
-        (["model=mlp"], r"MLP reads .* numbers; .*parquet is \(9,\).* model=text"),
-        (["model=char_lstm"], "CharLSTM predicts the next .*; model=text takes such texts"),
+        (["method=fedgmm"], "plugin 'fedgmm' models .*density .*token numbers"),
+        (["plugin=[feddisk]"], "plugin 'feddisk' models .*density .*token numbers"),
+        (["model=mlp"], r"MLP reads .*numbers; .*parquet .*\(9,\).* model=text"),
+        (["model=char_lstm"], "CharLSTM predicts .*next .*; model=text .*texts"),
     ],
 )
 def test_what_reads_no_texts_refuses(
