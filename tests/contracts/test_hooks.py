@@ -197,23 +197,23 @@ def made(base: Any, **members: Any) -> Any:
 @pytest.mark.parametrize(
     ("base", "name", "meant"),
     [
-        ("method", "broadcats", r" \(is 'broadcast' meant\?\)"),
-        ("derived", "merged", r" \(is 'merge' meant\?\)"),
-        ("client", "view", r" \(is 'views' meant\?\)"),
-        ("client", "term", r" \(is 'terms' meant\?\)"),
-        ("plugin", "expect", r" \(is 'expects' meant\?\)"),
-        ("plugin", "xyz", r"; there are after, broadcast, data, expects, .*weight, weights"),
+        ("method", "broadcats", "'broadcast'"),
+        ("derived", "merged", "'merge'"),
+        ("client", "view", "'views'"),
+        ("client", "term", "'terms'"),
+        ("plugin", "expect", "'expects'"),
+        ("plugin", "xyz", " after, broadcast, data, expects, .*weight, weights"),
     ],
 )
 def test_a_misspelt_hook_is_named_with_the_nearest_one(base: str, name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook{meant}"):
+    with pytest.raises(TypeError, match=rf"Mine\.{name} .*hook.*{meant}"):
         made(BASES[base], **{name: lambda self: None})
 
 
 def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
     """The client half of a method has no `broadcast`, and its server half no `terms`."""
     for base, name in (("client", "broadcast"), ("method", "terms"), ("plugin", "merge")):
-        with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook"):
+        with pytest.raises(TypeError, match=rf"Mine\.{name} .*hook"):
             made(BASES[base], **{name: lambda self: None})
 
 
@@ -232,16 +232,14 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
 def test_another_signature_is_refused(
     base: str, name: str, function: Callable[..., Any], called: str
 ) -> None:
-    with pytest.raises(
-        TypeError, match=rf"Mine\.{name}\(self.*\) is called as {name}\({called}\)$"
-    ):
+    with pytest.raises(TypeError, match=rf"Mine\.{name}\(self.*\) .* {name}\({called}\)$"):
         made(BASES[base], breaks={}, **{name: function})
 
 
 def test_class_methods_are_checked_as_well() -> None:
-    with pytest.raises(TypeError, match=r"Mine\.scop is no hook \(is 'scope' meant\?\)"):
+    with pytest.raises(TypeError, match=r"Mine\.scop .*hook.*'scope'"):
         made(Method, scop=classmethod(lambda cls, model: None))
-    with pytest.raises(TypeError, match=r"Mine\.scope\(self, model\) is called as scope\(cls, m"):
+    with pytest.raises(TypeError, match=r"Mine\.scope\(self, model\) .* scope\(cls, m"):
         made(Method, scope=lambda self, model: None)
 
 
@@ -250,9 +248,9 @@ def test_helpers_phases_and_properties_are_no_hooks() -> None:
 
     made(Client, _helper=lambda self: None, explore=serves(explore))
     made(Plugin, _helper=lambda self: None, rate=property(lambda self: 1.0))
-    with pytest.raises(TypeError, match=r"Mine\.explore is no hook.*is marked by @serves"):
+    with pytest.raises(TypeError, match=r"Mine\.explore .*hook.*@serves"):
         made(Client, explore=lambda self, msg, state, site: None)
-    with pytest.raises(TypeError, match=r"Mine\.train serves a phase: write @serves before it"):
+    with pytest.raises(TypeError, match=r"Mine\.train .*@serves"):
         made(Client, train=lambda self, msg, state, site: None)
 
 
@@ -262,9 +260,9 @@ def test_options_are_checked_however_they_are_annotated(annotation: Any) -> None
     members = {"name": "mine", "__annotations__": {"eps": annotation}, "eps": setting(1.0, low=0)}
     mine = dataclass(frozen=True, kw_only=True)(made(Plugin, **members))
     assert mine(eps=2).eps == 2.0
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=-1 is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=-1 "):
         mine(eps=-1)
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=abc is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=abc "):
         mine(eps="abc")
 
 
@@ -274,7 +272,7 @@ def test_an_unknown_word_is_named_with_the_nearest_one(base: Any, where: str) ->
     words = {"plain step": "it does"}
     with pytest.raises(
         TypeError,
-        match=r"Mine: 'plain step' is no word of needs or breaks \(is 'plain steps' meant\?\)",
+        match=r"Mine: 'plain step' .*needs.*breaks.*'plain steps'",
     ):
         made(base, **{where: frozenset(words) if where == "needs" else words})
 
@@ -290,9 +288,9 @@ def test_words_that_follow_from_options_are_checked_as_well() -> None:
             return frozenset({"modle"} if self.how == "badly" else ())
 
     Mine()
-    with pytest.raises(TypeError, match=r"'modle' is no word .*\(is 'model' meant\?\)"):
+    with pytest.raises(TypeError, match=r"'modle' .*'model'"):
         Mine(how="badly")
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.how=bad is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.how=bad "):
         Mine(how="bad")
 
 
@@ -304,7 +302,7 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
         makes.append(dataclass(kw_only=True))
     for make in makes:
         cls = make(made(base))
-        with pytest.raises(TypeError, match=r"Mine is no dataclass that is frozen: write @data"):
+        with pytest.raises(TypeError, match=r"Mine .*frozen.*@data"):
             cls()
     piece = dataclass(frozen=True, kw_only=True)(made(base, name="mine"))()
     with pytest.raises(AttributeError, match="cannot assign to field 'rate'"):
@@ -315,7 +313,7 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
 def test_a_piece_has_a_name(base: Any) -> None:
     """Two without one would share their extras and states. A class to build on needs none."""
     mine = dataclass(frozen=True, kw_only=True)(made(base))
-    with pytest.raises(TypeError, match="Mine has no `name`"):
+    with pytest.raises(TypeError, match=r"Mine .*`name`"):
         mine()
     assert dataclass(frozen=True, kw_only=True)(made(mine, name="mine"))().name == "mine"
 
@@ -325,7 +323,7 @@ def test_a_plugin_that_changes_weights_says_so(hook: str) -> None:
     """Where it follows from an option, the property decides."""
     function = vars(Plugin)[hook]
     for words in ({}, {"needs": frozenset({"model"})}):
-        with pytest.raises(TypeError, match=rf"Mine overrides {hook}: state 'used weights' in `ne"):
+        with pytest.raises(TypeError, match=rf"Mine .*{hook}: .*'used weights' .*`ne"):
             made(Plugin, **{hook: function}, **words)
     made(Plugin, **{hook: function}, needs=frozenset({"model", "used weights"}))
     made(Plugin, **{hook: function}, needs=property(lambda self: frozenset()))
@@ -339,12 +337,12 @@ def test_an_unknown_limit_is_refused_where_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("kind", "meant"),
     [
-        ("gradients", r" \(is 'gradient' meant\?\)"),
-        ("xyz", r"; there are gradient, loss, .*weight"),
+        ("gradients", "'gradient'"),
+        ("xyz", " gradient, loss, .*weight"),
     ],
 )
 def test_an_unknown_kind_of_term_is_named_with_the_nearest_one(kind: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"'{kind}' is no kind of term{meant}"):
+    with pytest.raises(TypeError, match=rf"'{kind}' .*kind.*{meant}"):
         Term(kind, lambda params, batch, own: None)
 
 

@@ -73,7 +73,7 @@ def test_a_time_limit_ends_what_runs_too_long(where: Callable[..., None]) -> Non
                     ended.append("caught")
 
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"longer than 0.1 s"):
+    with pytest.raises(TimeoutError, match=r"longer .*0.1 s"):
         where(hang)
     assert time.monotonic() - began < 10 and not ended
 
@@ -156,7 +156,7 @@ def test_too_few_replies_change_nothing(federation: Callable[..., Any]) -> None:
     assert changed != before and run.current.accepted == 3
     run.step(alter=replies_of(0))  # one bad step in a row is allowed again
     assert run.sha256 == changed
-    with pytest.raises(RunFailed, match=r"2 of at least 3 replies.*replies\.least"):
+    with pytest.raises(RunFailed, match=r"2 .*least 3 replies.*replies\.least"):
         run.step(alter=replies_of(2))
 
 

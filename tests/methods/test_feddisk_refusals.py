@@ -27,7 +27,7 @@ def test_inputs_outside_the_unit_interval_name_client_and_phase(federation: Make
                 second[3, 1] = bad
                 run = federation(task_of(first, second), FedDisk, plugins=plugins(ratio=ratio))
                 reader, phase = (0, "weigh") if ratio == "raw" else (1, "density")
-                failure = rf"client {reader} .*feddisk\.{phase}.*the data of client 1: .*\[0, 1\]"
+                failure = rf"client {reader} .*feddisk\.{phase}.*data .*client 1: .*\[0, 1\]"
                 with pytest.raises(RunFailed, match=failure):
                     run.step()
 
