@@ -112,7 +112,7 @@ def test_an_older_one_is_used(
     bad = killed / "checkpoints" / "000004"
     damage(bad / name)
     resumed = run_quietly(again, killed, toy_task())
-    assert f"the checkpoint {bad} is not used: " in caplog.text and reason in caplog.text
+    assert f"checkpoint {bad} " in caplog.text and reason in caplog.text
     assert "the run goes on after round 3" in caplog.text
     check_equal(whole, resumed, name)
 
@@ -161,7 +161,7 @@ def test_a_damaged_configuration(
     again: Config, killed: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(killed / "config.yaml")
-    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml is missing or damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml .*damaged"):
         run_quietly(again, killed, toy_task())
 
 
@@ -178,7 +178,7 @@ def test_files_that_are_no_states(whole: Run, again: Config, killed: Path) -> No
 def test_settings_that_are_no_longer_composed_as_they_were(again: Config, killed: Path) -> None:
     path = killed / "config.yaml"
     path.write_text(path.read_text().replace("lr: 0.1\n", "lr: 0.2\n", 1))
-    with pytest.raises(fedhet.ConfigError, match=r"client\.lr was 0\.2 in this run, and would be"):
+    with pytest.raises(fedhet.ConfigError, match=r"client\.lr .*0\.2 "):
         run_quietly(again, killed, toy_task())
 
 

@@ -216,12 +216,12 @@ def test_the_task_must_be_given_again(tmp_path: Path) -> None:
     lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
     run_quietly(config.compose(lines), tmp_path / "run", toy_task())
     given = config.compose([f"resume={tmp_path / 'run'}", "rounds=5"])
-    with pytest.raises(fedhet.ConfigError, match="as task="):
+    with pytest.raises(fedhet.ConfigError, match="task="):
         run_quietly(given, tmp_path / "run")
-    with pytest.raises(fedhet.ConfigError, match="the clients' data are others"):
+    with pytest.raises(fedhet.ConfigError, match=r"data .*partition\.json"):
         run_quietly(given, tmp_path / "run", toy_task(equal=True))
     other = replace(toy_task(), transform=lambda x: x)
-    with pytest.raises(fedhet.ConfigError, match=r"task\.transform was None in this run"):
+    with pytest.raises(fedhet.ConfigError, match=r"task\.transform .*None "):
         run_quietly(given, tmp_path / "run", other)
 
 
@@ -259,5 +259,5 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml: No such file"):
         fedhet.run([f"resume={tmp_path}"])
     os.mkfifo(tmp_path / "overrides.yaml")
-    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml is damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml .*damaged"):
         fedhet.run([f"resume={tmp_path}"])

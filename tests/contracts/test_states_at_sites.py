@@ -57,5 +57,5 @@ def test_sites_keep_what_the_kept_checkpoints_need(
                 old += int(version) < 3
     assert old
     resumed = config.compose([f"resume={run.dir}", "rounds=6"])
-    with pytest.raises(fedhet.ConfigError, match="states of this run's clients are at its clients"):
+    with pytest.raises(fedhet.ConfigError, match=r"states .*clients"):
         run_quietly(resumed, run.dir, toy_task())

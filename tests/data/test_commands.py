@@ -54,7 +54,7 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert path.read_bytes() == before
     assert main(["partition", "--name", "../mine"]) == 2
     assert "--name ../mine: " in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="saved names are: two-each"):
+    with pytest.raises(ConfigError, match=r"saved names .*two-each"):
         saved_scheme("two_each")
     assert read_saved("two-each")[0] == path
 

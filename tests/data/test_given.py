@@ -171,13 +171,13 @@ def test_model_and_classes_fit(tmp_path: Path, arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes": None}, "classes=None with target=class: it must be their number, >= 1"),
-        ({"classes": 0}, "classes=0 with target=class: .*>= 1.*target=number.*target=loss"),
+        ({"classes": None}, "classes=None .*target=class: .*number, >= 1"),
+        ({"classes": 0}, "classes=0 .*target=class: .*>= 1.*target=number.*target=loss"),
         ({"classes": "2"}, "classes='2'"),
         ({"classes": -1}, "classes=-1"),
-        ({"model": ToyModel()}, "an object of type ToyModel; expected what builds a fresh"),
-        ({"model": lambda shape: ToyModel()}, "missing a required argument: 'shape'; expected"),
-        ({"criterion": nn.CrossEntropyLoss}, r"expected \(output, y\) -> losses"),
+        ({"model": ToyModel()}, "object .*type ToyModel; .*builds .*fresh"),
+        ({"model": lambda shape: ToyModel()}, "missing .*required argument: 'shape'; "),
+        ({"criterion": nn.CrossEntropyLoss}, r"\(output, y\) -> losses"),
     ],
 )
 def test_arguments_of_a_task(arguments: dict[str, Any], message: str) -> None:
@@ -237,7 +237,7 @@ def test_a_trial_changes_nothing() -> None:
     ],
 )
 def test_settings_that_a_task_replaces(tmp_path: Path, lines: list[str]) -> None:
-    with pytest.raises(ConfigError, match="with a Task") as refusal:
+    with pytest.raises(ConfigError, match="Task") as refusal:
         run(tmp_path, toy_task(), *lines)
     named = ["dataset", "partition"] if lines == ["experiment=smoke"] else lines
     assert all(line in str(refusal.value) for line in named)
@@ -261,5 +261,5 @@ def test_the_record_is_that_of_the_task(tmp_path: Path) -> None:
     assert None not in summary["accuracy"].values()
     everything = "".join(path.read_text() for path in done.dir.glob("*.*[nl]") if path.is_file())
     assert not [word for word in ("digits", "mlp", "dirichlet") if word in everything]
-    with pytest.raises(ConfigError, match="model was given as an object"):
+    with pytest.raises(ConfigError, match=r"object.*model="):
         fedhet.load(done.dir)

@@ -101,5 +101,5 @@ def test_at_the_fixed_point_each_g_is_the_gradient_there(federation: Federation)
 
 
 def test_alpha_must_be_positive(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"method\.alpha=0 is not allowed"):
+    with pytest.raises(ConfigError, match=r"method\.alpha=0 "):
         federation(toy_task(), FedDyn, options={"alpha": 0})

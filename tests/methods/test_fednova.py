@@ -223,7 +223,7 @@ def test_a_client_without_a_step_is_left_out(federation: Federation) -> None:
     idle.step()
     without.step(claiming(-1))
     assert idle.sha256 == without.sha256
-    with pytest.raises((ValueError, RunFailed), match="took a step"):
+    with pytest.raises((ValueError, RunFailed), match=r"weight .*0.*positive"):
         federation(toy_task(), FedNova, plugins=lambda: [LocalSteps([0] * 4)]).step()
 
 
