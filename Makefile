@@ -34,8 +34,8 @@ $(READY): pyproject.toml papers/pyproject.toml
 run: $(READY)  ## compare seven methods on the digits, or run what ARGS says (ARGS="method=scaffold")
 	$(BIN)/python -m fedhet $(or $(ARGS),experiment=first_look)
 
-test: $(READY)  ## the fast tests, about five minutes; of one folder with ONLY=methods
-	$(BIN)/python $(PYTEST) $(FAST) $(TESTS) $(ARGS)
+test: $(READY)  ## the fast tests, about five minutes; ONLY=methods: of one folder, in one process
+	$(BIN)/python $(if $(ONLY),-m pytest,$(PYTEST)) $(FAST) $(TESTS) $(ARGS)
 
 test-slow: $(READY)  ## the other tests, but for the matrix of engines; about ten minutes
 	$(BIN)/python $(PYTEST) -m "slow and not matrix" $(TESTS) $(ARGS)

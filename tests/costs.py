@@ -120,7 +120,9 @@ class Costs:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         report = yield
-        now = spent()
+        if report.when != "teardown":
+            return report
+        now = spent()  # once for each test: it looks at every process of the machine
         shared, self._shared = self._shared, 0.0
         session, self._session = self._session, 0.0
         slow = any(map(item.get_closest_marker, ("slow", "matrix")))
@@ -130,17 +132,13 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        row = self._table.setdefault(
+            report.nodeid, {"cpu": 0.0, "shared": 0.0, "session": 0.0, "wall": 0.0, "slow": False}
+        )
+        row["wall"] += report.duration
         for name, value in report.user_properties:
             if name == "costs":
-                own, shared, session, slow = value
-                row = self._table.setdefault(
-                    report.nodeid,
-                    {"cpu": 0.0, "shared": 0.0, "session": 0.0, "wall": 0.0, "slow": slow},
-                )
-                row["cpu"] += own
-                row["shared"] += shared
-                row["session"] += session
-                row["wall"] += report.duration
+                row["cpu"], row["shared"], row["session"], row["slow"] = value
 
     def offenders(self, factor: float = 1.0) -> list[str]:
         """A sentence for each test, and for the shared fixtures, above `factor` times the limit."""

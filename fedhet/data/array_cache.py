@@ -1,4 +1,4 @@
-"""Arrays on disk: the first process that needs a dataset or a partition makes it, others map it.
+"""Arrays on disk: the first process that needs a dataset makes it, others map it.
 
 An entry is a folder `$FEDHET_CACHE/data/<hash of its key>` with one .npy file per array and a
 header. Processes that map it share its pages of memory. Any entry may be deleted.
@@ -23,7 +23,7 @@ from fedhet.data.files import cache_root
 
 log = logging.getLogger("fedhet.data")
 
-_FORMAT = 5  # part of every key: increase it when the layout or the meaning of an entry changes
+_FORMAT = 6  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"
 
 Arrays = dict[str, np.ndarray]
@@ -51,9 +51,7 @@ def identity(name: str, key: Mapping[str, Any]) -> str:
     return hashlib.sha256(full_key.encode()).hexdigest()[:32]
 
 
-def cached_arrays(
-    name: str, key: Mapping[str, Any], make: Callable[[], Arrays], *, verified: bool = False
-) -> Arrays:
+def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
     """The arrays that `make` returns, mapped from disk.
 
     `make` is called only if no earlier process has stored them. The arrays are writable, but
@@ -65,8 +63,6 @@ def cached_arrays(
         key: everything that determines the arrays, as JSON: the loader, its settings and the
             `signature` of the source files.
         make: decodes the data into named arrays (numbers or fixed-width text, no objects).
-        verified: whether the arrays are read and compared with a digest, and not mapped; else only
-            their sizes are compared.
     """
     from filelock import FileLock
 
@@ -91,7 +87,7 @@ def cached_arrays(
                 complete.mkdir()
                 for part, array in arrays.items():
                     np.save(complete / f"{part}.npy", array, allow_pickle=False)
-                (complete / _HEADER).write_text(json.dumps(_described(arrays, verified)))
+                (complete / _HEADER).write_text(json.dumps(_described(arrays)))
                 complete.replace(entry)  # atomic: a reader sees the whole entry or none
         except OSError as error:
             _log_unwritable(entry.parent, getattr(error, "strerror", str(error)))
@@ -105,12 +101,11 @@ def _load(entry: Path) -> Arrays | None:
         if not entry.is_dir():
             return None
         header = json.loads((entry / _HEADER).read_text())
-        verified = header["digest"] is not None
         arrays = {
-            name: np.asarray(np.load(entry / f"{name}.npy", mmap_mode=None if verified else "c"))
+            name: np.asarray(np.load(entry / f"{name}.npy", mmap_mode="c"))
             for name in header["arrays"]
         }
-        if header != _described(arrays, verified):
+        if header != _described(arrays):
             raise ValueError("its header describes other arrays")
         return arrays
     except Exception as error:  # noqa: BLE001 -- numpy's reader of a damaged header raises anything
@@ -118,19 +113,15 @@ def _load(entry: Path) -> Arrays | None:
     return None
 
 
-def _described(arrays: Arrays, verified: bool) -> dict[str, Any]:
-    """The header of an entry: each array's dtype and shape, and a digest of all bytes or None."""
-    content = b"".join(array.tobytes() for array in arrays.values()) if verified else b""
-    return {
-        "arrays": {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()},
-        "digest": hashlib.sha256(content).hexdigest() if verified else None,
-    }
+def _described(arrays: Arrays) -> dict[str, Any]:
+    """The header of an entry: each array's dtype and shape."""
+    kinds = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+    return {"arrays": kinds}
 
 
 @cache  # a process says so once of a folder
 def _log_unwritable(folder: Path, cause: str) -> None:
     log.warning(
-        "data and partitions are not cached, so each process makes its own: %s cannot be"
-        " written (%s)",
+        "data are not cached, so each process makes its own: %s cannot be written (%s)",
         *(folder, cause),
     )

@@ -275,8 +275,6 @@ def assemble(
             log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
     if "dropped" in arrays:
         log.info(LEFT_OUT, name, arrays["dropped"])
-    if "columns" in arrays:
-        log.info("%s: %d rows for training, %d for testing", name, len(x), len(test_x))
     if "by_default" in arrays:
         chosen = arrays["by_default"].tolist()
         log.info("%s: the inputs, which dataset.features does not name: %s", name, listed(chosen))
@@ -373,42 +371,25 @@ def encoded(
 
 
 def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
-    """What the labels are, and a reason where it is worth a line in the log."""
+    """What the labels are, and of how many different ones that was inferred."""
     y = _column(train.y)
-    if train.lists:
-        values = np.concatenate([np.asarray(each).ravel() for each in y])
-        if values.dtype.kind == "f" and (values % 1 != 0).any():
-            return "number", "the labels are lists of fractions"
-        return "labels", "the labels are lists"
-    if y.ndim == 2:
-        if y.dtype.kind in "biuf" and _binary(y):
-            return "labels", f"the labels are {y.shape[1]} columns of zeros and ones"
-        if y.dtype.kind == "f" and (y % 1 != 0).any():
-            return "number", f"the labels are {y.shape[1]} columns with fractions"
+    values = np.concatenate([*map(np.ravel, y)]) if train.lists else y.ravel()
+    different = len(np.unique(values.astype(np.str_)))
+    reason = f"there are {different} different labels in {check.counted(len(y), 'sample')}"
+    fractions = values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1 != 0).any())
+    if fractions and (train.lists or classes is None):
+        return "number", reason
+    if train.lists or (y.ndim == 2 and values.dtype.kind in "biuf" and _binary(y)):
+        return "labels", reason
+    # Whole numbers that are stored as floats
+    many = different > _MOST_CLASSES and different * _FEWEST_SAMPLES > len(y)
+    if y.ndim == 2 or (classes is None and many and values.dtype.kind == "f"):
         raise ConfigError(
-            f"{train.y_source}: the labels are {y.shape[1]} columns, neither of zeros and ones nor"
-            " of fractions; write dataset.target=number to predict their values"
+            f"{train.y_source}: {reason}, in an array of {y.dtype} {y.shape}; write"
+            " dataset.target=number to predict their values, or dataset.target=class if each is a"
+            " class"
         )
-    if classes is not None:
-        return "class", ""
-    if y.dtype.kind not in "iuf":
-        values = np.unique(identifiers(y))
-        few = len(values) <= _MOST_CLASSES or len(values) * _FEWEST_SAMPLES <= len(y)
-        return "class", "" if few else f"the labels are {len(values)} texts in {len(y)} samples"
-    if y.dtype.kind == "f" and np.isfinite(y).all() and (y % 1 != 0).any():
-        return "number", "the labels have fractions"
-    values = np.unique(y)
-    if len(values) <= _MOST_CLASSES or len(values) * _FEWEST_SAMPLES <= len(y):
-        if y.dtype.kind == "f":
-            return "class", f"the labels are {len(values)} whole numbers"
-        return "class", ""
-    many = f"the labels are {len(values)} whole numbers in {len(y)} samples"
-    if y.dtype.kind == "f":
-        raise ConfigError(
-            f"{train.y_source}: {many}; write dataset.target=number to predict their values, or"
-            " dataset.target=class if each is a class"
-        )
-    return "class", f"{many}; dataset.target=number would predict their values"
+    return "class", reason
 
 
 def _column(y: np.ndarray) -> np.ndarray:
@@ -419,7 +400,7 @@ def _column(y: np.ndarray) -> np.ndarray:
 def _column_names(samples: RawSamples, count: int) -> np.ndarray:
     """The names of the columns of y, or else their positions."""
     named = len(samples.y_names) == count
-    return np.array(samples.y_names if named else [str(column) for column in range(count)])
+    return np.array(samples.y_names if named else [*map(str, range(count))])
 
 
 # ---- numbers
@@ -437,14 +418,6 @@ def _numbers(samples: RawSamples) -> np.ndarray:
         ) from error
     with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
         numbers = y.astype(np.float32)
-    spread = y.max(0) - y.min(0)
-    lost = np.finfo(np.float32).eps * np.abs(y).max(0) > 1e-3 * spread
-    if np.isfinite(spread).all() and (lost & (spread > 0)).any():
-        log.warning(
-            "%s: the numbers to predict differ by so little, beside their size, that float32 merges"
-            " some of them; subtract a constant from them",
-            samples.y_source,
-        )
     expected = "dataset.target=number expects finite numbers"
     finite = np.isfinite(numbers).all(1)
     check_rows(samples.y_source, finite, lambda row: f"{y[row].tolist()}; {expected}")

@@ -159,22 +159,17 @@ class Dataset:
     def _check_owners(self) -> None:
         if self.owners is None:
             return
-        sizes = {"sample": len(self.y), "test sample": len(self.test or ())}
-        for (what, size), owners in zip(
-            sizes.items(), (self.owners, self.test_owners), strict=True
-        ):
-            if owners is not None and owners.shape != (size,):
-                raise DataError(
-                    f"{self.name}: {check.counted(len(owners), 'owner')} for"
-                    f" {check.counted(size, what)}; each sample needs one"
-                )
-        last = len(self.owner_names) - 1
-        if len(self.owners) == 0 or self.owners.min() < 0 or self.owners.max() > last:
-            raise DataError(f"{self.name}: owners must be numbers from 0 to {last}")
-        held = np.bincount(self.owners, minlength=len(self.owner_names))
-        if not held.all():
-            name = self.owner_names[int(held.argmin())]
-            raise DataError(f"{self.name}: the owner {name!r} has no samples")
+        tested = None if self.test_owners is None else self.test_owners.shape
+        if self.owners.shape != (len(self.y),) or tested not in (None, (len(self.test or ()),)):
+            raise DataError(
+                f"{self.name}: {len(self.y)} samples have owners of shape {self.owners.shape}, and"
+                f" {len(self.test or ())} test samples owners of shape {tested}; each needs one"
+            )
+        if not np.array_equal(np.unique(self.owners), np.arange(len(self.owner_names))):
+            raise DataError(
+                f"{self.name}: the owners must be the numbers 0 to {len(self.owner_names) - 1}, and"
+                " each must have a sample"
+            )
 
     def pooled(self) -> Dataset:
         """This dataset with the test set's samples after the others, and without a test set.
@@ -254,16 +249,11 @@ def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
     expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
     if target in WITH_CLASSES:
         if y.ndim != 1:
-            hint = ""
-            if y.ndim == 2 and y.shape[1] == 1:
-                hint = "; y.squeeze(1) has this shape"
-            elif y.ndim == 2 and y.shape[1] == classes:
-                hint = "; of one-hot targets, y.argmax(1) are the classes"
-            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}{hint}")
+            raise DataError(f"{where}: the targets have shape {tuple(y.shape)}; {expected}")
         if y.dtype != torch.int64:
             raise DataError(
-                f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}, such"
-                ' as y.long(); if they are not classes, write target="number"'
+                f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}; if"
+                ' they are not classes, write target="number"'
             )
         wrong = (y < 0) | (y >= classes)
     elif target == "labels":

@@ -109,11 +109,25 @@ class Cells:
         names = self.inputs(columns)
         x = np.empty((len(frame), len(names)))
         for column in columns:
-            if column not in self._levels:
-                x[:, names.index(column)] = self._number(frame[column], column, source)
-        for column, levels in self._levels.items():
-            first = names.index(f"{column}_{levels[1]}")
-            x[:, first : first + len(levels) - 1] = self._dummies(frame[column], column, source)
+            cells = frame[column]
+            known = plain(cells.to_numpy())
+            missing = cells.isna().to_numpy() & (cells.dtype.kind not in "mM")
+            if levels := self._levels.get(column):
+                matches = _matches(cells, levels)
+                first = names.index(f"{column}_{levels[1]}")
+                x[:, first : first + len(levels) - 1] = np.where(
+                    missing[:, None], np.nan, matches[:, 1:]
+                )
+                good = known & matches.any(1)
+                expected = f"one of the levels {levels} (dataset.categories.{column})"
+            else:
+                numbers = _numbers(cells)
+                x[:, names.index(column)] = numbers
+                good = known & (np.abs(numbers) <= np.finfo(np.float32).max)
+                expected = f"finite numbers; {_ADVICE}"
+            if self.missing != REFUSE:
+                good |= missing
+            check_rows(source, good, partial(_told, cells, missing, expected), column)
         return x
 
     def kept(self, samples: RawSamples) -> RawSamples:
@@ -123,66 +137,28 @@ class Cells:
         missing = np.isnan(samples.x).any(1)
         return samples.without(missing) if missing.any() else samples
 
-    def _number(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
-        """(n,) float64."""
-        x = _numbers(cells, column, source)
-        good = np.abs(x) <= np.finfo(np.float32).max
-        self._check(cells, good, f"finite numbers; {_ADVICE}", column, source)
-        return x
 
-    def _dummies(self, cells: pandas.Series, column: str, source: str) -> np.ndarray:
-        """(n, levels - 1) float64."""
-        levels = self._levels[column]
-        if isinstance(levels[0], str):
-            known = _plain(cells, column, source)
-            found = np.array([spelled(cell) for cell in known.tolist()], object)
-        else:
-            found = _numbers(cells, column, source)
-        missing = cells.isna().to_numpy()
-        matches = (found[:, None] == np.array(levels, found.dtype)) & ~missing[:, None]
-        expected = f"one of the levels {levels} (dataset.categories.{column})"
-        self._check(cells, matches.any(1), expected, column, source)
-        x = matches[:, 1:].astype(np.float64)
-        x[missing] = np.nan
-        return x
-
-    def _check(
-        self, cells: pandas.Series, good: np.ndarray, expected: str, column: str, source: str
-    ) -> None:
-        if self.missing != REFUSE:
-            good = good | cells.isna().to_numpy()
-        check_rows(source, good, partial(_told, cells, expected), column)
+def _matches(cells: pandas.Series, levels: list[Any]) -> np.ndarray:
+    """(n, levels) whether each cell has each level; none of them where it is missing."""
+    found = _numbers(cells)
+    if isinstance(levels[0], str):
+        found = np.array([spelled(cell) for cell in cells.tolist()], object)
+    return (found[:, None] == np.array(levels, found.dtype)) & cells.notna().to_numpy()[:, None]
 
 
-def _plain(cells: pandas.Series, column: str, source: str) -> np.ndarray:
-    """The cells (n,) in numpy's type, which are numbers or texts, or are missing."""
-    values = cells.to_numpy()
-    good = plain(values) | cells.isna().to_numpy()
-    if values.dtype.kind in "mM":  # also a column of which all are missing
-        good[:] = False
-    check_rows(
-        source, good, lambda row: f"{_shown(cells, row)}; expected numbers; {_ADVICE}", column
-    )
-    return values
-
-
-def _numbers(cells: pandas.Series, column: str, source: str) -> np.ndarray:
+def _numbers(cells: pandas.Series) -> np.ndarray:
     """(n,) float64, with NaN for what is missing, or no number."""
     from pandas import Series, to_numeric
 
-    values = Series(_plain(cells, column, source))
-    found = to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    return np.where(cells.isna().to_numpy(), np.nan, found)
+    values = Series(cells.to_numpy())
+    found = to_numeric(values.where(plain(cells.to_numpy())), errors="coerce")
+    return np.where(cells.isna(), np.nan, found.to_numpy(np.float64, na_value=np.nan))
 
 
-def _shown(cells: pandas.Series, row: int) -> str:
-    return f"{cells.iloc[[row]].tolist()[0]!r:.60}"
-
-
-def _told(cells: pandas.Series, expected: str, row: int) -> str:
-    if cells.isna().iloc[row]:
+def _told(cells: pandas.Series, missing: np.ndarray, expected: str, row: int) -> str:
+    if missing[row]:
         return (
             "the cell is empty, or says that its value is missing; fill it in, leave the row or"
             " the column out, or choose dataset.missing=drop or median"
         )
-    return f"{_shown(cells, row)}; expected {expected}"
+    return f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected {expected}"

@@ -68,17 +68,19 @@ class CsvFormat(Checked):
             object.__setattr__(self, "sep", "\t")
         words = [self.na_values] if isinstance(self.na_values, str) else self.na_values
         words = tuple(map(str, words)) if isinstance(words, Sequence) else words
-        object.__setattr__(self, "na_values", check.each(check.text, self._key("na_values"), words))
+        object.__setattr__(
+            self, "na_values", check.each(check.text, f"{self.GROUP}.na_values", words)
+        )
         given = {key: mark for key in self.MARKS if (mark := getattr(self, key)) is not None}
         for key, mark in given.items():
             if len(mark) != 1 or not mark.isascii() or mark in "\r\n":
-                raise ConfigError(f"{self._key(key)}={mark!r}: must be a single ASCII character")
+                raise ConfigError(f"{self.GROUP}.{key}={mark!r}: must be a single ASCII character")
         if len(set(given.values())) < len(given):
             raise ConfigError(f"{self.GROUP}={given}: these characters must be different")
         try:
             "a".encode(self.encoding)
         except (LookupError, ValueError) as error:
-            raise ConfigError(f"{self._key('encoding')}={self.encoding}: {error}") from error
+            raise ConfigError(f"{self.GROUP}.encoding={self.encoding}: {error}") from error
 
     @classmethod
     def of(cls, given: object) -> CsvFormat:
@@ -119,20 +121,6 @@ class CsvFormat(Checked):
             alone["skiprows"] = int(lines)
         return cls.of(found | alone)
 
-    @property
-    def for_pandas(self) -> dict[str, Any]:
-        """Arguments of `pandas.read_csv` for a text behind the lines that are skipped."""
-        return {key: getattr(self, key) for key in self.MARKS}
-
-    @property
-    def codec(self) -> str:
-        """The encoding by which a file is opened; a mark of the byte order is no text."""
-        utf_8 = codecs.lookup(self.encoding).name == "utf-8"
-        return "utf-8-sig" if utf_8 else self.encoding
-
-    def _key(self, name: str) -> str:
-        return f"{self.GROUP}.{name}"
-
 
 def read_frame(
     path: Path,
@@ -172,14 +160,9 @@ def read_frame(
             frame = _read_csv(path, names or {}, form or CsvFormat(), numbers)
     # KeyError and TypeError come from damaged metadata
     except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
-        advice = ""
-        if isinstance(error, UnicodeError):
-            advice = (
-                "; dataset.read={encoding: ...} gives another encoding, such as latin-1, utf-16"
-            )
         raise DataError(
-            f"{path} is damaged, or not a {kind[1:]} file with a header:"
-            f" {str(error).strip()}{advice}"
+            f"{path} is damaged, or not a {kind[1:]} file with a header: {str(error).strip()}"
+            " (of a csv file, dataset.read gives the encoding and more)"
         ) from error
     return frame
 
@@ -192,11 +175,13 @@ def _read_csv(
 ) -> pandas.DataFrame:
     import pandas
 
-    with path.open(encoding=form.codec, newline="") as file:
+    utf_8 = codecs.lookup(form.encoding).name == "utf-8"  # a mark of the byte order is no text
+    with path.open(encoding="utf-8-sig" if utf_8 else form.encoding, newline="") as file:
         for _ in range(form.skiprows):
             file.readline()
         text = file.read()
-    how: dict[str, Any] = {**form.for_pandas, "index_col": False}
+    how: dict[str, Any] = {key: getattr(form, key) for key in form.MARKS}
+    how["index_col"] = False
     as_text: dict[str, Any] = {**how, "dtype": str, "keep_default_na": False}
     with warnings.catch_warnings():
         # pandas only warns about rows with more fields than the header

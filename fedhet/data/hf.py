@@ -187,12 +187,7 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
     if image is None:
         arrays = columns.arrays([(source, _frame(part, columns)) for source, part in parts.items()])
     else:
-        if columns.cells.key:
-            raise ConfigError(
-                f"dataset.categories={columns.cells.categories} and"
-                f" dataset.missing={columns.cells.missing}: are for tables; {train_source} has"
-                f" images in the column {image!r}"
-            )
+        columns.cells.inputs([])  # an image has no categories
         raw = []
         for source, part in parts.items():
             test = source != train_source

@@ -262,10 +262,13 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
         check_columns(str(path), frame.columns, ("img", "fine_label"))
         if frame.empty:
             raise DataError(f"{path} contains no rows")
-        for row, cell in enumerate(frame["img"]):
-            if not isinstance(cell, dict):
-                raise DataError(f"{path}, row {row}, column 'img': {cell!r:.60}; expected an image")
-            images.append((f"{path}, row {row}", BytesIO(cell.get("bytes") or b"")))
+        cells = frame["img"].tolist()
+        good = [isinstance(cell, dict) for cell in cells]
+        check_rows(str(path), good, lambda row, cells=cells: f"{cells[row]!r:.60} is no image")
+        images += [
+            (f"{path}, row {row}", BytesIO(cell.get("bytes") or b""))
+            for row, cell in enumerate(cells)
+        ]
     x = read_images(images)
     y = np.concatenate(
         [
@@ -548,7 +551,7 @@ def read_images(
 
 def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
     """The image as viewers show it, in PIL's `mode`; None: in 8-bit grey or colour, as it is."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
@@ -563,10 +566,6 @@ def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
             return _opaque(name, turned, stored).convert(mode or _MODES[image.mode])
     except DataError:
         raise
-    except UnidentifiedImageError as error:
-        raise DataError(
-            f"{name} is not a readable image: it is damaged or of an unknown format"
-        ) from error
     # PIL raises SyntaxError for a broken PNG chunk, and others for broken headers and EXIF tags
     except (
         OSError,

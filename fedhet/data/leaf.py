@@ -54,13 +54,8 @@ def _load(
         "Make it with LEAF's preprocess.sh (github.com/TalwalkarLab/leaf, -t sample) and copy its"
         " folders train and test there"
     )
-    place = find_folder(data_dir, [(folder, ("train", "test"))], hint)
+    place = find_folder(data_dir, [(folder, ("train/*.json", "test/*.json"))], hint)
     files = {part: sorted((place / part).glob("*.json")) for part in ("train", "test")}
-    for part, paths in files.items():
-        if not paths:
-            raise DataError(
-                f"{place / part} contains no *.json; expected LEAF's files of the {part} samples"
-            )
     log.info("%s: LEAF's JSON in %s", name, place)
 
     def read() -> Arrays:
@@ -119,7 +114,7 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Pixels k / 255 as uint8 k; LEAF's files round them to four decimals or more."""
     whole = [isinstance(pixels, list) and len(pixels) == SIDE**2 for pixels in x]
-    check_rows(source, whole, lambda row: f"expected {SIDE**2} pixels, not {_describe(x[row])}")
+    check_rows(source, whole, lambda row: f"expected {SIDE**2} pixels, not {x[row]!r:.60}")
     try:
         levels = np.array(x, np.float64) * 255
     except (TypeError, ValueError) as error:
@@ -149,8 +144,7 @@ def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
         source,
         good,
         lambda row: (
-            f"expected {WINDOW} characters and the next one, not {_describe(x[row])} and"
-            f" {_describe(y[row])}"
+            f"expected {WINDOW} characters and the next one, not {x[row]!r:.60} and {y[row]!r:.60}"
         ),
     )
     tokens = _token_numbers(source, x, WINDOW)
@@ -175,10 +169,3 @@ def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:
         ),
     )
     return tokens
-
-
-def _describe(value: Any) -> str:
-    """A value in a message: long ones by their type and length."""
-    if isinstance(value, str | list):
-        return f"{type(value).__name__} of length {len(value)}"
-    return repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -66,10 +67,7 @@ class Moments:
 
 def joined(sets: Iterable[Moments]) -> Moments:
     """The moments of several sets together, joined in this order."""
-    total = Moments()
-    for each in sets:
-        total = total.joined(each)
-    return total
+    return reduce(Moments.joined, sets, Moments())
 
 
 def moments(parts: Iterable[np.ndarray]) -> Moments:

@@ -7,7 +7,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,18 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedhet.core import streams
-from fedhet.core.check import Checked, counted, each, integer, setting
+from fedhet.core.check import Checked, counted, each, integer, setting, text
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
-from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.files import cache_root, permitted
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_json
 
 log = logging.getLogger("fedhet.data")
 
-# Part of the cache's key: increase it when `draw` returns other indices for the same settings.
-_ALGORITHM = 1
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000
 _MOST_SHARES = 50_000_000  # of a client in a class
@@ -128,7 +125,6 @@ class Scheme(Checked, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "split", check_split(self.split))
-        object.__setattr__(self, "noise", float(self.noise))
 
     def assign(
         self,
@@ -169,38 +165,26 @@ class DrawnScheme(Scheme):
     min_size: int = setting(low=0)
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
-        """Draw the assignment, or load it from the cache if it was drawn before."""
+        """Draw the assignment."""
         labels = _plain(labels)
         n = len(labels)
-        if self.clients > n:
-            raise ConfigError(
-                f"partition.clients={self.clients}: more clients than samples allow; there are"
-                f" only {n} samples to share"
-            )
-        if (needed := self.clients * self.min_size) > n:
+        if (needed := self.clients * max(self.min_size, 1)) > n:
             raise ConfigError(
                 f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
                 f" clients than samples allow; they would need {needed} samples, and there are {n}"
             )
-
-        def made() -> Arrays:
-            parts = [np.sort(part) for part in self.draw(labels, seed)]
-            self._check_indices(parts, n)
-            return {"indices": np.concatenate(parts), "ends": np.cumsum([*map(len, parts)])}
-
-        # In a deployment every message is handled by a new process, and a scheme may need seconds
-        # of draws. A scheme of one's own is not cached: its code may have changed.
-        own = not type(self).__module__.startswith("fedhet.")
-        key = {
-            "scheme": type(self).__name__,
-            "settings": self._settings(),
-            "seed": seed,
-            "labels": labels_digest(labels),
-            # numpy may change its random streams between versions
-            "versions": [_ALGORITHM, np.__version__],
-        }
-        arrays = made() if own else cached_arrays("partition", key, made, verified=True)
-        indices = np.split(arrays["indices"], arrays["ends"][:-1])
+        indices = [np.sort(part) for part in self.draw(labels, seed)]
+        holders = np.bincount(np.concatenate(indices), minlength=n)
+        if holders.max() > 1 or len(holders) > n:
+            raise RuntimeError(
+                f"partition {self.name}: sample {holders.argmax()} is assigned to"
+                f" {holders.max()} clients; at most one may have it"
+            )
+        if (smallest := min(map(len, indices))) < self.min_size:
+            raise ConfigError(
+                f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
+                f" samples; the settings are {self}"
+            )
         return Partition(self.name, indices, pool_test=self.pool_test)
 
     @abstractmethod
@@ -211,32 +195,6 @@ class DrawnScheme(Scheme):
             labels: (n,) int64, the labels of all samples.
             seed: the seed of the run, from which alone the draw may come.
         """
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that determine who has which samples."""
-        settings = asdict(self)
-        for key in ("name", "split", "noise", "pool_test"):
-            del settings[key]
-        return settings
-
-    def _written(self, *without: str) -> str:
-        """These settings as they are written on the command line, except for some."""
-        settings = self._settings().items()
-        return " ".join(f"partition.{key}={value}" for key, value in settings if key not in without)
-
-    def _check_indices(self, indices: list[np.ndarray], n: int) -> None:
-        holders = np.bincount(np.concatenate(indices), minlength=n)
-        if holders.max() > 1 or len(holders) > n:
-            raise RuntimeError(
-                f"partition {self.name}: sample {holders.argmax()} is assigned to"
-                f" {holders.max()} clients; at most one may have it"
-            )
-        smallest = min(map(len, indices))
-        if smallest < self.min_size:
-            raise ConfigError(
-                f"partition.min_size={self.min_size}: a client would get only {smallest} of {n}"
-                f" samples ({self._written()})"
-            )
 
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -301,15 +259,10 @@ class Listed(DrawnScheme):
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
         present, class_sizes = np.unique(labels, return_counts=True)
-        missing, unlisted = {*chain(*own)} - {*present}, {*present} - {*chain(*own)}
-        if missing or unlisted:
-            problem = (
-                f"there is no class {min(missing)}"
-                if missing
-                else f"no client has the class {min(unlisted)}"
-            )
+        if (given := {*chain(*own)}) != {*present.tolist()}:
             raise ConfigError(
-                f"partition.classes: {problem}; the classes of the data are {present.tolist()}"
+                f"partition.classes: the clients have {sorted(given)}; the classes of the data are"
+                f" {present.tolist()}"
             )
         has = np.stack([np.isin(present, classes) for classes in own])
         return _divided(labels, seed, _equal_shares(has, class_sizes))
@@ -324,7 +277,6 @@ class RedrawnScheme(DrawnScheme):
     """
 
     by_class: ClassVar[bool] = True
-    remedy: ClassVar[str]  # what else than fewer clients makes small clients less likely
 
     @abstractmethod
     def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
@@ -345,7 +297,7 @@ class RedrawnScheme(DrawnScheme):
         class_sizes = np.unique(labels, return_counts=True)[1]
         rng = np.random.default_rng(streams.integer(seed, "partition"))
         limit = self._draw_limit(len(class_sizes))
-        smallest = -1
+        smallest = -1  # while a class had more clients than samples in each draw
         for draw in range(1, limit + 1):
             held = self._draw_held(class_sizes, rng)
             if held is None:
@@ -360,16 +312,11 @@ class RedrawnScheme(DrawnScheme):
                         self.min_size,
                     )
                 return _divided(labels, seed, held)
-        draws = "the draw does not give" if limit == 1 else f"none of {limit:,} draws gives"
-        classes = counted(len(class_sizes), "class", "classes")
-        best = f"the smallest client got {smallest} at best"
-        if smallest < 0:
-            best = "a class always had more clients than samples"
-        others = self._written("clients", "min_size")
         raise ConfigError(
-            f"partition.clients={self.clients}: more clients than samples allow; {draws} each of"
-            f" them partition.min_size={self.min_size} of the {len(labels)} samples in {classes}"
-            f" ({others}), and {best}. Fewer partition.clients would help, or {self.remedy}"
+            f"partition.clients={self.clients}: more clients than samples allow; of {limit:,} draws"
+            f" none gives each of them partition.min_size={self.min_size} of the {len(labels)}"
+            f" samples in {counted(len(class_sizes), 'class', 'classes')}; the smallest client got"
+            f" {max(smallest, 0)} at best. The settings are {self}"
         )
 
 
@@ -383,7 +330,6 @@ class Dirichlet(RedrawnScheme):
         alpha: > 0; small: few clients hold a class, large: all hold equal shares.
     """
 
-    remedy: ClassVar[str] = "a smaller partition.min_size or a larger partition.alpha"
     alpha: float = setting(open_low=0)
 
     def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -410,7 +356,6 @@ class Pathological(RedrawnScheme):
         classes: the number of classes of each client.
     """
 
-    remedy: ClassVar[str] = "a smaller partition.min_size"
     classes: int = setting(low=1)
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -419,11 +364,6 @@ class Pathological(RedrawnScheme):
             raise ConfigError(
                 f"partition.classes={self.classes}: the data have only"
                 f" {counted(present, 'class', 'classes')}"
-            )
-        if (needed := self.clients * self.classes) > len(labels):
-            raise ConfigError(
-                f"partition.classes={self.classes}: {self.clients} clients would need {needed}"
-                f" samples, one of each of their classes, but there are {len(labels)}"
             )
         return super().draw(labels, seed)
 
@@ -493,7 +433,12 @@ class Quantity(DrawnScheme):
         if self.sizes == "dirichlet":
             sizes = self._drawn_sizes(n, streams.integer(seed, "partition"))
         else:
-            sizes = self._fixed_sizes(n)
+            share = {"linear": np.positive, "square": np.square, "exponential": np.exp}[self.sizes]
+            shares = share(np.linspace(1, self.clients, self.clients))
+            sizes = (shares / shares.sum() * n).astype(np.int64)
+            sizes[-1] += n - sizes.sum()  # what rounding has left over
+            if sizes.min() < 1:
+                raise ConfigError(f"{self}: of {n} samples a client would get none")
         return np.split(random_order(labels, seed), np.cumsum(sizes)[:-1])
 
     def _drawn_sizes(self, n: int, seed: int) -> np.ndarray:
@@ -503,18 +448,6 @@ class Quantity(DrawnScheme):
         ends = np.floor(np.cumsum(shares) * rest).astype(int)
         ends[-1] = rest  # the cumulative sum may end just below 1
         return least + np.diff(ends, prepend=0)
-
-    def _fixed_sizes(self, n: int) -> np.ndarray:
-        share = {"linear": np.positive, "square": np.square, "exponential": np.exp}[self.sizes]
-        shares = share(np.linspace(1, self.clients, self.clients))
-        sizes = (shares / shares.sum() * n).astype(np.int64)
-        sizes[-1] += n - sizes.sum()  # what rounding has left over
-        if sizes.min() < 1:
-            raise ConfigError(
-                f"partition {self.name} of {n} samples is impossible ({self._written()}): a client"
-                " would get none"
-            )
-        return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,21 +472,18 @@ class Natural(DrawnScheme):
     ) -> Partition:
         """As other schemes do, with owners in the place of labels."""
         if owners is None:
-            pooled = ""
-            if self.pool_test:
-                pooled = ", or not of those in the test set, which partition.pool_test=true shares"
             raise ConfigError(
-                f"partition=natural: these data do not name the owners of their samples{pooled};"
-                " femnist (writers), shakespeare (speakers) and chest_xray (sources) do, and so do"
-                " your own data with a column of owners"
+                "partition=natural: these data do not name the owners of their samples (with"
+                " partition.pool_test=true, also of those in the test set); femnist (writers),"
+                " shakespeare (speakers) and chest_xray (sources) do, and so do your own data with"
+                " a column of owners"
             )
         eligible = len(self._eligible(owners))
         wanted = eligible if self.clients is None else self.clients
         if not 1 <= wanted <= eligible:
-            clients = "" if self.clients is None else f"partition.clients={self.clients} with "
             raise ConfigError(
-                f"{clients}partition.min_size={self.min_size}: only {eligible} of"
-                f" {len(owner_names)} owners have enough samples"
+                f"partition.clients={self.clients} with partition.min_size={self.min_size}: only"
+                f" {eligible} of {len(owner_names)} owners have enough samples"
             )
         partition = replace(self, clients=wanted).drawn(owners, seed)
         names = tuple(owner_names[owners[indices[0]]] for indices in partition.indices)
@@ -598,12 +528,7 @@ def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
         ConfigError: there is no such partition.
         DataError: the file is damaged, or lacks something that a partition needs.
     """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"partition.name={name!r}: give a saved name, a run folder, or the path of a"
-            " partition.json"
-        )
-    given = Path(name).expanduser()
+    given = Path(text("partition.name", name)).expanduser()
     own = [saved_path(name)] if _NAME.fullmatch(name) else []
     path = next((path for path in (*own, given / "partition.json", given) if path.is_file()), None)
     if path is None:
@@ -624,21 +549,18 @@ def save(name: str, record: dict[str, Any]) -> Path:
         ConfigError: another partition has that name.
     """
     path = saved_path(name)
-    if path.exists():
-        existing = _identity(read_saved(name)[1])
-        wanted = _identity(record)
-        if existing != wanted:
-            raise ConfigError(
-                f"--name {name}: {path} is another partition, {existing}, not {wanted}; choose"
-                " another name or remove the file"
-            )
+    existing = read_saved(name)[1] if path.exists() else record
+    theirs, ours = (
+        [one["hash"], *(one["settings"].get(key) for key in ("split", "noise"))]
+        for one in (existing, record)
+    )
+    if theirs != ours:
+        raise ConfigError(
+            f"--name {name}: {path} is another partition, hash, split and noise {theirs}, not"
+            f" {ours}; choose another name or remove the file"
+        )
     write_json(path, record, indent=None)
     return path
-
-
-def _identity(record: dict[str, Any]) -> str:
-    settings = [f"{key} {record['settings'].get(key)}" for key in ("split", "noise")]
-    return ", ".join([record["hash"], *settings])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -658,24 +580,19 @@ class Saved(Scheme):
 
     def __post_init__(self) -> None:
         path, record = read_saved(self.name)
-        taken = [key for key in ("split", "noise") if getattr(self, key) is None]
-        for key in taken:
-            if key not in record["settings"]:
-                raise DataError(f"{path}: its settings have no {key}; give partition.{key}")
-            object.__setattr__(self, key, record["settings"][key])
-        pooled = record["settings"].get("pool_test", False)
-        if self.pool_test not in (None, pooled):
+        saved = {"pool_test": False, **record["settings"]}
+        if self.pool_test not in (None, saved["pool_test"]):
             raise ConfigError(
-                f"partition.pool_test={self.pool_test}: {path} was made with {pooled}, and a saved"
-                " partition keeps the samples that it shares out"
+                f"partition.pool_test={self.pool_test}: {path} was made with {saved['pool_test']},"
+                " and a saved partition keeps the samples that it shares out"
             )
-        object.__setattr__(self, "pool_test", pooled)
+        for key in ("split", "noise", "pool_test"):
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, saved.get(key))
         try:
             super().__post_init__()
         except ConfigError as error:
-            if any(f"partition.{key}=" in str(error) for key in (*taken, "pool_test")):
-                raise DataError(f"{path} is damaged: in its settings, {error}") from error
-            raise
+            raise ConfigError(f"partition.name={path}: {error}") from error
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """The saved partition, whatever the seed.

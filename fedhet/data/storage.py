@@ -146,19 +146,6 @@ def save_tensors(path: Path, tree: Tree) -> None:
         part.chmod(mode)
 
 
-def check_header(start: bytes) -> None:
-    """Refuse a safetensors file whose names would take more time and memory than its values.
-
-    Args:
-        start: its first 8 bytes, the size of its header.
-
-    Raises:
-        ValueError: the header is larger than that of any model.
-    """
-    if (size := int.from_bytes(start, "little")) > LARGEST_HEADER:
-        raise ValueError(f"its header has {size} bytes; at most {LARGEST_HEADER} are read")
-
-
 def read_tensors(path: Path) -> Tree:
     """Read a safetensors file.
 
@@ -171,7 +158,9 @@ def read_tensors(path: Path) -> Tree:
         if not path.is_file():  # to read from a pipe might not end
             raise ValueError("there is no such file")
         with path.open("rb") as file:
-            check_header(file.read(8))
+            header = int.from_bytes(file.read(8), "little")
+        if header > LARGEST_HEADER:  # its names would take more time and memory than its values
+            raise ValueError(f"its header has {header} bytes; at most {LARGEST_HEADER} are read")
         return safetensors.torch.load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{path} is damaged, or cannot be read: {error}") from error

@@ -11,7 +11,8 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -46,7 +47,7 @@ log = logging.getLogger("fedhet.data")
 # The names that pandas gives to columns without one, in csv and in Parquet files.
 UNNAMED = re.compile(r"\s*|Unnamed: \d+.*|__index_level_\d+__")
 # What np.load raises for a damaged file, or for one that contains objects.
-DAMAGE = (
+_DAMAGE = (
     OSError,
     ValueError,
     EOFError,
@@ -459,20 +460,30 @@ def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = 
         names: setting -> the name of an array that the file must have.
         optional: the names of arrays that it may have.
     """
+    with opened_npz(path) as file:
+        for key, array in names.items():
+            if array not in file.files:
+                raise DataError(
+                    f"{path} has no array {array!r} (dataset.{key}); it has {', '.join(file.files)}"
+                )
+        wanted = {*names.values(), *optional, *_DESCRIBES} & {*file.files}
+        check_arrays(file, wanted)
+        return {name: file[name] for name in file.files if name in wanted}
+
+
+@contextmanager
+def opened_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
+    """An npz file for the block that reads it.
+
+    Raises:
+        DataError: it is none, or is damaged.
+    """
     try:
         with np.load(path) as file:
-            for key, array in names.items():
-                if array not in file.files:
-                    raise DataError(
-                        f"{path} has no array {array!r} (dataset.{key}); it has"
-                        f" {', '.join(file.files)}"
-                    )
-            wanted = {*names.values(), *optional, *_DESCRIBES} & {*file.files}
-            check_arrays(file, wanted)
-            return {name: file[name] for name in file.files if name in wanted}
-    except DataError:
+            yield file
+    except (ConfigError, DataError):
         raise
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise DataError(
             f"{path} is damaged, or not an npz file of numbers and text: {error}"
         ) from error

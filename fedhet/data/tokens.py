@@ -90,15 +90,11 @@ class Texts:
             "tokenizer": signature([file for file in files if file.is_file()]),
         }
 
-    def encoded(
-        self, texts: Mapping[str, Sequence[str]], width: int | None = None
-    ) -> tuple[list[np.ndarray], Arrays]:
+    def encoded(self, texts: Mapping[str, Sequence[str]]) -> tuple[list[np.ndarray], Arrays]:
         """The texts as tokens.
 
         Args:
             texts: the source of each part, for messages -> its texts.
-            width: the number T of tokens of each text; None: that of the longest text, but not
-                more than `max_length`.
 
         Returns:
             (n, T) int64 for each part; and the arrays vocabulary and padding, which describe them.
@@ -107,13 +103,10 @@ class Texts:
             ConfigError: the package `tokenizers` is missing.
             DataError: the tokenizer is damaged, or no text has a token.
         """
-        if self.filled:
-            width = self.max_length
         tokenizer = _load(self.file)
         described = self.described(tokenizer)
-        padding = described["padding"]
         tokenizer.no_padding()
-        tokenizer.enable_truncation(width or self.max_length)
+        tokenizer.enable_truncation(self.max_length)
         parts = {source: tokenizer.encode_batch(list(each)) for source, each in texts.items()}
         lengths = [len(one.ids) for part in parts.values() for one in part]
         if not max(lengths, default=0):
@@ -125,12 +118,13 @@ class Texts:
             min(lengths),
             max(lengths),
             sum(bool(one.overflowing) for part in parts.values() for one in part),
-            width or self.max_length,
+            self.max_length,
         )
+        width = self.max_length if self.filled else max(lengths)
+        check_memory(8 * len(lengths) * width, f"dataset.text={self.column}")
         tokens = []
-        check_memory(8 * len(lengths) * (width or max(lengths)), f"dataset.text={self.column}")
         for part in parts.values():
-            x = np.full((len(part), width or max(lengths)), padding, np.int64)
+            x = np.full((len(part), width), described["padding"], np.int64)
             for row, one in zip(x, part, strict=True):
                 row[: len(one.ids)] = one.ids
             tokens.append(x)
@@ -143,8 +137,17 @@ class Texts:
             ConfigError, DataError: as `encoded` does.
         """
         tokenizer = tokenizer or _load(self.file)
-        padding = _padding(tokenizer, self.file)
-        return {"vocabulary": max(tokenizer.get_vocab_size(), padding + 1), "padding": padding}
+        size = tokenizer.get_vocab_size()
+        if tokenizer.padding is not None:
+            padding = int(tokenizer.padding["pad_id"])
+        else:
+            settings = self.file.with_name(SETTINGS)
+            token = read_object(settings, given=True).get("pad_token") if settings.is_file() else ""
+            if isinstance(token, dict):  # with its properties
+                token = token.get("content")
+            number = tokenizer.token_to_id(token) if isinstance(token, str) else None
+            padding = size if number is None else int(number)  # a further token
+        return {"vocabulary": max(size, padding + 1), "padding": padding}
 
 
 def find_tokenizer(places: Sequence[Path], where: str, advice: str) -> Path:
@@ -169,17 +172,3 @@ def _load(file: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing more specific
         raise DataError(f"{file} is damaged, or not a tokenizer: {error}") from error
-
-
-def _padding(tokenizer: tokenizers.Tokenizer, file: Path) -> int:
-    """The tokenizer's padding token, or else a further one after its vocabulary."""
-    if tokenizer.padding is not None:
-        return int(tokenizer.padding["pad_id"])
-    settings = file.with_name(SETTINGS)
-    token: Any = None
-    if settings.is_file():
-        token = read_object(settings, given=True).get("pad_token")
-    if isinstance(token, dict):  # with its properties
-        token = token.get("content")
-    number = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return tokenizer.get_vocab_size() if number is None else int(number)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,33 +16,12 @@ from torch import Tensor
 from fedhet.core import streams
 from fedhet.core.check import installed
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.data.dataset import Dataset
 from fedhet.data.storage import written
 from fedhet.handover.served import Described, Served, add_arguments, opened
-from fedhet.runs.config.instantiation import instantiate
 
 FORMATS = ("onnx", "pt2")
 _BATCHES = (1, 2, 7)  # the sizes of the batches on which a file is compared
-_REAL = 64  # samples of the run's own data in the comparison
 _TOLERANCE = 1e-3  # of outputs, relative to the largest where it exceeds 1
-
-
-class Exported(NamedTuple):
-    """What `export` has written.
-
-    Attributes:
-        file: its path.
-        program: what it is, such as "ONNX, opset 20".
-        random: the largest difference to torch on random inputs.
-        real: the same on samples of the run's data; None where these are not on this machine.
-        why_not: why there are none.
-    """
-
-    file: Path
-    program: str
-    random: float
-    real: float | None
-    why_not: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,20 +54,19 @@ def main(argv: Sequence[str]) -> int:
     if args.client is not None:
         default += f"-{args.client}"
     out = args.out or args.run / f"{default}.{args.to}"
-    done = export(about, served, out, args.to, pixels=args.pixels)
-    print(f"written: {done.file} ({done.program})")
+    program, difference = export(about, served, out, args.to, pixels=args.pixels)
+    print(f"written: {out} ({program})")
     print(f"input:   {_input_text(about, args.pixels)}")
     outputs = about.outputs
     names = ", ".join(outputs[:10]) + (f", ... ({len(outputs)})" if len(outputs) > 10 else "")
     print(f"output:  {about.output}, float32 (batch, {len(outputs)}): {names}")
-    real = f"{done.real:.2g} on the run's data" if done.real is not None else done.why_not
-    print(f"largest difference to torch: {done.random:.2g} on random inputs; {real}")
+    print(f"largest difference to torch on random inputs: {difference:.2g}")
     return 0
 
 
 def export(
     about: Described, served: Served, out: Path, to: str = "onnx", *, pixels: str = "float"
-) -> Exported:
+) -> tuple[str, float]:
     """Write a model as a program, if it returns what torch does.
 
     Args:
@@ -97,6 +75,9 @@ def export(
         out: the file, whose ending is that of the format.
         to: one of FORMATS.
         pixels: "float" or "uint8", the type of images.
+
+    Returns:
+        What it is, such as "ONNX, opset 20", and the largest difference to torch.
 
     Raises:
         ConfigError: the file has another ending, a package is missing, or torch cannot export the
@@ -112,32 +93,25 @@ def export(
     if to == "onnx":
         installed("--to onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
     x = _random_inputs(about, served, 2, pixels)
-    program = _program(served, x)
+    try:
+        with torch.no_grad():
+            batch = {0: torch.export.Dim("batch", min=1)}
+            program = torch.export.export(served, (x,), dynamic_shapes=(batch,))
+    except Exception as error:  # whatever the model's own code raises when it is traced
+        raise ConfigError(
+            f"torch.export cannot export the model {type(served.model).__name__}:"
+            f" {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from error
     with written(out) as part:
         if to == "onnx":
             run, what = _write_onnx(program, part, about, pixels)
         else:
             run, what = _write_pt2(program, part, about)
-        random = max(
+        difference = max(
             _difference(served, run, _random_inputs(about, served, n, pixels), out)
             for n in _BATCHES
         )
-        samples, why_not = _real_inputs(about, pixels)
-        real = None if samples is None else _difference(served, run, samples, out)
-    return Exported(out, what, random, real, why_not)
-
-
-def _program(served: Served, x: Tensor) -> torch.export.ExportedProgram:
-    batch = {0: torch.export.Dim("batch", min=1)}
-    try:
-        with torch.no_grad():
-            return torch.export.export(served, (x,), dynamic_shapes=({**batch},))
-    except Exception as error:  # whatever the model's own code raises when it is traced
-        line = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"torch.export cannot export the model {type(served.model).__name__}:"
-            f" {type(error).__name__}: {line}"
-        ) from error
+    return what, difference
 
 
 def _write_onnx(
@@ -246,21 +220,3 @@ def _random_inputs(about: Described, served: Served, n: int, pixels: str) -> Ten
     if about.median:
         x[torch.rand(shape, generator=rng) < 0.1] = torch.nan
     return x.float()
-
-
-def _real_inputs(about: Described, pixels: str) -> tuple[Tensor | None, str]:
-    """Return samples of the run's data, or why there are none."""
-    try:
-        dataset = instantiate(about.config.dataset, data_dir=about.config.data_dir)
-    except (ConfigError, DataError):
-        return None, "the run's data are not on this machine"
-    if not isinstance(dataset, Dataset):  # a declaration of dataset=local
-        return None, "the run's data are at its sites"
-    x = (dataset.x if dataset.test is None else dataset.test.x)[:_REAL]
-    if tuple(x.shape[1:]) != about.shape:
-        return None, "the data on this machine are not those of the run"
-    if about.text:
-        return x.long(), ""
-    if x.dtype == torch.uint8:
-        return (x if pixels == "uint8" else x.float() / 255), ""
-    return ((x * 255).round().to(torch.uint8) if pixels == "uint8" else x.float()), ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,14 +21,15 @@ from fedhet.data.encoding import Cells
 from fedhet.data.files import roots
 from fedhet.data.frames import SUFFIXES as TABLES
 from fedhet.data.frames import CsvFormat, read_frame
+from fedhet.data.images import COLOURS, is_image, log_unread, read_images, visible_files
 from fedhet.data.images import SUFFIXES as IMAGES
-from fedhet.data.images import is_image, log_unread, read_images, visible_files
 from fedhet.data.local.reading import declared_texts
 from fedhet.data.storage import as_csv, as_json, write_text
 from fedhet.data.tables import (
-    DAMAGE,
     check_arrays,
+    check_columns,
     numeric_inputs,
+    opened_npz,
     text_values,
     token_numbers,
 )
@@ -45,24 +47,11 @@ _CONVERTED = {
     "cinic10": "RGB",
     "tiny_imagenet": "RGB",
 }
-_COLOURS = {"grey": "L", "rgb": "RGB"}
-
-
-class Inputs(NamedTuple):
-    """Samples without targets.
-
-    Attributes:
-        names: of each sample, its file, with the row where the file has several, as errors count.
-        x: (n, ...), not normalised.
-    """
-
-    names: list[str]
-    x: Tensor
 
 
 def read_inputs(
     about: Described, files: Sequence[Path], array: str | None, tokenizer: str | None
-) -> Inputs:
+) -> tuple[list[str], Tensor]:
     """Read the samples of the files.
 
     Args:
@@ -70,6 +59,10 @@ def read_inputs(
         files: images, or folders of them; csv or Parquet tables; npz arrays.
         array: the array in the npz files; None: the only one, or else the run's test inputs.
         tokenizer: a tokenizer.json or its folder, for texts; None: the one that the run names.
+
+    Returns:
+        The name of each sample, which is its file, with the row where the file has several, as
+        errors count; and (n, ...), the samples, not normalised.
 
     Raises:
         ConfigError: the run's model reads no such files.
@@ -86,10 +79,10 @@ def read_inputs(
         elif suffix in TABLES and not about.images:
             x = _rows(about, file, tokenizer)
         else:
-            readable = [".npz", *(IMAGES if about.images else TABLES)]
+            kind = "images" if about.images else "texts" if about.text else "rows of numbers"
             raise ConfigError(
-                f"{file}: the inputs of this run are {_kind(about)}, read from files that end in"
-                f" {', '.join(readable)}"
+                f"{file}: an input of this run has the shape {about.shape}, as {kind} have, and is"
+                f" read from {', '.join(['.npz', *(IMAGES if about.images else TABLES)])}"
             )
         rows = range(first_row(str(file)), first_row(str(file)) + len(x))
         names += [str(file)] if is_image(file) else [f"{file}:{row}" for row in rows]
@@ -97,15 +90,7 @@ def read_inputs(
     kinds = {x.dtype for x in parts}
     if len(kinds) > 1:  # images as bytes and as numbers
         parts = [x / np.float32(255) if are_pixels(x) else x for x in parts]
-    return Inputs(names, torch.from_numpy(np.concatenate(parts)))
-
-
-def _kind(about: Described) -> str:
-    if about.images:
-        return f"images of (C, H, W) = {about.shape}"
-    return (
-        f"texts of {about.shape[0]} tokens" if about.text else f"rows of {about.shape[0]} numbers"
-    )
+    return names, torch.from_numpy(np.concatenate(parts))
 
 
 def _listed(files: Sequence[Path]) -> list[Path]:
@@ -130,7 +115,7 @@ def _image(about: Described, file: Path) -> np.ndarray:
     """(1, C, H, W) uint8, resized and converted as the run's settings declare."""
     dataset = about.config.dataset
     loader = str(dataset.get("_target_", "")).rpartition(".")[2]
-    mode = _COLOURS.get(dataset.get("colours")) or _CONVERTED.get(loader)
+    mode = COLOURS.get(dataset.get("colours")) or _CONVERTED.get(loader)
     x = read_images([(str(file), file)], dataset.get("size"), mode)
     if x.shape[1:] != about.shape:
         raise DataError(
@@ -157,7 +142,15 @@ def _rows(about: Described, file: Path, tokenizer: str | None) -> np.ndarray:
         raise DataError(f"{file} contains no rows")
     _check_columns(about, file, frame, columns)
     if about.text:
-        return _tokens(about, text_values(frame, columns[0], str(file)), file, tokenizer)
+        how = replace(_texts(about, file, tokenizer), max_length=about.shape[0], filled=True)
+        (x,), made = how.encoded({str(file): text_values(frame, columns[0], str(file))})
+        for key in ("vocabulary", "padding"):
+            if int(made[key]) != about.partition[key]:
+                raise DataError(
+                    f"{how.file} is not the tokenizer of this run: its {key} is {int(made[key])},"
+                    f" that of the run {about.partition[key]}"
+                )
+        return x
     return cells.read(frame, columns, str(file))
 
 
@@ -169,36 +162,17 @@ def _check_columns(
     What the run has learned, and the owners, may be there. A run that chose its columns, or a text,
     had others as well.
     """
-    present = [str(column) for column in frame.columns]
-    if missing := [column for column in columns if column not in present]:
-        raise DataError(
-            f"{file} lacks the columns {', '.join(missing)} of this run; it has"
-            f" {', '.join(present)}"
-        )
+    check_columns(str(file), frame.columns, columns)
     dataset = about.config.dataset
     if dataset.get("features") is not None or about.text:
         return
     label = dataset.get("label")
     known = {*columns, *([label] if isinstance(label, str) else label or []), dataset.get("owner")}
-    if extra := [column for column in present if column not in known]:
+    if extra := [column for column in frame.columns if column not in known]:
         raise DataError(
             f"{file} has the columns {', '.join(extra)}, which this run did not have; its inputs"
             f" are {', '.join(columns)}"
         )
-
-
-def _tokens(
-    about: Described, texts: Sequence[str], file: Path, tokenizer: str | None
-) -> np.ndarray:
-    how = _texts(about, file, tokenizer)
-    (x,), made = how.encoded({str(file): texts}, about.shape[0])
-    for key in ("vocabulary", "padding"):
-        if int(made[key]) != about.partition[key]:
-            raise DataError(
-                f"{how.file} is not the tokenizer of this run: its {key} is {int(made[key])}, that"
-                f" of the run {about.partition[key]}"
-            )
-    return x
 
 
 def _texts(about: Described, file: Path, tokenizer: str | None) -> Texts:
@@ -225,16 +199,15 @@ def _texts(about: Described, file: Path, tokenizer: str | None) -> Texts:
 
 # ---- arrays
 def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
-    try:
-        with np.load(file) as arrays:
-            names = list(arrays.files)
-            name = _chosen(about, file, names, array)
-            check_arrays(arrays, [name])
-            x = arrays[name]
-    except (ConfigError, DataError):
-        raise
-    except DAMAGE as error:
-        raise DataError(f"{file} is damaged, or not an npz file of numbers: {error}") from error
+    with opened_npz(file) as arrays:
+        only = arrays.files[0] if len(arrays.files) == 1 else None
+        name = array or only or about.config.dataset.get("x_test", "x_test")
+        if name not in arrays.files:
+            raise ConfigError(
+                f"{file} has no array {name!r}; choose by --array: {', '.join(arrays.files)}"
+            )
+        check_arrays(arrays, [name])
+        x = arrays[name]
     if about.text:
         x = token_numbers(x, str(file))
     else:
@@ -251,20 +224,8 @@ def _array(about: Described, file: Path, array: str | None) -> np.ndarray:
     return x
 
 
-def _chosen(about: Described, file: Path, names: Sequence[str], array: str | None) -> str:
-    """The array to read."""
-    if array is None and len(names) == 1:
-        return names[0]
-    name = array or about.config.dataset.get("x_test", "x_test")
-    if name not in names:
-        raise ConfigError(f"{file} has no array {name!r}; choose by --array: {', '.join(names)}")
-    return str(name)
-
-
 # ---- predictions
-FORMATS = ("table", "csv", "json")
 _BATCH = 256
-_NEXT = 2  # classes after the first that the table shows
 
 
 def main(argv: Sequence[str]) -> int:
@@ -282,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
         metavar="FILE",
         help=f"images ({', '.join(IMAGES)}), folders of them, csv or Parquet tables, npz arrays",
     )
-    parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
+    parser.add_argument("--format", choices=_FORMATTED, default="table", help="default: table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to a file, not to stdout")
     parser.add_argument(
         "--array", metavar="NAME", help="the array in npz files; default: the only one, or x_test"
@@ -292,12 +253,12 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     about, served = opened(args.run, args.view, args.client, args.inputs_of)
-    inputs = read_inputs(about, args.files, args.array, args.tokenizer)
-    outputs, chosen = predict(served, inputs.x)
+    names, x = read_inputs(about, args.files, args.array, args.tokenizer)
+    outputs, chosen = predict(served, x)
     if not outputs.isfinite().all():
         row = int((~outputs.isfinite().all(1)).nonzero()[0])
-        raise DataError(f"{inputs.names[row]}: the model returns no finite numbers for it")
-    text = _FORMATTED[args.format](about, inputs.names, outputs, chosen)
+        raise DataError(f"{names[row]}: the model returns no finite numbers for it")
+    text = _FORMATTED[args.format](about, names, outputs, chosen)
     if args.out is None:
         print(text, end="")
     else:
@@ -363,24 +324,15 @@ def _json(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -
 
 
 def _table(about: Described, names: list[str], outputs: Tensor, chosen: Tensor) -> str:
-    """The table for a terminal; of many classes it has the most probable ones only."""
+    """The table for a terminal; of classes it has the predicted one only."""
     import pandas
 
     if about.target in ("number", "labels"):
         frame = _frame(about, names, outputs, chosen)
     else:
-        p, order = outputs.topk(min(1 + _NEXT, outputs.shape[1]))
-        first = _predictions(about, chosen)
-        others = [
-            ", ".join(
-                f"{about.outputs[i]} {value:.3f}"
-                for value, i in zip(values, numbers, strict=True)
-                if about.outputs[i] != own
-            )
-            for values, numbers, own in zip(p.tolist(), order.tolist(), first, strict=True)
-        ]
-        columns = {"input": names, "prediction": first, "probability": p[:, 0], "then": others}
-        frame = pandas.DataFrame(columns)
+        probability = outputs[chosen]
+        columns = {"prediction": _predictions(about, chosen), "probability": probability}
+        frame = pandas.DataFrame({"input": names, **columns})
     for column in frame.select_dtypes("str"):
         frame[column] = [clean(value) for value in frame[column]]
     frame.columns = pandas.Index([clean(str(column)) for column in frame.columns])

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fedhet.core import trees
-from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError, DataError, clean
 from fedhet.core.objects import are_pixels
 from fedhet.core.targets import TARGETS
@@ -213,9 +212,6 @@ def opened(
         )
     if view is None:
         view = "model" if client is None else "personal"
-    if client is None and view in set(loading.OWN) - set(loading.GLOBAL):
-        raise ConfigError(f"--view {view} is a client's own model; name the client by --client N")
-    one_of("--view", view, loading.GLOBAL if client is None else loading.OWN)
     model = loading.load(folder, view, client=client)
     if client is None and view == "model":
         _check_weights(about)

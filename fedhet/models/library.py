@@ -62,9 +62,8 @@ class LibraryModel(Classifier):
             f"model: {name} is not, as training requires, features followed by a linear layer"
             f" with {classes} outputs"
         )
-        if not isinstance(logits, Tensor) or logits.shape != (2, classes):
-            raise ConfigError(mismatch)
-        if not torch.equal(trial_output(self, x, mismatch), logits):
+        fits = isinstance(logits, Tensor) and logits.shape == (2, classes)
+        if not fits or not torch.equal(trial_output(self, x, mismatch), logits):
             raise ConfigError(mismatch)
 
 
@@ -164,12 +163,10 @@ def _read(file: str) -> dict[str, Tensor]:
         raise MachineError(
             f"model.weights={file} is not readable: {str(error).partition(chr(10))[0]}"
         ) from error
-    if not isinstance(content, dict):
-        held = f"a {type(content).__name__}"
-    elif not content or not all(isinstance(t, Tensor) for t in content.values()):
-        held = f"a dictionary of {list(content)[:3]}"
-    else:
-        return content
-    raise ConfigError(
-        f"model.weights={file} holds {held}; expected tensors by name, as in a saved state_dict()"
-    )
+    found = content.values() if isinstance(content, dict) else ()
+    if not found or not all(isinstance(t, Tensor) for t in found):
+        raise ConfigError(
+            f"model.weights={file} holds a {type(content).__name__} of {list(content)[:3]!s:.200};"
+            " expected tensors by name, as in a saved state_dict()"
+        )
+    return content

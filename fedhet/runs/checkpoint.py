@@ -21,34 +21,30 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 
 from fedhet.core import trees
+from fedhet.core.client.state import Store
 from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import TimetableEntry
 from fedhet.core.server.run import RunState
 from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, unwritable, write_text
+from fedhet.runs.record.run_folder import Recorder
 from fedhet.runs.record.schema import FORMAT
 from fedhet.runs.stores import HASH_BYTES, DiskStore
-
-if TYPE_CHECKING:
-    from fedhet.core.client.state import Store
-    from fedhet.core.server.loop import Loop
-    from fedhet.core.server.strategy import FedStrategy
-    from fedhet.runs.record.run_folder import Recorder
 
 KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
@@ -84,11 +80,6 @@ class Checkpoint:
     about: dict[str, Any]
     states: dict[int, dict[int, str | None]]
 
-    @property
-    def needs(self) -> Needs:
-        """The clients' states that it needs."""
-        return {pid: list(versions) for pid, versions in self.states.items()}
-
     def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
         """What the run's objects remember, and the tensors of it."""
         nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
@@ -116,7 +107,7 @@ class CheckpointFolder:
     @property
     def needs(self) -> Needs:
         """The clients' states that the kept checkpoints need."""
-        return all_needs(checkpoint.needs for checkpoint in self._kept.values())
+        return all_needs(checkpoint.states for checkpoint in self._kept.values())
 
     # ---- writing
     def write(
@@ -126,7 +117,7 @@ class CheckpointFolder:
         nodes: Mapping[str, Any],
         tensors: Tree,
         needs: Needs,
-        load: Callable[[int, int], Tree | None] | None,
+        store: Store | None,
         room: int,
     ) -> None:
         """Write a checkpoint, and remove all but the last two.
@@ -137,7 +128,7 @@ class CheckpointFolder:
             nodes: what the run's objects remember.
             tensors: the tensors of it.
             needs: the clients' states that belong to it.
-            load: returns one of these; None where they are at their sites.
+            store: has these; None where they are at their sites.
             room: the bytes that the run itself still needs on this disk.
 
         Raises:
@@ -150,13 +141,13 @@ class CheckpointFolder:
         try:
             part.mkdir(parents=True)
             states = {
-                pid: {version: self._stored(pid, version, load) for version in versions}
+                pid: {version: self._stored(pid, version, store) for version in versions}
                 for pid, versions in needs.items()
             }
             save_tensors(part / TENSORS, tensors)
             write_text(part / VALUES, json.dumps(nodes, allow_nan=False))
             if self._best.exists():
-                _link(self._best, part / BEST)
+                shutil.copyfile(self._best, part / BEST)
             self._seal(part, {"round": round, "about": about, "states": states})
             if (left := shutil.disk_usage(part).free) < room:
                 raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
@@ -183,15 +174,13 @@ class CheckpointFolder:
             if path.exists():  # a run whose clients remember nothing has no states
                 sync(path)
 
-    def _stored(
-        self, pid: int, version: int, load: Callable[[int, int], Tree | None] | None
-    ) -> str | None:
+    def _stored(self, pid: int, version: int, store: Store | None) -> str | None:
         """Store a client's state, unless it is stored already, and return its hash."""
-        if load is None:
+        if store is None:
             return None
         path = self._state_path(pid, version)
         if not path.exists():
-            state = load(pid, version)
+            state = store.load(pid, version)
             if state is None:
                 raise ValueError(f"the state of client {pid} of round {version} is missing")
             others = [int(other.stem) for other in path.parent.glob("*.safetensors")]
@@ -277,21 +266,6 @@ def sha256(path: Path, skip: int = 0) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _link(source: Path, target: Path) -> None:
-    """Give the file a second name: it is only ever replaced, never changed."""
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without such links
-        shutil.copyfile(source, target)
-
-
-def remove_parts(folders: Iterable[Path]) -> None:
-    """Remove the files that a killed process was writing, by itself or by safetensors."""
-    for folder in folders:
-        for path in (*folder.glob(".*.part"), *folder.glob(".tmp??????")):
-            path.unlink()
-
-
 # ---- when a run writes a checkpoint, and how it goes on from one
 log = logging.getLogger("fedhet")
 # Bytes that a run may still need beside its final models, and a new best one while it has the old.
@@ -321,9 +295,6 @@ class Checkpoints(Callback):
         self._found = found
         self._written = found is not None
         self._last = time.monotonic()
-        self._callbacks: dict[str, Callback] = {}  # that remember something
-        self._strategy: FedStrategy
-        self._store: Store | None = None
 
     def begun(self, loop: Loop) -> None:
         """Put back what the parts of the run, and the callbacks before this one, did remember.
@@ -331,29 +302,22 @@ class Checkpoints(Callback):
         Raises:
             RunFailed: the checkpoint does not fit these objects.
         """
-        self._strategy = loop.method
-        self._store = loop.courier.store
-        remembering = [callback for callback in loop.callbacks if callback.memory]
-        self._callbacks = {callback.name: callback for callback in remembering}
-        found, self._found = self._found, None
-        if found is None:
+        if (found := self._found) is None:
             return
         try:
-            self._put_back(found)
+            self._put_back(loop, found)
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
             raise RunFailed(f"the checkpoint {found.folder} cannot be used: {error}") from error
-        self._pin()
+        self._pin(loop)
         loop.round = found.round
 
-    def _put_back(self, found: Checkpoint) -> None:
-        strategy, device = self._strategy, self._strategy.workspace.device
+    def _put_back(self, loop: Loop, found: Checkpoint) -> None:
+        strategy, device = loop.method, loop.method.workspace.device
         before = strategy.weights
         nodes, tensors = found.values()
-        if RUN not in nodes:
-            raise ValueError("an earlier version of fedhet has written it; start a new run")
         strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
-        for name, callback in self._callbacks.items():
-            put_back(callback, nodes.get(name, {}), tensors, device)
+        for callback in loop.callbacks:
+            put_back(callback, nodes.get(callback.name, {}), tensors, device)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():  # diverged weights may be of any value
@@ -363,14 +327,14 @@ class Checkpoints(Callback):
             raise ValueError("its weights are not those of the last line of rounds.jsonl")
         lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
         strategy.run = replace(strategy.run, lengths=lengths)
-        if self._store is None:
+        if (store := loop.courier.store) is None:
             return
-        for pid, versions in found.needs.items():
+        for pid, versions in found.states.items():
             for version in versions:
                 state = found.state(pid, version)
                 if state is None:
                     raise ValueError(f"the state of client {pid} of round {version} is missing")
-                self._store.save(pid, version, state, versions)
+                store.save(pid, version, state, list(versions))
 
     # ---- after a step
     def settled(self, loop: Loop, row: Row) -> None:
@@ -381,50 +345,42 @@ class Checkpoints(Callback):
         if self._every is None or loop.row is not None:
             return
         if time.monotonic() - self._last >= self._every or (loop.last and self._written):
-            self._write()
+            self._write(loop)
             self._last = time.monotonic()
 
-    def _write(self) -> None:
+    def _write(self, loop: Loop) -> None:
         """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
-        round = self._strategy.run.round
+        strategy, store = loop.method, loop.courier.store
         packer = MemoryPacker()
         try:
-            nodes = {name: packer.memory(one, name) for name, one in self._callbacks.items()}
-            nodes[RUN] = packer.value(self._strategy.run.as_values(), RUN)
-            self._folder.write(
-                round,
-                self._about(),
-                nodes,
-                packer.tensors,
-                # From which the clients go on, and those of their best evaluation.
-                all_needs(
-                    {pid: [version] for pid, version in versions.items()}
-                    for versions in (self._strategy.versions, *self._strategy.run.pinned.values())
-                ),
-                self._store.load if self._store else None,
-                RECORDS + 2 * sum(map(trees.nbytes, self._strategy.weights.values())),
+            nodes = {one.name: packer.memory(one, one.name) for one in loop.callbacks if one.memory}
+            nodes[RUN] = packer.value(strategy.run.as_values(), RUN)
+            about = {
+                "seconds": self._recorder.seconds,
+                "rows": self._recorder.rows,
+                "at_sites": store is None,
+                "run_id": strategy.run_id,
+                "timetable": [
+                    [entry.name, entry.rounds, entry.phase.rounds] for entry in strategy.timetable
+                ],
+            }
+            # From which the clients go on, and those of their best evaluation.
+            needs = all_needs(
+                {pid: [version] for pid, version in versions.items()}
+                for versions in (strategy.versions, *strategy.run.pinned.values())
             )
+            room = RECORDS + 2 * sum(map(trees.nbytes, strategy.weights.values()))
+            self._folder.write(loop.round, about, nodes, packer.tensors, needs, store, room)
         except (OSError, TypeError, ValueError) as error:
-            log.warning("round %d has no checkpoint: %s", round, error)
+            log.warning("round %d has no checkpoint: %s", loop.round, error)
             return
         self._written = True
-        self._pin()
+        self._pin(loop)
 
-    def _about(self) -> dict[str, Any]:
-        return {
-            "seconds": self._recorder.seconds,
-            "rows": self._recorder.rows,
-            "at_sites": self._store is None,
-            "run_id": self._strategy.run_id,
-            "timetable": [
-                [entry.name, entry.rounds, entry.phase.rounds] for entry in self._strategy.timetable
-            ],
-        }
-
-    def _pin(self) -> None:
+    def _pin(self, loop: Loop) -> None:
         """Let clients that keep their states themselves keep those that checkpoints need."""
-        if self._store is None:
-            self._strategy.kept_back = self._folder.needs
+        if loop.courier.store is None:
+            loop.method.kept_back = self._folder.needs
 
 
 def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[TimetableEntry]:

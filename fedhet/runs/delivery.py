@@ -18,7 +18,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,7 +125,22 @@ def keep(job: Job, client: FedClient) -> Upload:
             f"the final model here has the digest {str(digest)[:16]}, that of the server"
             f" {(stated or 'None')[:16]!r}",
         )
-    about = {**_about(job, client), "models": views, "weights_sha256": digest, "scores": scores}
+    config = job.config
+    about = {
+        "status": "ok",
+        "delivered": {"client": msg.pid, "round": msg.round},
+        "experiment": msg.run_id,
+        "plugins": list(config.plugins),
+        **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
+        "seed": config.run.seed,
+        "rounds": config.run.rounds,
+        "target": job.task.scoring.name,
+        "score": job.task.scoring.score() or None,
+        "train_samples": client.num_examples,
+        "models": views,
+        "weights_sha256": digest,
+        "scores": scores,
+    }
     home = _root() / msg.run_id / str(msg.pid)
     _write(home, models, job, about)
     log.info("client %d: the final models are in %s", msg.pid, home)
@@ -148,32 +162,10 @@ def _root() -> Path:
     return Path(named)
 
 
-def _about(job: Job, client: FedClient) -> dict[str, Any]:
-    config, msg = job.config, client.msg
-    return {
-        "status": "ok",
-        "delivered": {"client": msg.pid, "round": msg.round},
-        "experiment": msg.run_id,
-        "plugins": list(config.plugins),
-        **{key: config.choices[key] for key in ("method", "server_opt", "dataset", "model")},
-        "seed": config.run.seed,
-        "rounds": config.run.rounds,
-        "target": job.task.scoring.name,
-        "score": job.task.scoring.score() or None,
-        "train_samples": client.num_examples,
-    }
-
-
 def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, Any]) -> None:
-    """Write the folder, whole or not at all.
-
-    The earlier one is away only between two renames; what is left of a process that was killed
-    there is put back by the next delivery.
-    """
+    """Write the folder, whole or not at all."""
     part = home.with_name(f".{home.name}.{os.getpid()}.part")
-    before = home.with_name(f".{home.name}.before")
     try:
-        _put_back(before, home)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for name, tree in models.items():
@@ -184,24 +176,13 @@ def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, An
         write_json(part / "summary.json", about)
         for path in (*part.iterdir(), part):
             sync(path)
-        shutil.rmtree(before, ignore_errors=True)
-        with suppress(FileNotFoundError):  # there is an earlier one only if the run was resumed
-            home.replace(before)
-        try:
-            part.replace(home)
-        finally:
-            _put_back(before, home)
+        shutil.rmtree(home, ignore_errors=True)  # that of a run that was resumed
+        part.replace(home)
         sync(home.parent)
-        shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         raise unwritable(home, error) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _put_back(before: Path, home: Path) -> None:
-    if before.exists() and not home.exists():
-        before.replace(home)
 
 
 # ---- reading

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhet.core.errors import ConfigError, DataError, MachineError
 from fedhet.core.targets import WITH_CLASSES
@@ -38,9 +38,7 @@ def check_settings(settings: Config) -> None:
     ]
     if "experiment" in keys and not ignored:
         default = compose([]).cfg
-        chosen = settings.overrides[keys.index("experiment")]
-        changed = [key for key in REPLACED if settings.cfg[key] != default[key]]
-        ignored = [f"{chosen} (which sets {', '.join(changed)})"] if changed else []
+        ignored = [key for key in REPLACED if settings.cfg[key] != default[key]]
     if ignored:
         raise ConfigError(
             f"{', '.join(ignored)} with a Task: it has its own data, clients and model, so settings"
@@ -157,28 +155,14 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
             f" {output.dtype} of shape {tuple(output.shape)}, with targets that are {y.dtype} of"
             f" shape {tuple(y.shape)}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
-    returned = f"a {type(losses).__name__}"
-    if isinstance(losses, Tensor):
-        if losses.shape == (n,):
-            return
-        returned = f"shape {tuple(losses.shape)}"
-    reduces = isinstance(criterion, nn.Module) and getattr(criterion, "reduction", "none") != "none"
-    dimensions = losses.ndim if isinstance(losses, Tensor) else 0
-    hints = {
-        f'write {name}(reduction="none")': reduces,
-        f"the output {(n, 1)} and the targets ({n},) are broadcast; use output.squeeze(1)": (
-            dimensions == 2 and output.shape == (n, 1) and y.ndim == 1
-        ),
-        "squeeze() without a dimension also removes that of a single sample": n == 1,
-        "average the other dimensions, as in losses.flatten(1).mean(1)": (
-            dimensions > 1 and len(losses) == n
-        ),
-        'write reduction="none", as in torch\'s losses': True,
-    }
-    hint = next(hint for hint, fits in hints.items() if fits)
+    if isinstance(losses, Tensor) and losses.shape == (n,):
+        return
+    returned = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses)
     raise ConfigError(
-        f"Task: {batch}, the criterion {name} returns {returned} instead of one loss for each"
-        f" sample, shape ({n},): {hint}"
+        f"Task: {batch}, the criterion {name} returns {returned} for outputs of shape"
+        f" {tuple(output.shape)} and targets of shape {tuple(y.shape)}; expected one loss for each"
+        f' sample, shape ({n},), which torch\'s losses return with reduction="none" if outputs and'
+        " targets have the same shape"
     )
 
 
@@ -194,14 +178,15 @@ def recorded_config(cfg: DictConfig, workspace: Workspace) -> DictConfig:
     task = workspace.task
     kept = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in REPLACED])
     model = type(workspace.model)
-    named = {
+    given = {
         "model": f"{model.__module__}.{model.__qualname__}",
         "criterion": _name(task.criterion),
         "transform": None if task.transform is None else _name(task.transform),
         "augment": None if task.augment is None else _name(task.augment),
+        "target": task.target,
+        "classes": task.classes,
+        "clients": len(task.sizes),
     }
-    learned = {"target": task.target, "classes": task.classes}
-    given = {**named, **learned, "clients": len(task.sizes)}
     return OmegaConf.merge(OmegaConf.create({"task": given}), kept)  # type: ignore[return-value]
 
 

@@ -73,7 +73,11 @@ def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
         )
     scheme: Sites = instantiate(cfg.partition)
     declared: Declaration = instantiate(cfg.dataset, data_dir=cfg.data_dir)
-    scheme.check_clients(declared.sites)
+    if scheme.clients not in (None, len(declared.sites)):
+        raise ConfigError(
+            f"partition.clients={scheme.clients}: dataset.sites declares {len(declared.sites)}, and"
+            " each is a client; leave partition.clients out"
+        )
     return declared, scheme
 
 
@@ -237,7 +241,8 @@ def test_set(declared: Declaration) -> Samples | None:
     if declared.test is None:
         return None
     path = find_path(declared.data_dir, declared.test, "Name the file in dataset.test")
-    return read(path, declared, ("test",), declared.form)["test"]
+    with located(f"dataset.test={declared.test} does not fit the declaration"):
+        return read(path, declared, ("test",), declared.form)["test"]
 
 
 def own_parts(

@@ -50,17 +50,12 @@ def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
     if most:
         _check_size(node, most, shape, outputs, dataset.vocabulary, dataset.padding)
     model = _build(node, shape, outputs, dataset.vocabulary, dataset.padding)
-    reads_text = getattr(model, "text", dataset.text)
-    if reads_text != dataset.text:
-        inputs = (
-            "token numbers (T,), a text"
-            if reads_text
-            else "numbers (C, H, W) or (F,), images or a table"
+    if getattr(model, "text", dataset.text) != dataset.text:
+        reads = "images or tables of numbers" if dataset.text else "texts, token numbers (T,)"
+        raise ConfigError(
+            f"model: {type(model).__name__} reads {reads}; {what}. Texts are read by model=text"
+            " and, to predict the next character, by model=char_lstm"
         )
-        characters = dataset.target == "next_char" and predicts_token
-        fits = "char_lstm" if characters else "text"
-        hint = f"; model={fits} reads text" if dataset.text else ""
-        raise ConfigError(f"model: {type(model).__name__} reads {inputs}; {what}{hint}")
     if not node._target_.startswith("fedhet."):
         _try(model, dataset, node._target_)
     return model

@@ -158,13 +158,6 @@ class RunData:
             x[others] = Own.unknown(dataset)(x[others])
         return replace(dataset, test=Samples(x, dataset.test.y))
 
-    def _own(self) -> dict[str, Any]:
-        """What each client takes of its own training part, where any does."""
-        if not self.dataset.by_client:
-            return {}
-        sizes = enumerate(self.clients.sizes)
-        return {str(pid): self.clients.own(pid).record for pid, size in sizes if size}
-
     @property
     def digest(self) -> str:
         """16 hex digits of the labels and of who has which samples.
@@ -185,6 +178,7 @@ class RunData:
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)
         del settings["_target_"]
+        ready = [p for p, n in enumerate(self.clients.sizes) if n and dataset.by_client]
         return {
             "name": self.partition.name,
             "clients": len(self.partition.indices),
@@ -199,7 +193,7 @@ class RunData:
             "samples": len(dataset.y),
             "labels": labels_digest(dataset.y.numpy()),
             **described(dataset),
-            "own": self._own(),
+            "own": {str(pid): self.clients.own(pid).record for pid in ready},
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
             "counts": class_counts(dataset, self.partition).tolist(),

@@ -49,8 +49,8 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
         killed: list[Path] = []
         write, begin = Checkpoints._write, Checkpoints.begun
 
-        def writing(checkpoints: Checkpoints) -> None:
-            write(checkpoints)
+        def writing(checkpoints: Checkpoints, loop: Loop) -> None:
+            write(checkpoints, loop)
             killed.append(Path(home, f"killed-{len(killed) + 1}"))
             shutil.copytree(whole, killed[-1])
 

@@ -222,7 +222,7 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
 def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
     """Its settings would count as seeds."""
     paper = Paper("own/t", "", "", figures=(Figure({}, "host", "last", 0.6, None),))
-    with pytest.raises(ConfigError, match=r"host says nothing of alpha.*\(0.1, 1\)"):
+    with pytest.raises(ConfigError, match=r"host .*nothing .*alpha.*\(0.1, 1\)"):
         compare(paper, results(folder), "paper")
 
 
@@ -290,7 +290,7 @@ def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
     ours = {row.measure: row.ours for row in found}
     assert ours.pop(targets).mean == pytest.approx((3 * 3 + 5 * 2) / 8)
     assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)
-    with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
+    with pytest.raises(ConfigError, match=r"measure 'lastt' .*none .*last"):
         check("lastt")
 
 
@@ -315,11 +315,11 @@ def test_the_comparison_is_written_through_no_link(folder: Path, tmp_path: Path,
     if name:
         home.mkdir()
     (home / name).symlink_to(theirs / "reproduction.md" if name else theirs)
-    with pytest.raises(WriteError, match="is a link"):
+    with pytest.raises(WriteError, match=rf"^{home}.* link"):
         table.write(compare(PAPER, results(folder), "paper"), home)
     assert [path.read_text() for path in theirs.iterdir()] == ["theirs"]
 
 
 def test_a_folder_of_no_reproduction_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no reproduction 'made'"):
+    with pytest.raises(ConfigError, match="reproduction 'made'"):
         judge(folder)

@@ -133,7 +133,7 @@ def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     home = f"hydra.sweep.dir={folder}"
     assert main.main(["experiment=leaderboard_personal", *part, *small, home]) == 0
-    with pytest.raises(ConfigError, match="its runs are not those of experiment=leaderboard_per"):
+    with pytest.raises(ConfigError, match=r"runs .*experiment=leaderboard_per"):
         take_over(folder, tmp_path)
     path = tmp_path / "leaderboard_personal.csv"
     leaderboard.take_over(results(folder), path)

@@ -154,7 +154,7 @@ def test_the_list_needs_no_large_package(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_no_configuration_names_a_function_of_papers() -> None:
     """What the clone has beside the package is found, and not trusted."""
-    with pytest.raises(ConfigError, match=r"papers\.tables\.replace is not trusted"):
+    with pytest.raises(ConfigError, match=r"papers\.tables\.replace .*trusted"):
         composition.compose(["plugin=[fednorm]", "plugin.fednorm._target_=papers.tables.replace"])
 
 
@@ -163,21 +163,21 @@ def test_a_figure_that_other_runs_show_leads_to_them() -> None:
 
 
 def test_a_wrong_name_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"'fedlex/table9' \(did you mean fedlex/table"):
+    with pytest.raises(ConfigError, match=r"'fedlex/table9' .*did you mean fedlex/table"):
         main(["fedlex/table9"])
-    with pytest.raises(ConfigError, match="name one reproduction, not 2"):
+    with pytest.raises(ConfigError, match=r"name one reproduction, .*2"):
         main(["fedlex/table1", "fedlex/table2"])
-    with pytest.raises(ConfigError, match="scale=cpu would"):
+    with pytest.raises(ConfigError, match="scale=cpu "):
         main(["--verdicts", "folder", "scale=cpu"])
-    with pytest.raises(ConfigError, match="--times goes with --estimate"):
+    with pytest.raises(ConfigError, match=r"--times goes .*--estimate"):
         main(["fedlex/table1", "--times", "times.csv"])
-    with pytest.raises(ConfigError, match=r"--times nowhere/times\.csv: a file is expected"):
+    with pytest.raises(ConfigError, match=r"--times nowhere/times\.csv: .*file "):
         main(["fedgmm/figure6", "scale=smoke", "--estimate", "--times", "nowhere/times.csv"])
-    with pytest.raises(ConfigError, match=r"nothing of client\.lr, "):
+    with pytest.raises(ConfigError, match=r"nothing .*client\.lr, "):
         main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
-    with pytest.raises(ConfigError, match="none has such a name"):
+    with pytest.raises(ConfigError, match=r"--list nonsense: "):
         main(["--list", "nonsense"])
-    with pytest.raises(ConfigError, match=r"scale=cpuu is not allowed \(did you mean cpu"):
+    with pytest.raises(ConfigError, match=r"scale=cpuu .*did you mean cpu"):
         main(["fedlex/table1", "scale=cpuu"])
 
 
@@ -197,21 +197,21 @@ paper:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("  figurs: []", "paper=figurs is not allowed"),
-        ("  unit: permille", "paper.unit=permille is not allowed"),
-        ("  compared: {cpu: all}", "paper.compared.cpu=all is not allowed"),
-        ("  figures: [{method: fedavg}]", "has no `values`"),
-        ("  figures: [{values: {fedavg: [1, 2, 3]}}]", "is no figure"),
-        ("  claims: [{says: x, greater: {method: fedavg}}]", "has no `than`"),
-        ("  claims: [{says: x, wher: {seed: 0}}]", "paper.claims=wher is not allowed"),
-        ("  figures: [{client: 5, values: {fedavg: 1}}]", "paper=client is not allowed"),
-        ("  figures: [{clients: 6, values: {fedavg: 1}}]", "paper: clients=6 is not allowed"),
-        ("  figures: [{values: {fedavgg: 1}}]", "paper: method=fedavgg is not allowed"),
-        ("  hosts: {fedprox: fedavgg}", "paper: method=fedavgg is not allowed"),
-        ("  reasons: {FedAvg: none}", "paper: method=FedAvg is not allowed"),
+        ("  figurs: []", "paper=figurs "),
+        ("  unit: permille", "paper.unit=permille "),
+        ("  compared: {cpu: all}", "paper.compared.cpu=all "),
+        ("  figures: [{method: fedavg}]", "`values`"),
+        ("  figures: [{values: {fedavg: [1, 2, 3]}}]", "figure"),
+        ("  claims: [{says: x, greater: {method: fedavg}}]", "`than`"),
+        ("  claims: [{says: x, wher: {seed: 0}}]", "paper.claims=wher "),
+        ("  figures: [{client: 5, values: {fedavg: 1}}]", "paper=client "),
+        ("  figures: [{clients: 6, values: {fedavg: 1}}]", "paper: clients=6 "),
+        ("  figures: [{values: {fedavgg: 1}}]", "paper: method=fedavgg "),
+        ("  hosts: {fedprox: fedavgg}", "paper: method=fedavgg "),
+        ("  reasons: {FedAvg: none}", "paper: method=FedAvg "),
         (
             "  claims: [{says: x, greater: {clients: 20}, than: {clients: 6}}]",
-            "paper: clients=6 is not allowed",
+            "paper: clients=6 ",
         ),
     ],
 )
@@ -236,5 +236,5 @@ def test_a_paper_of_ones_own(own_file: Path) -> None:
 
 def test_an_unknown_measure_is_told_before_the_runs(own_file: Path) -> None:
     own_file.write_text(FILE + "  measure: lastt\n  figures: [{values: {fedavg: 1}}]\n")
-    with pytest.raises(ConfigError, match="measure 'lastt' is none of last"):
+    with pytest.raises(ConfigError, match=r"measure 'lastt' .*none .*last"):
         main(["own/table1", "clients=5"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
+from fedhet.study.report import plots
 from papers import picture
 from papers.paper import DIRECTIONS, LEVELS, Figure, Paper
 from papers.table import FIELDS
@@ -35,14 +36,14 @@ def line(method: str, mean: str, paper: str, **other: str) -> dict[str, str]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Axes]:
     """The axes of all figures that are drawn."""
     found: list[Axes] = []
-    original = picture.panels
+    original = plots.panels
 
     def panels(*args: object, **kwargs: object) -> object:
         result = original(*args, **kwargs)  # type: ignore[arg-type]
         found.extend(result[1])
         return result
 
-    monkeypatch.setattr(picture, "panels", panels)
+    monkeypatch.setattr(plots, "panels", panels)
     return found
 
 

@@ -52,7 +52,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
 
     assert main(["--verdicts", "made"]) == 0
     assert page in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="experiment=smoke does not go with a name"):
+    with pytest.raises(ConfigError, match=r"experiment=smoke .*go .*name"):
         main(["fedgmm/figure6", "experiment=smoke"])
 
 
@@ -83,7 +83,7 @@ def test_a_reproduction_without_its_data_ends_before_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("FEDHET_DATA_DIR", raising=False)
-    with pytest.raises(DataError, match=r"data not found.*download cifar10"):
+    with pytest.raises(DataError, match=r"data .*download cifar10"):
         main(["fedsa/table4", "scale=cpu", HERE])
     assert capsys.readouterr().out == ""  # no comparison
     assert not any(Path("reproductions/fedsa/table4/cpu").iterdir())

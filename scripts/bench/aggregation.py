@@ -2,12 +2,8 @@
 
     python scripts/bench/aggregation.py ratios [CLIENTS [REPS]]
         {"seconds": of the mean, "of_copy": the mean / a plain copy of the same trees into one tree,
-        which is the cost of the memory traffic itself, "fedsa": FedSA / the mean, "fednorm": what
-        the plug-in adds to a mean, "fedadam": what the server optimiser adds to any method,
-        "frac_high": the share of entries of high dispersion, "bytes": of the trees}
-    python scripts/bench/aggregation.py peak mean|fedsa|fednorm [CLIENTS]
-        {"peak": the most memory that one aggregation takes: the clients' trees and everything
-        computed from them, without the imports and the model, as a multiple of the clients' trees}
+        which is the cost of the memory traffic itself, "fedsa": FedSA / the mean, "bytes": of the
+        trees}
 
 The trees of 20 CLIENTS have ResNet-18's 11.2 million trained parameters: one initialisation, plus
 noise of standard deviation 0.01 per client. One thread; the pieces alternate. Times are noisy; each
@@ -16,22 +12,17 @@ ratio is the median over the repetitions.
 
 from __future__ import annotations
 
-import resource
 import statistics
-from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
 from harness import answer, timed
 
 from fedhet.core import trees
 from fedhet.core.kernel import Message, Step, Update
-from fedhet.core.messages import LocalSettings, Recorded
-from fedhet.core.server.server_opt import FedOpt
+from fedhet.core.messages import LocalSettings
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
-from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.methods.fedsa import FedSA
 from fedhet.models import ResNet18
 
@@ -61,14 +52,16 @@ def received(step: Step, clients: int) -> list[Update]:
         weights = {}
         for name, t in old.items():
             weights[name] = torch.randn(t.shape, generator=draw).mul_(0.01).add_(t)
-        extras = {"z": torch.rand(512, generator=draw)}
         change, sent = trees.Difference(weights, old), Message("train", 1, 1, pid, LOCAL, old)
-        updates.append(Update(pid, 1, 1 / clients, weights, change, extras, {}, sent))
+        updates.append(Update(pid, 1, 1 / clients, weights, change, {}, {}, sent))
     return updates
 
 
-def copying(updates: list[Update]) -> Callable[[], None]:
-    """A plain copy of all their trees, into one tree."""
+def ratios(clients: int = 20, reps: int = 5) -> dict[str, Any]:
+    """What the pieces take, relative to the mean, and the mean relative to a plain copy."""
+    step = first_step(clients)
+    old = trees.pick(step.workspace.initial, step.workspace.trained)
+    updates = received(step, clients)
     tensors = [list(update.weights.values()) for update in updates]
     target = [t.clone() for t in tensors[0]]
 
@@ -76,52 +69,20 @@ def copying(updates: list[Update]) -> Callable[[], None]:
         for each in tensors:
             torch._foreach_copy_(target, each)
 
-    return copy
-
-
-def aggregations(step: Step, updates: list[Update]) -> dict[str, Callable[[], Any]]:
-    """The pieces that read all updates; each returns its result."""
-    old = trees.pick(step.workspace.initial, step.workspace.trained)
-    return {
+    pieces = {
+        "copy": copy,
         "mean": lambda: trees.mean((update.change, update.weight) for update in updates),
         "fedsa": lambda: FedSA().merge(step, {}, old, iter(updates)),
-        "fednorm": lambda: FedNormPlugin().weights(step, {}, updates),
     }
-
-
-def peak(piece: str, clients: int = 20) -> dict[str, float]:
-    """The most memory of one aggregation, relative to the clients' trees; in this process."""
-    step = first_step(clients)
-    before = psutil.Process().memory_info().rss
-    updates = received(step, clients)
-    aggregations(step, updates)[piece]()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak": (most - before) / sum(trees.nbytes(update.weights) for update in updates)}
-
-
-def ratios(clients: int = 20, reps: int = 5) -> Recorded:
-    """What the pieces take, relative to the mean, and the mean relative to a plain copy."""
-    step = first_step(clients)
-    updates = received(step, clients)
-    pieces = {"copy": copying(updates), **aggregations(step, updates)}
-    adam = FedOpt(kind="adam")
-    proposed = pieces["mean"]()
-    pieces["fedadam"] = lambda: adam.step({}, trees.zeros(proposed), proposed)
-    times = timed(pieces, reps)
-
-    def ratio(name: str, base: str) -> float:
-        pairs = zip(times[name], times[base], strict=True)
-        return statistics.median(a / b for a, b in pairs)
-
+    copied, mean, fedsa = timed(pieces, reps).values()
     return {
-        "seconds": statistics.median(times["mean"]),
-        "of_copy": ratio("mean", "copy"),
-        **{name: ratio(name, "mean") for name in ("fedsa", "fednorm", "fedadam")},
-        "frac_high": pieces["fedsa"]().metrics["frac_high"],
+        "seconds": statistics.median(mean),
+        "of_copy": statistics.median(a / b for a, b in zip(mean, copied, strict=True)),
+        "fedsa": statistics.median(a / b for a, b in zip(fedsa, mean, strict=True)),
         "bytes": sum(trees.nbytes(update.weights) for update in updates),
     }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    answer(ratios, peak)
+    answer(ratios)

@@ -23,17 +23,8 @@ def _of(system: str, key: str, divisor: float = 1) -> Measured:
     return lambda systems: systems[system].value(key) / divisor
 
 
-def _median(system: str) -> Measured:
-    return lambda systems: systems[system].median
-
-
 def _ratio(one: str, other: str, key: str = "best") -> Measured:
-    """Their ratio by an attribute of System, or by what they print."""
-    return lambda systems: (
-        getattr(systems[one], key) / getattr(systems[other], key)
-        if key in ("best", "median")
-        else systems[one].value(key) / systems[other].value(key)
-    )
+    return lambda systems: systems[one].value(key) / systems[other].value(key)
 
 
 def _rate(sweep: str) -> Measured:
@@ -49,21 +40,28 @@ def _overhead(sweep: str) -> Measured:
 def _systems(name: str) -> dict[str, list[str]]:
     """The systems that W1 and W2 have in common."""
     return {
-        "floor": ["floor.py", name],
-        "fedhet": ["fedhet_system.py", name],
-        "floor, 2 workers": ["floor.py", name, "--workers", "2"],
-        "fedhet, 2 workers": ["fedhet_system.py", name, "engine.workers=2"],
-        "Flower": ["flower_system.py", name],
-        "Flower, 2 workers": ["flower_system.py", name, "--workers", "2"],
-        "pfl": ["pfl_system.py", name],
+        "floor": ["floor.py", "rounds", name],
+        "fedhet": ["fedhet_system.py", "rounds", name],
+        "floor, 2 workers": ["floor.py", "rounds", name, "2"],
+        "fedhet, 2 workers": ["fedhet_system.py", "rounds", name, "engine.workers=2"],
+        "Flower": ["flower_system.py", "rounds", name],
+        "Flower, 2 workers": ["flower_system.py", "rounds", name, "2"],
+        "pfl": ["pfl_system.py", "rounds", name],
     }
 
 
-def _cells(experiment: str, *lines: str) -> dict[str, list[str]]:
+def _fused(experiment: str, *lines: str) -> dict[str, list[str]]:
     """An experiment whose clients and runs train one after another, and as one."""
     return {
-        f"{experiment}, {fused}": ["fused.py", "cells", fused, *lines] for fused in ("off", "auto")
+        f"{experiment}, {fused}": ["commands.py", "together", *lines, f"engine.fused={fused}"]
+        for fused in ("off", "auto")
     }
+
+
+def _sweep(workers: int, figures: str = "figures=false") -> list[str]:
+    """48 runs of the default job in one command."""
+    launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={workers}"]
+    return ["commands.py", "together", "-m", *launcher, "seed=range(0,48)", figures]
 
 
 SPEEDUP = Goal(
@@ -74,9 +72,13 @@ CELLS = {
         "The workload in which overheads dominate.",
         {
             **_systems("W1"),
-            "fedhet, compiled": ["fedhet_system.py", "W1", "engine.compile=true"],
-            "fedhet on Ray": [  # Ray starts as many actors as fit
-                *("fedhet_system.py", "W1", "engine=ray", f"engine.num_cpus={os.cpu_count()}")
+            "fedhet, compiled": ["fedhet_system.py", "rounds", "W1", "engine.compile=true"],
+            "fedhet on Ray": [
+                "fedhet_system.py",
+                "rounds",
+                "W1",
+                "engine=ray",
+                f"engine.num_cpus={os.cpu_count()}",  # Ray starts as many actors as fit
             ],
         },
         [
@@ -95,7 +97,9 @@ CELLS = {
             ),
             Goal(
                 "a round on Flower's Ray engine minus the floor's, median",
-                lambda systems: systems["fedhet on Ray"].median - systems["floor"].median,
+                lambda systems: (
+                    systems["fedhet on Ray"].value("median") - systems["floor"].value("median")
+                ),
                 0.25,
                 "s",
             ),
@@ -114,13 +118,13 @@ CELLS = {
     "W0": Cell(
         "What a message costs: clients load the received weights and send them back.",
         {
-            model: ["fedhet_system.py", name, "method._target_=pieces.Idle", "rounds=31"]
+            model: ["fedhet_system.py", "rounds", name, "method._target_=pieces.Idle", "rounds=31"]
             for model, name in (("2NN", "W1"), ("CNN", "W2"))
         },
         [
             Goal(
                 f"a client of the {model} that returns at once, median",
-                lambda systems, model=model: systems[model].median * 1000 / COHORT,
+                _of(model, "median", COHORT / 1000),
                 bound,
                 "ms",
             )
@@ -129,7 +133,10 @@ CELLS = {
     ),
     "job": Cell(
         "A whole run of W1 from the shell: eleven rounds, the imports and the data preparation.",
-        {"fedhet": ["fedhet_system.py", "W1", "--job"], "Flower": ["flower_system.py", "W1"]},
+        {
+            "fedhet": ["fedhet_system.py", "job", "W1"],
+            "Flower": ["flower_system.py", "rounds", "W1"],
+        },
         [
             Goal(
                 "stock Flower's job against fedhet's",
@@ -235,8 +242,8 @@ CELLS = {
                 for scheme in SCHEMES
             ),
             Goal(
-                "a client's 500 images of 32x32x3: gathered, floating, normalised; best median",
-                lambda systems: min(rep["ms"] for rep in systems["client"].reps),
+                "a client's 500 images of 32x32x3: gathered, floating, normalised; median",
+                _of("client", "ms"),
                 2,
                 "ms",
             ),
@@ -251,14 +258,6 @@ CELLS = {
                 _of("mnist", "memory"),
                 1.3,
             ),
-            *(
-                Goal(
-                    f"a client's 500 images through {library}'s transforms",
-                    _of("client", library),
-                    unit="ms",
-                )
-                for library in ("torchvision", "huggingface")
-            ),
         ],
     ),
     "fused": Cell(
@@ -271,9 +270,9 @@ CELLS = {
                 for runs in (1, 6)
                 for fused in ("off", "60")
             },
-            **_cells("FedGMM", "experiment=first_look", "axes.method=[FedGMM]"),
-            **_cells("FedDisk", "experiment=first_look", "axes.method=[FedDisk]"),
-            **_cells(
+            **_fused("FedGMM", "experiment=first_look", "axes.method=[FedGMM]"),
+            **_fused("FedDisk", "experiment=first_look", "axes.method=[FedDisk]"),
+            **_fused(
                 "leaderboard",
                 "experiment=leaderboard",
                 "axes.setting=[digits*]",
@@ -314,17 +313,17 @@ CELLS = {
         "A round of three SuperNodes on this machine beyond its training (commands.py).",
         {name: ["commands.py", "deployment", name] for name in ("stock", "warm")},
         [
-            Goal(f"a round beyond the training, {name}, median", _median(name), bound, "s")
+            Goal(f"a round beyond the training, {name}, median", _of(name, "median"), bound, "s")
             for name, bound in (("stock", 4.0), ("warm", 1.5))
         ],
     ),
     "experiment": Cell(
         "48 runs of the default job from the shell, on two cores (commands.py).",
         {
-            "two": ["commands.py", "sweep", "48", "2"],
-            "drawn": ["commands.py", "sweep", "48", "2", "figures=true"],
-            "one": ["commands.py", "sweep", "48", "1"],
-            "commands": ["commands.py", "sweep", "12", "0"],
+            "two": _sweep(2),
+            "drawn": _sweep(2, "figures=true"),
+            "one": _sweep(1),
+            "commands": ["commands.py", "after_another", "12", "figures=false"],
         },
         [
             Goal(

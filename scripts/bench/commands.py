@@ -7,12 +7,11 @@ python scripts/bench/commands.py deployment stock|warm
     {"rounds": seconds of a deployment's rounds beyond their training}, with three SuperNodes on
     this machine (scripts/local_deployment.sh), as `flower-supernode` or as `python -m fedhet
     deploy node`; the first round, in which the nodes say who they are, is left out
-python scripts/bench/commands.py sweep RUNS WORKERS [figures=true]
-    {"wall": seconds from the first command to the end of the last, "own": the sum of the runs'
-    own seconds (`seconds.total` in summary.json), "runs": RUNS} of `python -m fedhet seed=...`:
-    the digits, ten clients, twenty rounds, in one command with hydra/launcher=processes, or with
-    WORKERS 0 in one command after the other.
-    They draw no figures unless asked to, as those of an experiment do not.
+python scripts/bench/commands.py together OVERRIDES...
+    {"wall": seconds of `python -m fedhet` with these overrides, which make many runs, "runs": how
+    many, "own": the sum of their own seconds (`seconds.total` in summary.json)}
+python scripts/bench/commands.py after_another RUNS OVERRIDES...
+    the same of as many commands, one after the other, with the seeds 0, 1, ...
 """
 
 from __future__ import annotations
@@ -60,13 +59,9 @@ def deployment(nodes: str) -> dict[str, Any]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
+        warm = ["--warm"] if nodes == "warm" else []
         subprocess.run(
-            [
-                DEPLOYMENT,
-                *(["--warm"] if nodes == "warm" else []),
-                *DEPLOYED,
-                f"hydra.run.dir={run}",
-            ],
+            [DEPLOYMENT, *warm, *DEPLOYED, f"hydra.run.dir={run}"],
             env={**os.environ, "PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -76,24 +71,27 @@ def deployment(nodes: str) -> dict[str, Any]:
     return {"rounds": [sum(row["seconds"].values()) - row["seconds"]["train"] for row in rows[1:]]}
 
 
-def sweep(runs: int, workers: int, figures: str = "figures=false") -> dict[str, Any]:
-    """Many short runs."""
+def together(*overrides: str) -> dict[str, Any]:
+    """Many runs in one command."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(runs)]
-        if workers:
-            launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={workers}"]
-            seeds = f"seed=range(0,{runs})"
-            commands = [["-m", *launcher, seeds, f"hydra.sweep.dir={folder}"]]
-        began = time.perf_counter()
-        for command in commands:
-            subprocess.run([*COMMAND, *command, figures], check=True, capture_output=True)
-        wall = time.perf_counter() - began
-        ends = [json.loads(file.read_text()) for file in Path(folder).glob("*/summary.json")]
-    if [end["status"] for end in ends] != ["ok"] * runs:
-        raise SystemExit("not all runs have ended well")
-    own = sum(end["seconds"]["total"] for end in ends)
-    return {"wall": wall, "own": own, "runs": runs}
+        return _runs([[*overrides, f"hydra.sweep.dir={folder}"]], Path(folder))
+
+
+def after_another(runs: int, *overrides: str) -> dict[str, Any]:
+    """Many commands of one run each."""
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(runs)]
+        return _runs([[*overrides, *lines] for lines in seeds], Path(folder))
+
+
+def _runs(commands: list[list[str]], folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    for command in commands:
+        subprocess.run([*COMMAND, *command], check=True, capture_output=True)
+    wall = time.perf_counter() - began
+    ends = [json.loads(file.read_text()) for file in folder.rglob("summary.json")]
+    return {"wall": wall, "own": sum(end["seconds"]["total"] for end in ends), "runs": len(ends)}
 
 
 if __name__ == "__main__":
-    answer(start, deployment, sweep)
+    answer(start, deployment, together, after_another)

@@ -1,46 +1,34 @@
 """fedhet on a workload, through its public interface. Prints JSON.
 
-    python scripts/bench/fedhet_system.py W1 [--pixels] [--same] [overrides ...]
-    python scripts/bench/fedhet_system.py W1 --job [overrides ...]
+    python scripts/bench/fedhet_system.py rounds W1 [overrides ...]
+        {"rounds": seconds of each timed round, "split": by what they were spent on}
+    python scripts/bench/fedhet_system.py same W1 [overrides ...]
+        the same with the first ten clients only, which thus take part in every round, so that what
+        a method's clients remember is there from the second round on; their samples are scaled to
+        [0, 1], as methods that model pixels need them
+    python scripts/bench/fedhet_system.py job W1 [overrides ...]
+        {"total": seconds of the whole command `python -m fedhet`}
 
 The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so each round
-is the same amount of work. In process the task is given as objects. For other engines it is
-configured: data from pieces.py, fedhet's own model with the same layers, a partition of the same
-sizes; the last round then evaluates ten samples.
-
---pixels scales the samples to [0, 1], as methods that model pixels need them. --same keeps the
-first ten clients only, which thus take part in every round, so that what a method's clients
-remember is there from the second round on. --job runs `python -m fedhet` on the configured task and
-measures the seconds of the whole command.
+is the same amount of work. In process the task is given as objects. For engine=ray and the whole
+command it is configured: data from pieces.py, fedhet's own model with the same layers, a partition
+of the same sizes; the last round then evaluates ten samples.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness import ENVIRONMENT
-from workloads import (
-    CLASSES,
-    CLIENTS,
-    COHORT,
-    LR,
-    SHARDS,
-    WORKLOADS,
-    Data,
-    Workload,
-    arguments,
-    criterion,
-    data,
-)
+from harness import ENVIRONMENT, answer
+from workloads import CLASSES, CLIENTS, COHORT, LR, SHARDS, WORKLOADS, Data, Workload, data
 
 import fedhet
+from fedhet.core.targets import cross_entropy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -81,7 +69,7 @@ def configured(name: str) -> list[str]:
     ]
 
 
-def rounds(workload: Workload, overrides: list[str], samples: Data | None) -> DataFrame:
+def train(workload: Workload, overrides: list[str], samples: Data | None) -> DataFrame:
     """The timed rounds of a run, as in rounds.jsonl.
 
     Without samples, the overrides configure the task.
@@ -89,57 +77,46 @@ def rounds(workload: Workload, overrides: list[str], samples: Data | None) -> Da
     task = None
     if samples:
         clients = [fedhet.ClientData(fedhet.Samples(*pair)) for pair in samples]
-        task = fedhet.Task(
-            model=workload.model, criterion=criterion, clients=clients, test=None, classes=CLASSES
-        )
+        task = fedhet.Task(workload.model, cross_entropy, clients, test=None, classes=CLASSES)
     number = len(samples) if samples else CLIENTS
     with tempfile.TemporaryDirectory() as folder:
         every = fedhet.run(settings(workload, folder, number, overrides), task=task).rounds
     return every[every["phase"] == "train"][1:]
 
 
-def seconds(rows: DataFrame) -> DataFrame:
-    """The seconds of each round, by what they were spent on."""
-    return rows.filter(regex="^seconds").rename(columns=lambda name: name.partition(".")[2])
+def seconds(rows: DataFrame) -> dict[str, Any]:
+    """The seconds of each round, in all and by what they were spent on."""
+    split = rows.filter(regex="^seconds").rename(columns=lambda name: name.partition(".")[2])
+    return {"rounds": split.sum(axis=1).tolist(), "split": split.to_dict("records")}
 
 
-def to_pixels(samples: Data) -> Data:
-    """The samples scaled to [0, 1]."""
+def rounds(name: str, *overrides: str) -> dict[str, Any]:
+    """Train the workload."""
+    workload = WORKLOADS[name]
+    if "engine=ray" in overrides:
+        return seconds(train(workload, [*configured(name), *overrides], None))
+    return seconds(train(workload, [*overrides], data(workload)))
+
+
+def same(name: str, *overrides: str) -> dict[str, Any]:
+    """Train the first ten clients in every round."""
+    workload = WORKLOADS[name]
+    samples = data(workload)[:COHORT]
     low = min(float(x.min()) for x, _ in samples)
     high = max(float(x.max()) for x, _ in samples)
-    return [((x - low).div_(high - low).clamp_(0, 1), y) for x, y in samples]
+    pixels = [((x - low).div_(high - low).clamp_(0, 1), y) for x, y in samples]
+    return seconds(train(workload, [*overrides], pixels))
 
 
-def job(name: str, overrides: list[str]) -> float:
-    """Seconds of the whole command."""
+def job(name: str, *overrides: str) -> dict[str, Any]:
+    """Run the whole command."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = settings(WORKLOADS[name], folder, CLIENTS, configured(name) + overrides)
+        lines = settings(WORKLOADS[name], folder, CLIENTS, [*configured(name), *overrides])
+        command = [sys.executable, "-m", "fedhet", *lines]
         began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "fedhet", *lines],
-            env=ENVIRONMENT,
-            stdout=subprocess.DEVNULL,
-            check=True,
-            cwd=Path(folder),
-        )
-        return time.perf_counter() - began
-
-
-def main() -> None:
-    """Run the workload and print its seconds."""
-    args = arguments(__doc__, WORKLOADS, "--pixels", "--same", "--job")
-    workload, name = WORKLOADS[args.workload], args.workload
-    if args.job:
-        print(json.dumps({"total": job(name, args.overrides)}))
-        return
-    if "engine=ray" in args.overrides:
-        spent = seconds(rounds(workload, configured(name) + args.overrides, None))
-    else:
-        samples = data(workload)[: COHORT if args.same else CLIENTS]
-        samples = to_pixels(samples) if args.pixels else samples
-        spent = seconds(rounds(workload, args.overrides, samples))
-    print(json.dumps({"rounds": spent.sum(axis=1).tolist(), "split": spent.to_dict("records")}))
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, cwd=folder)
+        return {"total": time.perf_counter() - began}
 
 
 if __name__ == "__main__":
-    main()
+    answer(rounds, same, job)

@@ -1,111 +1,107 @@
 """The floor: a plain loop that does the local steps and the weighted sum only. Prints JSON.
 
-    python scripts/bench/floor.py W1 [--workers 2]
+    python scripts/bench/floor.py rounds W1 [WORKERS]
+        {"rounds": seconds of each timed round}
 
 Resident tensors, one model per worker, one gather per epoch, `autograd.grad`, an in-place step, a
-running weighted sum. Two workers are two processes with shared memory between them, each with half
-of the cohort.
+running weighted sum. Several workers are processes with shared memory between them, each with its
+part of the cohort.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import starmap
+from multiprocessing import get_context
+from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
-from torch import Tensor
+from harness import answer
+from torch import Tensor, nn
 from torch.nn import functional
-from workloads import COHORT, LR, WORKLOADS, Data, Workload, arguments, cohort, data
-
-# (received weights, clients, sum of their models, weight of each model)
-Train = Callable[[list[Tensor], list[int], list[Tensor], float], None]
+from workloads import COHORT, LR, WORKLOADS, Data, cohort, data
 
 
-def trainer(workload: Workload, samples: Data) -> Train:
-    """A function that trains some clients from the same weights and adds up their models.
+def train(
+    model: nn.Module,
+    x: Sequence[Tensor],
+    samples: Data,
+    total: Sequence[Tensor],
+    batch: int,
+    lr: float,
+    *,
+    share: float,
+    epochs: int = 1,
+    prepare: Callable[[Tensor], Tensor] = lambda inputs: inputs,
+) -> None:
+    """Train clients from the same weights, one after another, and add up their models.
 
     Args:
-        workload: the model and its batch size.
-        samples: the samples of all clients.
+        model: which of the models the tensors are of.
+        x: the weights that the clients receive.
+        samples: those of each client.
+        total: the sum, which begins at 0.
+        batch: samples per batch.
+        lr: the learning rate.
+        share: the weight of each client's model.
+        epochs: local epochs.
+        prepare: what the inputs of a batch become before the model reads them.
     """
-    model = workload.model()
-    params: list[Tensor] = list(model.parameters())
-    size = workload.batch
-
-    def train(x: list[Tensor], clients: list[int], total: list[Tensor], share: float) -> None:
-        for k in clients:
-            with torch.no_grad():
-                torch._foreach_copy_(params, x)
-            inputs, targets = samples[k]
-            order = torch.randperm(len(targets))
-            inputs, targets = inputs[order], targets[order]
-            for at in range(0, len(targets), size):
-                output = model(inputs[at : at + size])
-                loss = functional.cross_entropy(output, targets[at : at + size])
+    params = list(model.parameters())
+    torch._foreach_zero_(total)
+    for inputs, targets in samples:
+        with torch.no_grad():
+            torch._foreach_copy_(params, x)
+        for _ in range(epochs):
+            order = torch.randperm(len(targets)).to(targets.device, non_blocking=True)
+            batches = zip(inputs[order].split(batch), targets[order].split(batch), strict=True)
+            for some, labels in batches:
+                loss = functional.cross_entropy(model(prepare(some)), labels)
                 grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
-                    torch._foreach_add_(params, grads, alpha=-LR)
-            with torch.no_grad():
-                torch._foreach_add_(total, params, alpha=share)
-
-    return train
+                    torch._foreach_add_(params, grads, alpha=-lr)
+        with torch.no_grad():
+            torch._foreach_add_(total, params, alpha=share)
 
 
-def work(
-    workload: Workload, samples: Data, x: list[Tensor], total: list[Tensor], pipe: Connection
-) -> None:
-    """Serve the messages of a worker process: lists of clients, then None."""
+# What the processes of the pool do; they have it by being forked.
+_WORK: list[Callable[[int, Sequence[int]], None]] = []
+
+
+def _work(worker: int, clients: Sequence[int]) -> None:
+    _WORK[0](worker, clients)
+
+
+def rounds(name: str, workers: int = 1) -> dict[str, Any]:
+    """Time the rounds of a workload."""
     torch.set_num_threads(1)
-    train = trainer(workload, samples)
-    while (clients := pipe.recv()) is not None:
-        torch._foreach_zero_(total)
-        train(x, clients, total, 1 / COHORT)
-        pipe.send(None)
-
-
-def run(workload: Workload, workers: int) -> list[float]:
-    """Seconds of each timed round."""
     torch.manual_seed(0)
+    workload = WORKLOADS[name]
     samples = data(workload)
-    x = [p.detach().clone() for p in workload.model().parameters()]
-    pipes: list[Connection] = []
-    if workers > 1:
-        x = [t.share_memory_() for t in x]
-        totals = [[torch.zeros_like(t).share_memory_() for t in x] for _ in range(workers)]
-        context = multiprocessing.get_context("fork")
-        for total in totals:
-            here, there = multiprocessing.Pipe()
-            arguments = (workload, samples, x, total, there)
-            context.Process(target=work, args=arguments, daemon=True).start()
-            pipes.append(here)
-    else:
-        totals = [[torch.zeros_like(t) for t in x]]
-        train = trainer(workload, samples)
+    model = workload.model()
+    x = [p.detach().clone().share_memory_() for p in model.parameters()]
+    totals = [[torch.zeros_like(t).share_memory_() for t in x] for _ in range(workers)]
+
+    def work(worker: int, clients: Sequence[int]) -> None:
+        own = [samples[k] for k in clients]
+        train(model, x, own, totals[worker], workload.batch, LR, share=1 / COHORT)
+
+    _WORK.append(work)
     seconds = []
-    for number in range(1, workload.rounds + 2):
-        began = time.perf_counter()
-        clients = cohort(number)
-        if pipes:
-            for at, pipe in enumerate(pipes):
-                pipe.send(clients[at::workers])
-            for pipe in pipes:
-                pipe.recv()
-        else:
-            torch._foreach_zero_(totals[0])
-            train(x, clients, totals[0], 1 / COHORT)
-        torch._foreach_copy_(x, totals[0])
-        for total in totals[1:]:
-            torch._foreach_add_(x, total)
-        seconds.append(time.perf_counter() - began)
-    for pipe in pipes:
-        pipe.send(None)
-    return seconds[1:]
+    with get_context("fork").Pool(workers) if workers > 1 else nullcontext() as pool:
+        call = pool.starmap if pool else starmap
+        for number in range(1, workload.rounds + 2):
+            began = time.perf_counter()
+            clients = cohort(number)
+            list(call(_work, [(at, clients[at::workers]) for at in range(workers)]))
+            torch._foreach_copy_(x, totals[0])
+            for total in totals[1:]:
+                torch._foreach_add_(x, total)
+            seconds.append(time.perf_counter() - began)
+    return {"rounds": seconds[1:]}
 
 
 if __name__ == "__main__":
-    args = arguments(__doc__, WORKLOADS)
-    torch.set_num_threads(1)
-    print(json.dumps({"rounds": run(WORKLOADS[args.workload], args.workers)}))
+    answer(rounds)

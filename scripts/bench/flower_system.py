@@ -1,19 +1,18 @@
 """Stock Flower on a workload, as Flower's own users write it. Prints JSON.
 
-    python scripts/bench/flower_system.py W1 [--workers 2] [--no-accuracy]
+    python scripts/bench/flower_system.py rounds W1 [WORKERS]
+        {"rounds": seconds of each timed round, "total": seconds from the start of the process until
+        Ray is down}
 
-{"rounds": [seconds of each timed round], "total": seconds from the start of the process until Ray
-is down, "accuracy": of the final model on all samples, computed after that; --no-accuracy skips
-it, which for W2 saves several rounds' time}. The run consists of
-`NumPyClient`, `FedAvg` and `run_simulation` on Ray. A round lasts from the end of one
-`aggregate_fit` to the end of the next, so it includes the strategy, the engine and the transport in
-both directions. The first round, in which the actors load the data, is not in "rounds". The exit
-code is 3 if Flower or Ray is not installed.
+The run consists of `NumPyClient`, `FedAvg` and `run_simulation` on Ray. A round lasts from the end
+of one `aggregate_fit` to the end of the next, so it includes the strategy, the engine and the
+transport in both directions. The first round, in which the actors load the data, is not in
+"rounds".
 
 How the run differs from fedhet's:
 
 -   every client is trained through Flower's engine: parameters travel as NumPy arrays in messages
-    through Ray to one of `--workers` actors and back, a `Net()` is built per call, and the server
+    through Ray to one of WORKERS actors and back, a `Net()` is built per call, and the server
     keeps all replies until the last has arrived;
 -   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
     per epoch. There is no `DataLoader` and the samples stay in the actor process, so this is
@@ -26,21 +25,17 @@ How the run differs from fedhet's:
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import logging
 import os
-import sys
 import time
+from itertools import pairwise
+from typing import Any
 
-from harness import ABSENT
+from harness import answer, need
 
 # Before torch, Flower and Ray are imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-for package in ("flwr", "ray"):
-    if importlib.util.find_spec(package) is None:
-        print(f"{package} is not installed: pip install -e .", file=sys.stderr)
-        raise SystemExit(ABSENT)
+need("ray")
 
 import psutil  # noqa: E402
 import torch  # noqa: E402
@@ -53,7 +48,6 @@ from flwr.common import (  # noqa: E402
     Parameters,
     Scalar,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig  # noqa: E402
 from flwr.server.client_manager import ClientManager  # noqa: E402
@@ -68,8 +62,6 @@ from workloads import (  # noqa: E402
     LR,
     WORKLOADS,
     Data,
-    accuracy,
-    arguments,
     cohort,
     data,
 )
@@ -132,7 +124,6 @@ class Cohorts(FedAvg):
             initial_parameters=initial,
         )
         self.ends: list[float] = []
-        self.parameters = initial
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -153,20 +144,18 @@ class Cohorts(FedAvg):
             raise RuntimeError(
                 f"round {server_round}: {len(results)} replies, {len(failures)} failures"
             )
-        parameters, metrics = super().aggregate_fit(server_round, results, failures)
-        assert parameters is not None
-        self.parameters = parameters
+        merged = super().aggregate_fit(server_round, results, failures)
         self.ends.append(time.perf_counter())
-        return parameters, metrics
+        return merged
 
 
-def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
-    """Seconds of each timed round, and the final model."""
+def rounds(name: str, workers: int = 1) -> dict[str, Any]:
+    """Time the rounds of a workload."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    workload = WORKLOADS[name]
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = workload.model()
-    strategy = Cohorts(ndarrays_to_parameters(get_weights(net)))
+    workload = WORKLOADS[name]
+    strategy = Cohorts(ndarrays_to_parameters(get_weights(workload.model())))
 
     def client_fn(_: Context) -> Client:
         return FlowerClient(name).to_client()
@@ -187,23 +176,12 @@ def run(name: str, workers: int) -> tuple[list[float], nn.Module]:
         num_supernodes=CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": init},
     )
-    set_weights(net, parameters_to_ndarrays(strategy.parameters))
-    return [end - began for began, end in zip(strategy.ends, strategy.ends[1:], strict=False)], net
-
-
-def main() -> None:
-    """Run the workload and print its seconds."""
-    args = arguments(__doc__, ("W1", "W2"), "--no-accuracy")
-    torch.set_num_threads(1)
-    rounds, net = run(args.workload, args.workers)
-    figures = {"rounds": rounds, "total": time.time() - psutil.Process().create_time()}
-    if not args.no_accuracy:
-        figures["accuracy"] = accuracy(net, data(WORKLOADS[args.workload]))
-    print(json.dumps(figures))
+    total = time.time() - psutil.Process().create_time()
+    return {"rounds": [end - began for began, end in pairwise(strategy.ends)], "total": total}
 
 
 if __name__ == "__main__":
     # Ray would send the functions of `__main__` by value, and no actor would keep their cache.
     import flower_system
 
-    flower_system.main()
+    answer(flower_system.rounds)

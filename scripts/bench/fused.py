@@ -4,41 +4,36 @@ python scripts/bench/fused.py steps INPUTS HIDDEN BATCH RUNS CLIENTS FUSED
     {"step": seconds of a client's gradient step} in training rounds of FedAvg in this process, on
     one thread: a network INPUTS-HIDDEN-10 (HIDDEN may be 200-200), batches of BATCH, RUNS runs side
     by side with CLIENTS clients each, engine.fused=FUSED
-python scripts/bench/fused.py cells FUSED OVERRIDES...
-    {"wall": seconds of `python -m fedhet` with these overrides of an experiment, "runs": how many
-    it has made, "own": the sum of their own seconds}
 python scripts/bench/fused.py picture
     draws docs/images/fused.png: client steps per second against the number of clients
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import ENVIRONMENT, answer
+import torch
+from harness import alternate, answer
+from matplotlib import pyplot
+
+import fedhet
+from fedhet.core.targets import cross_entropy
+from fedhet.engines.fused.meeting import Meeting
+from fedhet.models import MLP
 
 STEPS, EPOCHS, ROUNDS = 20, 10, 5
+NUMBERS = [(1, 1), (1, 2), (1, 5), (1, 10), (2, 10), (4, 10), (6, 10), (10, 10)]  # runs, clients
+NETWORKS = {"64-64-10": ("64", "64", "32"), "784-64-10": ("784", "64", "20")}
+PICTURE = Path(__file__).parents[2] / "docs" / "images" / "fused.png"
 
 
 def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: str) -> Any:
     """The seconds of a gradient step."""
-    os.environ.update(ENVIRONMENT)
-    import torch
-
-    import fedhet
-    from fedhet.core.targets import cross_entropy
-    from fedhet.engines.fused.meeting import Meeting
-    from fedhet.models import MLP
-
     torch.set_num_threads(1)
     draws = torch.Generator().manual_seed(0)
     widths = [int(width) for width in str(hidden).split("-")]
@@ -59,10 +54,14 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
             "method=fedavg",
             f"rounds={ROUNDS}",
             f"client.epochs={EPOCHS}",
+            f"client.batch_size={batch}",
+            f"engine.fused={fused}",
+            f"seed={seed}",
+            f"hydra.run.dir={folder}/{seed}",
             "eval.clients=false",
+            "figures=false",
+            "checkpoint.every=null",
         ]
-        lines += [f"client.batch_size={batch}", f"engine.fused={fused}", f"seed={seed}"]
-        lines += [f"hydra.run.dir={folder}/{seed}", "figures=false", "checkpoint.every=null"]
         return partial(fedhet.run, lines, task=task)
 
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(Path(os.devnull).open("w")):
@@ -77,44 +76,22 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
     return {"step": seconds / (STEPS * EPOCHS * clients * runs)}
 
 
-def cells(fused: str, *lines: str) -> dict[str, Any]:
-    """A whole experiment from the shell."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fedhet", *lines, f"engine.fused={fused}"]
-        began = time.perf_counter()
-        command.append(f"hydra.sweep.dir={folder}/all")
-        subprocess.run(command, check=True, capture_output=True)
-        wall = time.perf_counter() - began
-        files = Path(folder, "all", "cells").glob("*/summary.json")
-        ends = [json.loads(file.read_text()) for file in files]
-    own = sum(end["seconds"]["total"] for end in ends)
-    return {"wall": wall, "own": own, "runs": len(ends)}
-
-
 def picture() -> dict[str, Any]:
     """Client steps per second, in a process for each point."""
-    from matplotlib import pyplot
-
-    numbers = [(1, 1), (1, 2), (1, 5), (1, 10), (2, 10), (4, 10), (6, 10), (10, 10)]
-    networks = {"64-64-10": ("64", "64", "32"), "784-64-10": ("784", "64", "20")}
-    points: dict[str, dict[int, float]] = {}
+    points: dict[str, list[float]] = {}
     figure, axes = pyplot.subplots(figsize=(5, 3), layout="constrained")
-    for name, network in networks.items():
-        for fused, line in (("60", "-o"), ("off", "--")):
-            label = f"{name}, {'as one' if fused == '60' else 'one after another'}"
-            points[label] = {}
-            for runs, clients in numbers:
-                words = ["steps", *network, str(runs), str(clients), fused]
-                command = [sys.executable, __file__, *words]
-                printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                step = json.loads(printed.strip().rpartition("\n")[2])["step"]
-                points[label][runs * clients] = 1 / step
-            axes.plot([*points[label]], [*points[label].values()], line, label=label)
+    for name, network in NETWORKS.items():
+        for fused, how, line in (("60", "as one", "-o"), ("off", "one after another", "--")):
+            label = f"{name}, {how}"
+            words = {runs * n: [*network, f"{runs}", f"{n}", fused] for runs, n in NUMBERS}
+            commands = {f"{n} clients": ["fused.py", "steps", *each] for n, each in words.items()}
+            points[label] = [1 / one.value("step") for one in alternate(commands, 1).values()]
+            axes.plot([*words], points[label], line, label=label)
     axes.set(xscale="log", xlabel="clients", ylabel="client steps per second", ylim=0)
     axes.legend(fontsize=7)
-    figure.savefig(Path(__file__).parents[2] / "docs" / "images" / "fused.png", dpi=120)
+    figure.savefig(PICTURE, dpi=120)
     return points
 
 
 if __name__ == "__main__":
-    answer(steps, cells, picture)
+    answer(steps, picture)

@@ -1,12 +1,13 @@
 """Runs systems in alternation, each time in a new process, and compares the results with goals.
 
-A system is a script of this folder that prints one line of JSON. If it cannot run here, it exits
-with code ABSENT and gives the reason on stderr; it is then skipped, and what it would have measured
-is NaN. OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
+A system is a question to a script of this folder, which prints one line of JSON. If it cannot run
+here, it exits with code ABSENT and gives the reason on stderr; it is then skipped, and what it
+would have measured is NaN. OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -42,34 +43,24 @@ class System:
     """What the repetitions of one system have printed.
 
     Attributes:
-        reps: the JSON object of each repetition.
+        reps: the JSON object of each repetition. One with "rounds", seconds, also gets their
+            "median" and the "best".
         absent: why the system cannot run here; None if it can.
     """
 
     reps: list[dict[str, Any]] = field(default_factory=list)
     absent: str | None = None
 
+    def add(self, printed: dict[str, Any]) -> None:
+        """Add a repetition."""
+        if rounds := printed.get("rounds"):
+            printed |= {"median": statistics.median(rounds), "best": min(rounds)}
+        self.reps.append(printed)
+
     def value(self, key: str) -> float:
-        """The median over the repetitions."""
-        return statistics.median([rep[key] for rep in self.reps] or [math.nan])
-
-    @property
-    def median(self) -> float:
-        """Seconds per round: the median of the repetitions' medians."""
-        rounds = [statistics.median(rep["rounds"]) for rep in self.reps if "rounds" in rep]
-        return statistics.median(rounds or [math.nan])
-
-    @property
-    def best(self) -> float:
-        """Seconds of the best single round."""
-        return min(
-            (second for rep in self.reps for second in rep.get("rounds", ())), default=math.nan
-        )
-
-    @property
-    def times(self) -> dict[str, float]:
-        """The median and the best round, of a system that has timed rounds."""
-        return {} if math.isnan(self.median) else {"median": self.median, "best": self.best}
+        """The median over the repetitions, or the best of them; NaN if there are none."""
+        values = [rep[key] for rep in self.reps] or [math.nan]
+        return min(values) if key == "best" else statistics.median(values)
 
 
 Systems = Mapping[str, System]
@@ -96,8 +87,10 @@ class Goal:
 
     def verdict(self, value: float) -> str:
         """ "met", "MISSED", "skipped" if there is no value, or "" if there is no bound."""
-        if self.bound is None or math.isnan(value):
-            return "" if self.bound is None else "skipped"
+        if self.bound is None:
+            return ""
+        if math.isnan(value):
+            return "skipped"
         return "met" if (value >= self.bound if self.least else value <= self.bound) else "MISSED"
 
 
@@ -107,7 +100,7 @@ class Cell:
 
     Attributes:
         about: what it measures.
-        systems: the names of the systems, and each one's script and arguments.
+        systems: the names of the systems, and each one's script and words for it.
         goals: what is taken from them.
     """
 
@@ -126,18 +119,12 @@ class Cell:
             sign = ">=" if goal.least else "<="
             bound = "" if goal.bound is None else f"(goal {sign} {goal.bound:.3g} {goal.unit})  "
             print(f"  {verdict:8} {value:8.3g} {goal.unit:4} {bound}{goal.what}")
-            known = {key: one for key, one in vars(goal).items() if key != "measured"}
             measured = None if math.isnan(value) else value
-            goals.append({**known, "measured": measured, "verdict": verdict})
-        printed = {name: {**vars(one), **one.times} for name, one in systems.items()}
-        return {"goals": goals, "systems": printed}
+            goals.append({**vars(goal), "measured": measured, "verdict": verdict})
+        return {"goals": goals, "systems": {name: vars(one) for name, one in systems.items()}}
 
 
-def timed(
-    pieces: Mapping[str, Callable[[], object]],
-    reps: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
+def timed(pieces: Mapping[str, Callable[[], object]], reps: int) -> dict[str, list[float]]:
     """Seconds of each piece in each repetition, in alternation.
 
     The first call of each fills caches and is left out.
@@ -145,9 +132,9 @@ def timed(
     seconds: dict[str, list[float]] = {name: [] for name in pieces}
     for _ in range(reps + 1):
         for name, piece in pieces.items():
-            began = clock()
+            began = time.perf_counter()
             piece()
-            seconds[name].append(clock() - began)
+            seconds[name].append(time.perf_counter() - began)
     return {name: times[1:] for name, times in seconds.items()}
 
 
@@ -155,27 +142,22 @@ def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, Sys
     """Run every system once, then every system again, so that slow minutes affect all of them."""
     systems = {name: System() for name in commands}
     for rep in range(reps):
-        for name, (script, *arguments) in commands.items():
-            if systems[name].absent is None:
-                print(f"{rep + 1}/{reps} {name}", file=sys.stderr, flush=True)
-                process = subprocess.run(
-                    [sys.executable, str(HERE / script), *arguments],
-                    env=ENVIRONMENT,
-                    capture_output=True,
-                    text=True,
-                )
-                if process.returncode == ABSENT:
-                    systems[name].absent = process.stderr.strip().rpartition("\n")[2]
-                elif process.returncode:
-                    raise RuntimeError(
-                        f"{script} {' '.join(arguments)} failed with exit code"
-                        f" {process.returncode}:\n{process.stderr[-2000:]}"
-                    )
-                else:
-                    last = process.stdout.strip().rpartition("\n")[2]
-                    # At once, so that a later failure loses nothing.
-                    print(f"    {last[:LONGEST]}", file=sys.stderr, flush=True)
-                    systems[name].reps.append(json.loads(last))
+        for name, (script, *words) in commands.items():
+            if systems[name].absent:
+                continue
+            print(f"{rep + 1}/{reps} {name}", file=sys.stderr, flush=True)
+            command = [sys.executable, str(HERE / script), *words]
+            ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+            if ended.returncode == ABSENT:
+                systems[name].absent = ended.stderr.strip().rpartition("\n")[2]
+                continue
+            if ended.returncode:
+                what = f"{script} {' '.join(words)} failed with exit code {ended.returncode}"
+                raise RuntimeError(f"{what}:\n{ended.stderr[-2000:]}")
+            last = ended.stdout.strip().rpartition("\n")[2]
+            # At once, so that a later failure loses nothing.
+            print(f"    {last[:LONGEST]}", file=sys.stderr, flush=True)
+            systems[name].add(json.loads(last))
     return systems
 
 
@@ -186,17 +168,22 @@ def answer(*questions: Callable[..., dict[str, Any]]) -> None:
     print(json.dumps(chosen(*(int(word) if word.isdigit() else word for word in words))))
 
 
-def _show(systems: Systems, floor: str = "floor") -> None:
+def need(package: str) -> None:
+    """End the process as a system that cannot run here, where the package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        print(f"{package} is not installed", file=sys.stderr)
+        raise SystemExit(ABSENT)
+
+
+def _show(systems: Systems) -> None:
     """Print the systems' rounds, with ratios to the floor."""
     for name, system in systems.items():
         if system.absent:
             print(f"  {name:24} skipped: {system.absent}")
-        elif system.times:
-            line = (
-                f"  {name:24} seconds per round: median {system.median:.4f}, best {system.best:.4f}"
-            )
-            if floor in systems:
-                base = systems[floor]
-                ratios = system.median / base.median, system.best / base.best
-                line += "; against the floor {:.2f}, {:.2f}".format(*ratios)
+        elif "rounds" in system.reps[0]:
+            median, best = system.value("median"), system.value("best")
+            line = f"  {name:24} seconds per round: median {median:.4f}, best {best:.4f}"
+            if "floor" in systems:
+                of_median, of_best = (systems["floor"].value(key) for key in ("median", "best"))
+                line += f"; against the floor {median / of_median:.2f}, {best / of_best:.2f}"
             print(line)

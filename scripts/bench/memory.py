@@ -25,7 +25,7 @@ from typing import Any
 import fedhet_system
 import torch
 from harness import answer
-from workloads import CLASSES, SAMPLES, WORKLOADS, criterion, data
+from workloads import CLASSES, SAMPLES, WORKLOADS, data
 
 import fedhet
 
@@ -33,6 +33,7 @@ import fedhet
 import fedhet.engines.in_process
 import fedhet.runs.job
 import fedhet.runs.record.figures
+from fedhet.core.targets import cross_entropy
 from fedhet.data.toy import toy_task
 
 W1 = WORKLOADS["W1"]
@@ -46,9 +47,8 @@ def clients(number: int, samples: int, cohort: int) -> dict[str, Any]:
     """Seconds and memory of a run with many clients."""
     before = _peak_gib()
     federation = data(W1, SAMPLES // samples)[:number]
-    rows = fedhet_system.rounds(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
-    seconds = fedhet_system.seconds(rows).sum(axis=1).tolist()
-    return {"rounds": seconds, "gib": _peak_gib() - before}
+    rows = fedhet_system.train(W1, ["rounds=6", f"fraction={cohort / number}"], federation)
+    return {**fedhet_system.seconds(rows), "gib": _peak_gib() - before}
 
 
 def growth() -> dict[str, Any]:
@@ -67,7 +67,7 @@ def growth() -> dict[str, Any]:
 def trees(workers: int) -> dict[str, Any]:
     """How many updates the server holds at once."""
     overrides = ["method._target_=pieces.Streaming", f"engine.workers={workers}", "rounds=4"]
-    return {"trees": float(fedhet_system.rounds(W1, overrides, data(W1))["fedavg.trees"].max())}
+    return {"trees": float(fedhet_system.train(W1, overrides, data(W1))["fedavg.trees"].max())}
 
 
 def states(method: str) -> dict[str, Any]:
@@ -78,9 +78,7 @@ def states(method: str) -> dict[str, Any]:
         return torch.rand(n, 784, generator=draw), torch.randint(CLASSES, (n,), generator=draw)
 
     federation = [fedhet.ClientData(part(20), None, part(5)) for _ in range(500)]
-    task = fedhet.Task(
-        model=W1.model, criterion=criterion, clients=federation, test=None, classes=CLASSES
-    )
+    task = fedhet.Task(W1.model, cross_entropy, federation, test=None, classes=CLASSES)
     with tempfile.TemporaryDirectory() as folder:
         overrides = [
             f"method={method}",

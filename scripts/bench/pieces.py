@@ -71,20 +71,18 @@ class Streaming(FedAvg):
         self, step: Step, state: State, old: Tree, updates: Iterator[kernel.Update]
     ) -> Merged:
         alive = [0]
-        merged = super().merge(step, state, old, self._watched(updates, alive))
-        return merged._replace(metrics={"trees": float(max(alive))})
 
-    def _watched(
-        self, updates: Iterator[kernel.Update], alive: list[int]
-    ) -> Iterator[kernel.Update]:
-        """The updates; `alive` gets the number of trees at each of them."""
-        # One tensor of each tree; a tensor may outlive its message.
-        known: dict[int, weakref.ref[Tensor]] = {}
-        for update in updates:
-            for each in gc.get_objects():
-                if type(each) is messages.Upload and each.weights:
-                    first = next(iter(each.weights.values()))
-                    if isinstance(first, Tensor):  # not a reference into shared memory
-                        known[id(first)] = weakref.ref(first)
-            alive.append(sum(ref() is not None for ref in known.values()))
-            yield update
+        def watched() -> Iterator[kernel.Update]:
+            # One tensor of each tree; a tensor may outlive its message.
+            known: dict[int, weakref.ref[Tensor]] = {}
+            for update in updates:
+                for each in gc.get_objects():
+                    if type(each) is messages.Upload and each.weights:
+                        first = next(iter(each.weights.values()))
+                        if isinstance(first, Tensor):  # not a reference into shared memory
+                            known[id(first)] = weakref.ref(first)
+                alive.append(sum(ref() is not None for ref in known.values()))
+                yield update
+
+        merged = super().merge(step, state, old, watched())
+        return merged._replace(metrics={"trees": float(max(alive))})

@@ -15,14 +15,12 @@ a timed round.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 SAMPLES = 60_000
 SHARDS = 200
@@ -107,53 +105,16 @@ def synthetic() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def parts(clients: int = CLIENTS) -> list[Tensor]:
-    """The samples of each client: two shards of the sorted ones."""
+def data(workload: Workload, clients: int = CLIENTS) -> Data:
+    """(x, y) of every client: two shards of the sorted samples, copied from the whole."""
+    x, y = synthetic()
     order = np.random.default_rng(1).permutation(2 * clients)
     shards = np.arange(SAMPLES).reshape(2 * clients, -1)[order]
-    return list(torch.from_numpy(shards.reshape(clients, -1)))
-
-
-def data(workload: Workload, clients: int = CLIENTS) -> Data:
-    """(x, y) of every client, copied from the whole."""
-    x, y = synthetic()
-    return [(x[part].reshape(-1, *workload.shape), y[part]) for part in parts(clients)]
+    parts = torch.from_numpy(shards.reshape(clients, -1))
+    return [(x[part].reshape(-1, *workload.shape), y[part]) for part in parts]
 
 
 def cohort(number: int) -> list[int]:
     """The clients of round `number`, which counts from 1."""
     draw = np.random.RandomState(1000 + number)
     return [int(k) for k in draw.choice(CLIENTS, COHORT, replace=False)]
-
-
-def criterion(output: Tensor, y: Tensor) -> Tensor:
-    """Per-sample losses, as a `fedhet.Task` expects them."""
-    return functional.cross_entropy(output, y, reduction="none")
-
-
-def arguments(about: str | None, workloads: Iterable[str], *switches: str) -> argparse.Namespace:
-    """The arguments of a system: workload, switches, and --workers, or overrides of fedhet.
-
-    Args:
-        about: the help text.
-        workloads: the names of those that the system can run.
-        switches: such as "--no-accuracy".
-    """
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workload", choices=[*workloads])
-    for switch in switches:
-        parser.add_argument(switch, action="store_true")
-    if "--job" in switches:
-        parser.add_argument("overrides", nargs="*")
-    else:
-        parser.add_argument("--workers", type=int, default=1)
-    return parser.parse_intermixed_args()
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, samples: Data) -> float:
-    """The share of all samples that the model classifies correctly."""
-    correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in samples)
-    return correct / sum(len(y) for _, y in samples)

@@ -33,10 +33,8 @@ def compare(table: tables.Table, figures: dict[str, tables.Values]) -> bool:
     for cell in table.cells:
         old, new = stored.get(cell.key, []), figures[cell.key]
         printed, now = (cell.text(values, table.show) if values else "-" for values in (old, new))
-        verdict = "same"
-        if printed != now:
-            same = False
-            verdict = "differs" + (", within two standard errors" if tables.close(old, new) else "")
+        same &= printed == now
+        verdict = "same" if printed == now else "differs"
         print(f"  {cell.row}, {cell.column}: printed {printed}, now {now}: {verdict}")
     return same
 

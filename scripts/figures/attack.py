@@ -10,9 +10,9 @@ import torch
 from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Fitted, Site
-from fedhet.core.kernel import Message, Plugin, Result, State
-from fedhet.core.messages import Broadcast, Reply, Upload
+from fedhet.core.kernel import Plugin
+from fedhet.core.messages import Broadcast, Failure, Reply, Upload
+from fedhet.core.trees import Tree
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
 
@@ -32,26 +32,20 @@ class Attack(Plugin):
     kind: str = setting("none", allowed=(*FACTORS, "random", "absent"))
     attackers: Sequence[int] = (0, 1)
 
-    def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
-    ) -> tuple[Result, State]:
-        if self.kind == "absent" and msg.pid in self.attackers:
-            raise RuntimeError("absent")
-        return Result(), state
 
-    def _change(self, client: FedClient, update: Upload) -> None:
-        """Put what the attacker sends in the place of its weights."""
-        old = client.msg.weights
-        change = trees.Difference(update.weights, old)
-        if self.kind == "random":
-            draw = client.site.stream("attack")
-            noise = trees.map(
-                lambda t: torch.randn(t.shape, generator=draw, dtype=torch.float64), change
-            )
-            new = trees.add(old, noise, 100 * trees.norm(change) / trees.norm(noise))
-        else:
-            new = trees.add(old, change, FACTORS[self.kind])
-        update.weights = trees.cast(new, update.weights)
+def sent(attack: Attack, client: FedClient, update: Upload) -> Tree:
+    """What the attacker sends in the place of its weights."""
+    old = client.msg.weights
+    change = trees.Difference(update.weights, old)
+    if attack.kind != "random":
+        new = trees.add(old, change, FACTORS[attack.kind])
+    else:
+        draw = client.site.stream("attack")
+        noise = trees.map(
+            lambda t: torch.randn(t.shape, generator=draw, dtype=torch.float64), change
+        )
+        new = trees.add(old, noise, 100 * trees.norm(change) / trees.norm(noise))
+    return trees.cast(new, update.weights)
 
 
 _handle = FedClient.handle
@@ -64,9 +58,12 @@ def _handled(client: FedClient, msg: Broadcast) -> Reply:
     """
     reply = _handle(client, msg)
     attack = next((plugin for plugin in client.plugins if isinstance(plugin, Attack)), None)
-    attacks = attack is not None and attack.kind != "none" and msg.pid in attack.attackers
-    if attacks and msg.trains and isinstance(reply, Upload):
-        attack._change(client, reply)
+    if attack is None or attack.kind == "none" or msg.pid not in attack.attackers:
+        return reply
+    if msg.trains and isinstance(reply, Upload):
+        if attack.kind == "absent":
+            return Failure(msg.pid, msg.phase, msg.step, "absent")
+        reply.weights = sent(attack, client, reply)
     return reply
 
 

@@ -24,7 +24,6 @@ number, "diverged", or null where the run has no such value. A page prints the t
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -206,14 +205,6 @@ def write_pages(root: Path, names: set[str]) -> None:
         new = BLOCK.sub(block, old)
         if new != old:
             page.write_text(new, encoding="utf-8")
-
-
-def close(old: Values, new: Values) -> bool:
-    """Whether two means differ by at most two standard errors of their difference."""
-    if not all(isinstance(value, float | int) for value in [*old, *new]) or len(old) < 2:
-        return False
-    error = math.sqrt(sum(statistics.variance(values) / len(values) for values in (old, new)))
-    return abs(statistics.mean(new) - statistics.mean(old)) <= 2 * error
 
 
 def _wrapped(text: str) -> str:

@@ -58,12 +58,13 @@ def stand_in_for_flower() -> None:
 
 stand_in_for_flower()
 import runs  # noqa: E402 -- fedhet imports Flower
-from runs import Method, Outcome  # noqa: E402
+from runs import Pieces  # noqa: E402
 
 from fedhet.core.errors import RunFailed  # noqa: E402
 from fedhet.core.messages import LocalSettings  # noqa: E402
 from fedhet.core.targets import cross_entropy  # noqa: E402
 from fedhet.core.task import ClientData, Samples, Task  # noqa: E402
+from fedhet.core.trees import Tree  # noqa: E402
 from fedhet.models import CNN, MLP, ResNet18  # noqa: E402
 
 
@@ -146,11 +147,11 @@ class Bench:
     def methods(self) -> Iterator[Line]:
         """Each method on the device against the CPU."""
         sizes, local = (25, 41, 32), LocalSettings(0.1, epochs=1, batch_size=10)
-        for name, method in runs.methods():
+        for name, pieces in runs.methods():
             norm = "batch" if name == "fedbn" else "none"
             model = partial(MLP, shape=(1, 8, 8), classes=CLASSES, hidden=[16], norm=norm)
             task = images(sizes, model, shape=(1, 8, 8), test=15)
-            go = partial(runs.run, task, local=local, method=method, rounds=3, evaluates=True)
+            go = partial(runs.run, task, local=local, pieces=pieces, rounds=3, evaluates=True)
             line = {"part": "methods", "method": name}
             try:
                 expected = go(torch.device("cpu"))
@@ -170,7 +171,7 @@ class Bench:
             task,
             self.device,
             local,
-            Method(),
+            Pieces(),
             rounds=rounds + 1,
             amp=amp,
             fraction=cohort / len(task.clients),
@@ -191,7 +192,7 @@ class Bench:
         labels = dirichlet(self.size(100, 4), self.size(50_000, 40), 0.1)
         model = partial(ResNet18, shape=shape, classes=CLASSES, norm="group")
         task = images([], model, shape=shape, labels=labels)
-        local = LocalSettings(0.05, epochs=1, batch_size=self.size(64, 8), momentum=0.9)
+        local = LocalSettings(0.05, epochs=1, batch_size=self.size(64, 8))
         cohort, rounds = self.size(10, 2), self.size(20, 1)
         yield self._compared("G2", task, local, cohort, amp=amp, rounds=rounds)
 
@@ -207,7 +208,7 @@ class Bench:
             task,
             self.device,
             local,
-            Method(),
+            Pieces(),
             amp=amp,
             rounds=self.size(6, 2),
             most_seconds=self.size(40, 5),
@@ -247,18 +248,18 @@ def _name(amp: bool) -> str:
     return "bf16" if amp else "fp32"
 
 
-def _median(outcome: Outcome) -> float:
+def _median(run: tuple[Any, list[float]]) -> float:
     """Seconds of a round after the first, in which data are copied and kernels are chosen."""
-    return statistics.median(outcome.seconds[1:] or outcome.seconds)
+    _, seconds = run
+    return statistics.median(seconds[1:] or seconds)
 
 
-def _apart(expected: Outcome, found: Outcome) -> float:
-    a, b = (
-        torch.cat(
-            [t.cpu().double().flatten() for tree in one.weights.values() for t in tree.values()]
-        )
-        for one in (expected, found)
-    )
+def _apart(*runs: tuple[dict[str, Tree], Any]) -> float:
+    """The norm of the difference of two runs' weights, relative to those of the first."""
+    trees = [
+        [t.cpu().double().flatten() for x in one.values() for t in x.values()] for one, _ in runs
+    ]
+    a, b = map(torch.cat, trees)
     return float((a - b).norm() / a.norm())
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.nn import functional
+from torch import Tensor
 
 from fedhet.core import kernel
 from fedhet.core.client.client import FedClient
@@ -31,10 +31,13 @@ from fedhet.engines.fused.clients import FusedCourier
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.stores import MemoryStore
 
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+import floor as plain_loop
+
 CONF = Path(__file__).parents[2] / "conf" / "method"
-SERVERS: dict[str, Callable[[], ServerOptimizer]] = {
-    "fedavgm": FedAvgM,
-    **{f"fed{kind}": partial(FedOpt, kind=kind) for kind in ("adagrad", "adam", "yogi")},
+SERVERS: dict[str, ServerOptimizer] = {
+    "fedavgm": FedAvgM(),
+    **{f"fed{kind}": FedOpt(kind=kind) for kind in ("adagrad", "adam", "yogi")},
 }
 # Phases before the training and training on the server take long by default.
 DENSITY = {"made_max_rounds": 2, "local_max_epochs": 2, "clf_max_epochs": 2}
@@ -42,56 +45,30 @@ SHORT_PLUGINS = {"feddisk": DENSITY, "feddiskab": DENSITY, "fedlex": {"e_exp": 2
 SHORT_METHODS = {"fedgen": {"server_steps": 5, "hidden": 8, "noise_dim": 4}}
 
 
-@dataclass
-class Method:
-    """A method with its defaults.
+@dataclass(frozen=True)
+class Pieces:
+    """What a run is made of besides its settings."""
 
-    Attributes:
-        cls: its class.
-        options: its own options.
-        plugin: those of the plug-in that it requires.
-        server_opt: makes the server's optimiser; None for none.
-    """
-
-    cls: type[kernel.Method] = FedAvg
-    options: dict[str, Any] = field(default_factory=dict)
-    plugin: dict[str, Any] = field(default_factory=dict)
-    server_opt: Callable[[], ServerOptimizer] | None = None
-
-    def plugins(self) -> list[kernel.Plugin]:
-        """The plug-ins."""
-        required = self.cls.requires
-        return [required(**self.plugin)] if required else []
+    method: kernel.Method = field(default_factory=FedAvg)
+    plugins: Sequence[kernel.Plugin] = ()
+    server_opt: ServerOptimizer | None = None
 
 
-def methods() -> Iterator[tuple[str, Method]]:
-    """All methods of conf/ by name, with short phases before the training."""
+def methods() -> Iterator[tuple[str, Pieces]]:
+    """All methods of conf/ by name, with their defaults and short phases before the training."""
     for path in sorted(CONF.glob("*.yaml")):
         found = re.search(r"_target_: (fedhet\.methods\S*)\.(\w+)", path.read_text())
         assert found is not None
         name, cls = path.stem, getattr(importlib.import_module(found[1]), found[2])
-        short = SHORT_METHODS.get(name, {}), SHORT_PLUGINS.get(name, {})
-        yield name, Method(cls, *short, SERVERS.get(name))
-
-
-@dataclass
-class Outcome:
-    """What a run gives.
-
-    Attributes:
-        weights: all weights of the server.
-        seconds: of each step.
-    """
-
-    weights: dict[str, Tree]
-    seconds: list[float]
+        plugins = [cls.requires(**SHORT_PLUGINS.get(name, {}))] if cls.requires else []
+        yield name, Pieces(cls(**SHORT_METHODS.get(name, {})), plugins, SERVERS.get(name))
 
 
 def run(
     task: Task,
     device: torch.device,
     local: LocalSettings,
-    method: Method,
+    pieces: Pieces,
     *,
     rounds: int,
     fused: int = 0,
@@ -99,25 +76,26 @@ def run(
     amp: bool = False,
     evaluates: bool = False,
     most_seconds: float = float("inf"),
-) -> Outcome:
-    """Run a method; no step begins after `most_seconds`."""
+) -> tuple[dict[str, Tree], list[float]]:
+    """Run a method; no step begins after `most_seconds`.
+
+    Returns:
+        All weights of the server, and the seconds of each step.
+    """
     workspace = Workspace(
         task,
         device=device,
         seed=0,
-        scope=method.cls.scope,
+        scope=pieces.method.scope,
         evaluation=Evaluation(every=rounds),
         speed=Speed(amp=amp),
     )
-    server_opt = method.server_opt() if method.server_opt else None
-    server_half, plugins = method.cls(**method.options), method.plugins()
-    setting = Setting(workspace, local, plugins, server_opt, rounds=rounds, fraction=fraction)
-    strategy = FedStrategy(setting, server_half)
+    setting = Setting(
+        workspace, local, [*pieces.plugins], pieces.server_opt, rounds=rounds, fraction=fraction
+    )
+    strategy = FedStrategy(setting, pieces.method)
     store = MemoryStore()
-
-    def make() -> FedClient:
-        return FedClient(workspace, server_half, plugins, store)
-
+    make = partial(FedClient, workspace, pieces.method, [*pieces.plugins], store)
     courier = LocalCourier(make, store)
     if fused:
         courier = together = FusedCourier(make, store, fused)
@@ -138,7 +116,7 @@ def run(
         moment += seconds[-1]
         if request is None:
             break
-    return Outcome(strategy.weights, seconds)
+    return strategy.weights, seconds
 
 
 def wait(device: torch.device) -> None:
@@ -152,34 +130,27 @@ def floor(
 ) -> float:
     """Seconds of the local steps of these clients by a plain loop with resident images."""
     model = task.build().to(device)
-    params = list(model.parameters())
-    buffers = [torch.zeros_like(p) for p in params]
-    start = [p.detach().clone() for p in params]
-    data = [task.clients[pid].train.to(device) for pid in clients]
-    total = [torch.zeros_like(p) for p in params]
+    x = [p.detach().clone() for p in model.parameters()]
+    samples = [task.clients[pid].train.to(device) for pid in clients]
+    total = [torch.zeros_like(t) for t in x]
+
+    def prepare(images: Tensor) -> Tensor:
+        images = images.float().div_(255)
+        return images if task.transform is None else task.transform(images)
+
     wait(device)
     began = time.perf_counter()
-    for samples in data:
-        with torch.no_grad():
-            torch._foreach_copy_(params, start)
-            torch._foreach_zero_(buffers)
-        for _ in range(local.epochs):
-            order = torch.randperm(len(samples)).to(device, non_blocking=True)
-            for rows in order.split(local.batch_size):
-                x = samples.x.index_select(0, rows).float().div_(255)
-                if task.transform is not None:
-                    x = task.transform(x)
-                with torch.autocast(device.type, torch.bfloat16) if amp else nullcontext():
-                    output = model(x)
-                    loss = functional.cross_entropy(output, samples.y.index_select(0, rows))
-                with torch.no_grad():
-                    grads = list(torch.autograd.grad(loss, params))
-                    if local.momentum:
-                        torch._foreach_mul_(buffers, local.momentum)
-                        torch._foreach_add_(buffers, grads)
-                        grads = buffers
-                    torch._foreach_add_(params, grads, alpha=-local.lr)
-        with torch.no_grad():
-            torch._foreach_add_(total, params, alpha=1 / len(data))
+    with torch.autocast(device.type, torch.bfloat16) if amp else nullcontext():
+        plain_loop.train(
+            model,
+            x,
+            [(one.x, one.y) for one in samples],
+            total,
+            local.batch_size,
+            local.lr,
+            share=1 / len(samples),
+            epochs=local.epochs,
+            prepare=prepare,
+        )
     wait(device)
     return time.perf_counter() - began

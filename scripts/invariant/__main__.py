@@ -2,7 +2,6 @@
 
     python scripts/invariant HEAD~3                 # the working tree against a commit
     python scripts/invariant main --only 'scaffold|merge=' --keep /tmp/invariant
-    python scripts/invariant main --list
     python scripts/invariant --hashes               # writes tests/invariant/hashes.json
 
 Every configuration of cases.py is run from a worktree of the commit BASE and from the working tree,
@@ -55,23 +54,19 @@ class Side:
     tree: Path
     folder: Path
 
+    def file(self, name: str) -> Path:
+        """Where the result of the configuration is."""
+        return self.folder / f"{slug(name)}.json"
+
     def results(self, chosen: Cases) -> dict[str, Result]:
-        """Return the results that there are, by the names of their configurations."""
-        paths = {name: self.folder / f"{slug(name)}.json" for name in chosen}
-        found = {k: json.loads(path.read_text()) for k, path in paths.items() if path.exists()}
-        return {name: one for name, one in found.items() if one["overrides"] == chosen[name]}
+        """Return the results by the names of their configurations."""
+        return {name: json.loads(self.file(name).read_text()) for name in chosen}
 
 
 def git(*words: str) -> str:
     """Run git in the repository and return what it prints."""
     command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def names(tree: str, group: str) -> list[str]:
-    """Return the names of a group of conf/ at a commit."""
-    paths = git("ls-tree", "--name-only", tree, f"conf/{group}/").splitlines()
-    return [Path(path).stem for path in paths if path.endswith(".yaml")]
 
 
 def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> None:
@@ -89,8 +84,7 @@ def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> No
     jobs = []
     for side in sides:
         side.folder.mkdir(parents=True, exist_ok=True)
-        done = side.results(chosen)
-        todo = [(slug(name), overrides) for name, overrides in chosen.items() if name not in done]
+        todo = [(slug(name), chosen[name]) for name in chosen if not side.file(name).exists()]
         jobs += [(side, dict(todo[part::workers])) for part in range(workers) if todo[part:]]
     places = [scratch / f"job-{number}" for number in range(len(jobs))]
     with ThreadPoolExecutor(workers) as pool:
@@ -100,9 +94,8 @@ def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> No
 def _child(side: Side, todo: Cases, place: Path) -> None:
     """Run a job in a process that sees nothing of fedhet but its tree."""
     place.mkdir()
-    for name in todo:  # what an interrupted call has left, or one with other overrides
+    for name in todo:  # what an interrupted call has left
         shutil.rmtree(side.folder / name, ignore_errors=True)
-        (side.folder / f"{name}.json").unlink(missing_ok=True)
     job = {"folder": str(side.folder), "data": f"{place.parent}/data", "cases": todo}
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "FEDHET_"}
     # Of its own: else one tree would read the arrays that the other has decoded.
@@ -124,15 +117,25 @@ def _child(side: Side, todo: Cases, place: Path) -> None:
         )
 
 
-def against(base: str, chosen: Cases, keep: Path, scratch: Path, workers: int) -> int:
-    """Run the configurations from both trees; print where they differ, return how many do."""
-    # What the results of a commit depend on besides its overrides, so that none is mistaken.
-    sources = [kind().encode(), CHILD.read_bytes(), Path(files.__file__).read_bytes()]
-    known = hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+def against(base: str, only: str, keep: Path, scratch: Path, workers: int) -> int:
+    """Run the configurations from both trees; print where they differ, return how many do.
+
+    Raises:
+        SystemExit: no configuration of BASE has such a name.
+    """
+    # What the results of a commit depend on, so that none is mistaken.
+    sources = [CHILD.with_name(name).read_bytes() for name in ("child.py", "files.py", "cases.py")]
+    known = hashlib.sha256(b"".join([kind().encode(), *sources])).hexdigest()[:12]
     sides = Side(scratch / "base", keep / f"{base}-{known}"), Side(ROOT, keep / "tree")
     shutil.rmtree(sides[1].folder, ignore_errors=True)
     git("worktree", "add", "--detach", str(sides[0].tree), base)
     try:
+        every = cases(*names_in(sides[0].tree / "conf"))
+        chosen = {name: one for name, one in every.items() if re.search(only, name)}
+        if not chosen:
+            sys.exit(
+                f"--only {only}: no configuration has such a name; there are {', '.join(every)}"
+            )
         run(sides, chosen, scratch, workers)
     finally:
         git("worktree", "remove", "--force", str(sides[0].tree))
@@ -178,21 +181,12 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep the run folders, and use BASE's again"
     )
-    parser.add_argument("--list", action="store_true", help="print the configurations and end")
     parser.add_argument("--hashes", action="store_true", help="write this machine's hashes and end")
     options = parser.parse_args()
     try:
         base = git("rev-parse", "--verify", f"{options.base}^{{commit}}")
     except subprocess.CalledProcessError as error:
         parser.error(f"{options.base}: {error.stderr.strip()}")
-    every = cases(names(base, "method"), names(base, "plugin"))
-    chosen = {name: one for name, one in every.items() if re.search(options.only, name)}
-    if not chosen:
-        parser.error(f"--only {options.only}: no configuration has such a name; see --list")
-    if options.list:
-        for name, overrides in chosen.items():
-            print(f"{name}\n    {' '.join(overrides)}")
-        return 0
     with TemporaryDirectory(prefix="invariant-") as folder:
         scratch = Path(folder).resolve()
         files.make(scratch / "data")
@@ -200,7 +194,7 @@ def main() -> int:
             keep_hashes(scratch, options.workers)
             return 0
         keep = (options.keep or scratch / "runs").resolve()
-        return int(against(base, chosen, keep, scratch, options.workers) > 0)
+        return int(against(base, options.only, keep, scratch, options.workers) > 0)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from values import read  # noqa: E402
 
 
 def main(job: dict[str, Any]) -> None:
-    """Run the configurations of the job that have no result yet."""
+    """Run the configurations of the job."""
     origin = Path(fedhet.__file__ or "").resolve()
     if not origin.is_relative_to(Path(TREE).resolve()):
         raise RuntimeError(f"fedhet was imported from {origin} in place of {TREE}")
@@ -36,7 +36,7 @@ def main(job: dict[str, Any]) -> None:
         place = Path(job["folder"], name)
         values = outcome(place, prepared(overrides, job["data"], place))
         # A later call has its data elsewhere, and may compare with this result.
-        content = json.dumps({"overrides": overrides, **values}).replace(job["data"], "{data}")
+        content = json.dumps(values).replace(job["data"], "{data}")
         # The name appears once the content is whole.
         part = place.with_name(f"{name}.part")
         part.write_text(content)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,23 +13,16 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def count(source: str) -> Counter[str]:
-    """Count a file's functions, statements and lines of code.
+    """Count a file's functions and statements.
 
-    Docstrings are no statements, so neither formatting nor moving changes their number. A line of
-    code is not blank and has a token that is neither comment nor docstring.
+    Docstrings are no statements, so neither formatting nor moving changes their number.
     """
     nodes = [*ast.walk(ast.parse(source))]
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTION)]
-    docstrings = {node.body[0].lineno for node in documented if ast.get_docstring(node) is not None}
-    blank = {number for number, line in enumerate(source.split("\n"), 1) if not line.strip()}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        docstring = token.type == tokenize.STRING and token.start[0] in docstrings
-        if token.string.strip() and token.type != tokenize.COMMENT and not docstring:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    statements = sum(isinstance(node, ast.stmt) for node in nodes) - len(docstrings)
+    docstrings = sum(ast.get_docstring(node) is not None for node in documented)
+    statements = sum(isinstance(node, ast.stmt) for node in nodes) - docstrings
     functions = sum(isinstance(node, FUNCTION) for node in nodes)
-    return Counter(files=1, functions=functions, statements=statements, lines=len(lines - blank))
+    return Counter(files=1, functions=functions, statements=statements)
 
 
 def packages(root: Path) -> dict[str, Counter[str]]:

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import attack
 import deployment
@@ -30,9 +27,6 @@ def main() -> None:
     simulated = kinds.add_parser("simulation")
     simulated.add_argument("--rounds", type=int, default=200)
     simulated.add_argument("--clients", type=int, default=100)
-    simulated.add_argument("--fraction", type=float, default=1.0)
-    simulated.add_argument("--deadline", type=float, default=0.5, help="seconds per message")
-    simulated.add_argument("--keep", type=Path, help="a folder for the two run folders and logs")
     attacked = kinds.add_parser("attack")
     attacked.add_argument("--replies", type=int, default=10_000)
     attacked.add_argument("--only", default="", help="the methods with this in their names")
@@ -40,13 +34,8 @@ def main() -> None:
     deployed.add_argument("--nodes", type=int, default=20)
     deployed.add_argument("--rounds", dest="steps", type=int, default=10)
     options = vars(parser.parse_args())
-    soaks: dict[str, Callable[..., dict[str, Any]]]
-    soaks = {
-        "simulation": simulation.soak,
-        "attack": attack.soak,
-        "deployment": deployment.soak,
-    }
-    print(json.dumps(soaks[options.pop("kind")](**options), indent=2))
+    soaks = {"simulation": simulation, "attack": attack, "deployment": deployment}
+    print(json.dumps(soaks[options.pop("kind")].soak(**options), indent=2))
 
 
 if __name__ == "__main__":

@@ -19,17 +19,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
+import wired
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
 from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.dispatch import run_job
-from fedhet.flower import wire
 from fedhet.runs import config
 
 ATTACKER = 1
@@ -74,19 +73,21 @@ Draw = np.random.Generator
 Change = Callable[[Upload, Broadcast, Draw], object]
 
 
+def _tensors(update: Upload) -> list[tuple[dict[str, Any], str]]:
+    """Where its tensors are: each one's tree and name, of the weights and of the extras."""
+    trees = [update.weights, update.extras]
+    trees += [value for value in update.extras.values() if isinstance(value, dict)]
+    return [(tree, name) for tree in trees for name in tree if isinstance(tree[name], Tensor)]
+
+
 def _all(change: Callable[[Tensor, Tensor | None, Draw], Tensor]) -> Change:
     """Change every floating tensor: (value, what was received in its place, draw) -> value."""
 
     def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
-        for name, t in update.weights.items():
-            if t.is_floating_point():
-                update.weights[name] = change(t, msg.weights.get(name), draw).to(t.dtype)
-        for name, value in update.extras.items():
-            tree = {"": value} if isinstance(value, Tensor) else value
-            if isinstance(tree, dict):
-                new = {k: change(t, None, draw) for k, t in tree.items() if t.is_floating_point()}
-                new = {k: new.get(k, t).to(t.dtype) for k, t in tree.items()}
-                update.extras[name] = new[""] if isinstance(value, Tensor) else new
+        for tree, name in _tensors(update):
+            if (t := tree[name]).is_floating_point():
+                old = msg.weights.get(name) if tree is update.weights else None
+                tree[name] = change(t, old, draw).to(t.dtype)
 
     return fault
 
@@ -127,13 +128,10 @@ def _form(change: Callable[[Tensor], Tensor]) -> Change:
     """Another form of one tensor, among the weights or the extras."""
 
     def fault(update: Upload, msg: Broadcast, draw: Draw) -> None:
-        every = [update.weights, *(v for v in update.extras.values() if isinstance(v, dict))]
-        every += [{name: v} for name, v in update.extras.items() if isinstance(v, Tensor)]
-        tree = every[int(draw.integers(len(every)))] or {"": torch.zeros(2)}
-        name = list(tree)[int(draw.integers(len(tree)))]
-        tree[name] = change(tree[name])
-        if name in update.extras:
-            update.extras[name] = tree[name]
+        places = _tensors(update)
+        if places:
+            tree, name = places[int(draw.integers(len(places)))]
+            tree[name] = change(tree[name])
 
     return fault
 
@@ -261,14 +259,13 @@ class Attacked(LocalCourier):
 
 def travelled(msg: Broadcast, reply: Reply) -> Reply:
     """What the server reads of the reply."""
+    if isinstance(reply, Failure):
+        return reply
     try:
-        arrays, examples, metrics = wire.reply_arrays(msg, reply)
+        sent = wired.packed(msg, reply)
     except TypeError as error:  # an honest client cannot send it; an attacker sends other bytes
         return Failure(msg.pid, msg.phase, msg.step, str(error), "unsendable")
-    tensors = Parameters(ndarrays_to_parameters(arrays).tensors, "numpy.ndarray")
-    res = FitRes(Status(Code.OK, ""), tensors, examples, metrics)
-    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-    return wire.read_result(msg, res, 2 * expected + LIMIT)
+    return wired.read(msg, sent, LIMIT)
 
 
 def run(settings: config.Config, when: str, change: Change | None, number: int) -> dict[str, Any]:

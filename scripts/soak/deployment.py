@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 
 # The tests of deployments kill and start processes in the same way.
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "engines"))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-import real_sites
-from real_sites import Sites, rounds, summary, wait_for
+from engines import real_sites
+from engines.real_sites import Sites, rounds, summary, wait_for
 
 KILLED = (1, 2)
 WAIT_SECONDS = 1200  # for one thing; the tests have fewer nodes and wait less

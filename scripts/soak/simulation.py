@@ -9,22 +9,24 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pieces
 import psutil
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LOOK_SECONDS = 0.5
+DEADLINE = 0.5  # seconds per message
 FLAT = 1.02  # memory is flat if its mean in the last quarter of the steps is at most so many
 # times that in the second quarter: the record of a run in memory grows a little with each failure
 SAME = ("cohort", "accepted", "client_state", "weights_sha256")  # of each step in both runs
 
 
-def settings(rounds: int, clients: int, fraction: float) -> list[str]:
+def settings(rounds: int, clients: int) -> list[str]:
     """Ditto with FedNorm, so that clients remember something and send an extra."""
     return [
         "method=ditto",
@@ -34,7 +36,6 @@ def settings(rounds: int, clients: int, fraction: float) -> list[str]:
         f"partition.clients={clients}",
         "partition.min_size=5",
         f"rounds={rounds}",
-        f"fraction={fraction}",
         "replies.least=5",  # fewer are too easily outliers by half
         "engine.workers=2",
         "eval.every=10",
@@ -111,12 +112,6 @@ def _temporary(process: psutil.Process) -> str | None:
         return None
 
 
-def mean_between(mib: dict[int, float], first: float, end: float) -> float:
-    """The mean over the steps in this range."""
-    found = [value for step, value in mib.items() if first <= step < end]
-    return sum(found) / max(1, len(found))
-
-
 def first_difference(faulty: list[dict[str, Any]], clean: list[dict[str, Any]]) -> Any:
     """The first step in which the two runs are not the same, with both versions of it, or None."""
     for one, other in zip(faulty, clean, strict=True):
@@ -133,21 +128,13 @@ def accepted_outliers(row: dict[str, Any]) -> int:
     return hit if row["accepted"] else 0
 
 
-def soak(
-    rounds: int, clients: int, fraction: float, deadline: float, keep: Path | None
-) -> dict[str, Any]:
-    """Run with the faults, and then without the clients that they hit.
-
-    Args:
-        rounds, clients, fraction, deadline: the settings of both runs.
-        keep: a new folder for what they leave; None: it is removed.
-    """
-    common = settings(rounds, clients, fraction)
-    with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as home:
-        Path(home).mkdir(parents=True, exist_ok=True)
+def soak(rounds: int, clients: int) -> dict[str, Any]:
+    """Run with the faults, and then without the clients that they hit."""
+    common = settings(rounds, clients)
+    with tempfile.TemporaryDirectory() as home:
         faulty, clean = Path(home, "faulty"), Path(home, "clean")
         failed = Path(home, "failed.json")
-        watched = run([*common, f"replies.deadline={deadline}"], faulty, failed)
+        watched = run([*common, f"replies.deadline={DEADLINE}"], faulty, failed)
         rows = steps(faulty)
         lost = [(one["pid"], one["step"], one["reason"]) for row in rows for one in row["failures"]]
         failed.write_text(json.dumps(lost))
@@ -157,8 +144,8 @@ def soak(
         summaries = [
             json.loads((folder / "summary.json").read_text()) for folder in (faulty, clean)
         ]
-    second = mean_between(watched["mib"], rounds / 4, rounds / 2)
-    last = mean_between(watched["mib"], rounds * 3 / 4, float("inf"))
+    mib = pd.Series(watched["mib"])
+    second, last = mib.loc[rounds // 4 : rounds // 2].mean(), mib.loc[3 * rounds // 4 :].mean()
     return {
         "steps": len(rows),
         "messages": sum(len(row["cohort"]) for row in rows),
@@ -169,8 +156,8 @@ def soak(
         "accuracy": [one["accuracy"]["last"] for one in summaries],
         "the same weights": difference is None,
         "first difference": difference,
-        "MiB, means of the second and the last quarter": [round(second), round(last)],
-        "memory is flat": last <= FLAT * second,
+        "MiB, means of the second and the last quarter": [round(second, 1), round(last, 1)],
+        "memory is flat": bool(last <= FLAT * second),
         "processes left": len(watched["left"]),
         "files left": watched["files"],
         "seconds": round(watched["seconds"]),

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import pieces
-from flwr.common import Code, FitRes, Parameters, Status, ndarrays_to_parameters
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
 from fedhet.__main__ import main
 from fedhet.core.messages import Broadcast, Reply, Upload, payload
@@ -23,6 +23,22 @@ from fedhet.engines.pool import PoolCourier
 from fedhet.flower import wire
 
 MAX_BYTES = 2**20  # that a reply may have beyond twice its message
+
+
+def packed(msg: Broadcast, update: Upload) -> FitRes:
+    """What a client of Flower sends.
+
+    Raises:
+        TypeError: the reply has something that no client can send.
+    """
+    arrays, examples, metrics = wire.reply_arrays(msg, update)
+    return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), examples, metrics)
+
+
+def read(msg: Broadcast, come: FitRes, limit: int) -> Reply:
+    """What the server reads of it; `limit` is in bytes beyond twice the message."""
+    expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
+    return wire.read_result(msg, come, 2 * expected + limit)
 
 
 class WiredCourier(PoolCourier):
@@ -37,29 +53,20 @@ class WiredCourier(PoolCourier):
 
     def _travelled(self, msg: Broadcast, update: Upload) -> Reply:
         """What the server reads of the reply, after the faults that are drawn for it."""
-        sent = _sent(msg, update)
+        sent = come = packed(msg, update)
         drawn = pieces.drawn(msg.pid, msg.step)
+        for name in drawn:
+            if name in pieces.ON_THE_WAY:
+                random = np.random.default_rng([msg.pid, msg.step, 1])
+                sent.parameters.tensors = pieces.ON_THE_WAY[name](sent.parameters.tensors, random)
         earlier, other = (name in drawn for name in pieces.INSTEAD)
-        come = sent
         if earlier:
             come = self._earlier.get(msg.pid, come)
         if other and self._other:
             come = self._other[0]
         self._earlier[msg.pid] = sent
         self._other[:] = [sent]
-        expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-        return wire.read_result(msg, come, 2 * expected + MAX_BYTES)
-
-
-def _sent(msg: Broadcast, update: Upload) -> FitRes:
-    """What the client sends, after the faults on its way."""
-    arrays, examples, metrics = wire.reply_arrays(msg, update)
-    parts = ndarrays_to_parameters(arrays).tensors
-    for name in pieces.drawn(msg.pid, msg.step):
-        if name in pieces.ON_THE_WAY:
-            random = np.random.default_rng([msg.pid, msg.step, 1])
-            parts = pieces.ON_THE_WAY[name](parts, random)
-    return FitRes(Status(Code.OK, ""), Parameters(parts, "numpy.ndarray"), examples, metrics)
+        return read(msg, come, MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,16 @@ it is written.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import io
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 from torchvision.datasets import CIFAR10, MNIST, FashionMNIST
@@ -41,7 +42,7 @@ def mnist(dataset: type[MNIST], source: Path) -> dict[str, bytes]:
 
     Raises:
         RuntimeError: the whole data set is not in `source`.
-        ValueError: a file does not come out as it was measured with.
+        SystemExit: a file does not come out as it was measured with.
     """
     sums = dict(line.split()[::-1] for line in (HERE / "SHA256SUMS").read_text().splitlines())
     files: dict[str, bytes] = {}
@@ -75,75 +76,64 @@ def cifar10(source: Path) -> dict[str, bytes]:
 
     Raises:
         RuntimeError: the whole data set is not in `source`.
-        ValueError: the images are not those of the measurements.
+        SystemExit: the images are not those of the measurements.
     """
     whole = {split: CIFAR10(str(source), train=split == "train") for split in ("train", "test")}
     images: dict[str, Array] = {}
-    for split, label, numbers in listed():
+    for row in pd.read_csv(HERE / "cifar10.csv").to_dict("records"):
+        split, label = row["split"], row["class"]
         dataset = whole[split]
         own = np.flatnonzero(np.array(dataset.targets) == dataset.class_to_idx[label])
-        for number in numbers:
+        for number in map(int, row["numbers"].split()):
             images[f"cifar10/{split}/{label}/{number:04}.png"] = dataset.data[own[number]]
     _check("cifar10", b"".join(image.tobytes() for image in images.values()), CIFAR10_PIXELS)
-    return {path: _png(image) for path, image in images.items()}
-
-
-def listed() -> Iterator[tuple[str, str, list[int]]]:
-    """Yield split, class and places of the images of CIFAR-10's subset."""
-    with (HERE / "cifar10.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield row["split"], row["class"], [int(number) for number in row["numbers"].split()]
-
-
-def _png(image: Array) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, format="PNG")
-    return file.getvalue()
+    files = {path: io.BytesIO() for path in images}
+    for path, file in files.items():
+        Image.fromarray(images[path]).save(file, format="PNG")
+    return {path: file.getvalue() for path, file in files.items()}
 
 
 def _check(name: str, content: bytes, expected: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
-        raise ValueError(
-            f"{name} would have the SHA-256 {found}, but that of the measurements has {expected}:"
-            " the source is not the published data set"
+        sys.exit(
+            f"error: {name} would have the SHA-256 {found}, but that of the measurements has"
+            f" {expected}: the source is not the published data set"
         )
 
 
-def main() -> int:
+CUT: dict[str, Callable[[Path], dict[str, bytes]]] = {
+    "mnist": partial(mnist, MNIST),
+    "fashion_mnist": partial(mnist, FashionMNIST),
+    "cifar10": cifar10,
+}
+
+
+def main() -> None:
     """Cut the subsets that the command names."""
     parser = argparse.ArgumentParser(
         prog="python scripts/subsets",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="+", choices=("mnist", "fashion_mnist", "cifar10"))
+    parser.add_argument("names", nargs="+", choices=CUT)
     parser.add_argument("--source", type=Path, default=Path("data"), help="default: data")
     parser.add_argument("--target", type=Path, default=Path("subsets"), help="default: subsets")
     options = parser.parse_args()
     for name in options.names:
         try:
-            if name == "cifar10":
-                files = cifar10(options.source)
-            else:
-                files = mnist(MNIST if name == "mnist" else FashionMNIST, options.source)
+            files = CUT[name](options.source)
         except RuntimeError:  # torchvision's, which advises to let it download
-            print(
+            sys.exit(
                 f"error: {options.source} does not have all of {name}; download it by"
-                f" `python -m fedhet data download {name} --data-dir {options.source}`",
-                file=sys.stderr,
+                f" `python -m fedhet data download {name} --data-dir {options.source}`"
             )
-            return 2
-        except ValueError as error:
-            print(f"error: {name}: {error}", file=sys.stderr)
-            return 2
         for path, content in files.items():
             target = options.target / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         print(f"{name}: {len(files)} files in {options.target}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

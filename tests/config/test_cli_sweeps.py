@@ -153,8 +153,8 @@ def test_a_run_of_a_sweep_that_has_lost_too_much(
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("client.lr=interval(0.1,1)", "a sweep has single values; name them"),
-        ("+hydra.launcher.threads=2", "hydra/launcher=basic: got an unexpected keyword argument"),
+        ("client.lr=interval(0.1,1)", "'client.lr=interval(0.1,1)'"),
+        ("+hydra.launcher.threads=2", "hydra/launcher=basic: "),
     ],
 )
 def test_what_a_sweep_cannot_have(

@@ -53,9 +53,7 @@ def test_a_setting_without_a_default_is_required(own_conf: Path) -> None:
     with pytest.raises(ConfigError, match=r"dataset"):
         compose(["dataset=mine"])
     file.write_text("_target_: fedhet.x\nfolder: ???\n")
-    with pytest.raises(
-        ConfigError, match=r"dataset.folder has no default; write dataset.folder=<value>"
-    ):
+    with pytest.raises(ConfigError, match=r"dataset.folder .*dataset.folder=<value>"):
         compose(["dataset=mine"])
     assert compose(["dataset=mine", "dataset.folder=a"]).cfg.dataset.folder == "a"
 
@@ -168,5 +166,5 @@ def test_the_shortcut_of_other_tests_equals_what_hydra_composes(
 
 
 def test_overrides_are_a_list() -> None:
-    with pytest.raises(ConfigError, match="overrides must be a list of texts"):
+    with pytest.raises(ConfigError, match=r"overrides .*list.*'seed=1'"):
         compose("seed=1")

@@ -226,7 +226,5 @@ def test_an_experiment_in_a_folder_chooses_groups(own_conf: Path) -> None:
     assert config.cfg.rounds == 3
     assert (config.cfg.server_opt.tau, config.cfg.server_opt.lr) == (0.5, 0.1)
     assert compose(["experiment=smoke/adam", "method=fednorm", "plugin=[]"]).plugins == ("fednorm",)
-    with pytest.raises(
-        ConfigError, match=r"unknown experiment 'smoke/adm' \(did you mean smoke/adam"
-    ):
+    with pytest.raises(ConfigError, match=r"experiment 'smoke/adm' .*smoke/adam"):
         compose(["experiment=smoke/adm"])

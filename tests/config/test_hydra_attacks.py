@@ -175,9 +175,7 @@ SIMILAR = (
 )
 def test_a_file_calls_and_writes_nothing(own_conf: Path, text: str) -> None:
     (own_conf / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}\n")
-    with pytest.raises(
-        ConfigError, match=r"not (allowed|trusted)|as text|is refused|ValidationError"
-    ):
+    with pytest.raises(ConfigError, match=r"(hydra|method)\.[\w.]+=|ValidationError"):
         compose(["experiment=evil"])
 
 
@@ -212,7 +210,7 @@ def test_what_hydra_is_used_for_still_works(line: str) -> None:
     ],
 )
 def test_a_setting_reaches_only_the_classes_that_files_name(target: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such class"):
+    with pytest.raises(ConfigError, match=f"server_opt._target_={target}: .*class"):
         find("server_opt._target_", target)
     with pytest.raises(ConfigError):
         compose([f"server_opt._target_='{target}'"])
@@ -220,7 +218,7 @@ def test_a_setting_reaches_only_the_classes_that_files_name(target: str) -> None
 
 @pytest.mark.usefixtures("read_once")
 def test_a_function_of_fedhet_writes_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such class"):
+    with pytest.raises(ConfigError, match=r"server_opt._target_=.*append_line: .*class"):
         compose(
             [
                 "server_opt._target_=fedhet.data.storage.append_line",

@@ -16,70 +16,70 @@ REFUSED = [
     # unknown choices: the closest, and all that are allowed
     (
         "method=fednormm",
-        ["unknown method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"],
+        ["method 'fednormm'", "did you mean fednorm", "fedavg", "scaffold"],
     ),
-    ("plugin=[fednormm]", ["unknown plugin 'fednormm'", "did you mean fednorm", PLUGINS]),
+    ("plugin=[fednormm]", ["plugin 'fednormm'", "did you mean fednorm", PLUGINS]),
     (
         "plugin=[scaffold]",
         [
-            "unknown plugin 'scaffold': it is a method",
-            "exactly one method",
-            f"choose from: {PLUGINS}",
+            "plugin 'scaffold'",
+            "a method",
+            f": {PLUGINS}",
         ],
     ),
-    ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
+    ("plugin=[fednorm,fednova]", ["plugin 'fednova'", "a method"]),
     (
         "plugin=[fednorm,fedprox,fednorm]",
-        ["plugin=[fednorm,fedprox,fednorm]", "'fednorm' twice"],
+        ["plugin=[fednorm,fedprox,fednorm]", "'fednorm'"],
     ),
-    ("dataset=digit", ["unknown dataset 'digit'", "did you mean digits", "mnist"]),
-    ("model=zzz", ["unknown model 'zzz'", "mlp"]),
-    ("experiment=smok", ["unknown experiment 'smok'", "did you mean smoke"]),
-    ("experiment=nix", ["'nix' (to begin with: experiment=first_look); choose from: digits, "]),
-    ("method=null", ["unknown method 'null'", "fedavg"]),
-    ("plugin=null", ["unknown plugin 'null'"]),
-    ("method=[fedavg,fednorm]", ["method takes one choice", "fedavg"]),
+    ("dataset=digit", ["dataset 'digit'", "did you mean digits", "mnist"]),
+    ("model=zzz", ["model 'zzz'", "mlp"]),
+    ("experiment=smok", ["experiment 'smok'", "did you mean smoke"]),
+    ("experiment=nix", ["'nix'", "experiment=first_look", ": digits, "]),
+    ("method=null", ["method 'null'", "fedavg"]),
+    ("plugin=null", ["plugin 'null'", PLUGINS]),
+    ("method=[fedavg,fednorm]", ["'method=[fedavg,fednorm]'", "one", "fedavg"]),
     ("hydra/launcher=nowhere", ["hydra/launcher/nowhere"]),
     # unknown keys: the closest, and those allowed at that level
     (
         "client.lrr=1",
         [
-            "unknown setting 'client.lrr'",
+            "setting 'client.lrr'",
             "did you mean client.lr",
-            "client has optimizer, lr, epochs, steps, batch_size",
+            "optimizer, lr, epochs, steps, batch_size",
         ],
     ),
-    ("++newkey=1", ["unknown setting 'newkey'; python -m fedhet --help lists all settings"]),
-    ("lerning_rate=1", ["unknown setting 'lerning_rate' (did you mean client.lr?); python -m"]),
-    ("lr=1", ["unknown setting 'lr'", "did you mean client.lr"]),
-    ("eval.targets=[.8]", ["unknown setting 'eval.targets'", "did you mean eval.thresholds"]),
-    ("methd=fedavg", ["unknown setting 'methd'", "did you mean method"]),
-    ("client.lr.x=1", ["unknown setting 'client.lr.x'", "client.lr has nothing below it"]),
-    ("client={lrr: 1}", ["unknown setting 'client.lrr'", "did you mean client.lr"]),
-    ("partition.split.7=.1", ["unknown setting 'partition.split.7'"]),
-    ("plugin.fedprox.mu=1", ["'plugin.fedprox.mu'", "add plugin=[fedprox]"]),
-    ("plugin.fedproxx.mu=1", ["unknown plug-in (did you mean fedprox", PLUGINS]),
+    ("++newkey=1", ["setting 'newkey'", "python -m fedhet --help"]),
+    ("lerning_rate=1", ["setting 'lerning_rate'", "did you mean client.lr?", "python -m"]),
+    ("lr=1", ["setting 'lr'", "did you mean client.lr"]),
+    ("eval.targets=[.8]", ["setting 'eval.targets'", "did you mean eval.thresholds"]),
+    ("methd=fedavg", ["setting 'methd'", "did you mean method"]),
+    ("client.lr.x=1", ["setting 'client.lr.x'", "client.lr "]),
+    ("client={lrr: 1}", ["setting 'client.lrr'", "did you mean client.lr"]),
+    ("partition.split.7=.1", ["setting 'partition.split.7'"]),
+    ("plugin.fedprox.mu=1", ["'plugin.fedprox.mu'", "plugin=[fedprox]"]),
+    ("plugin.fedproxx.mu=1", ["plugin.fedproxx", "did you mean fedprox", PLUGINS]),
     (
         "plugin.fednorm.temp=1",
-        ["unknown setting 'plugin.fednorm.temp'", "plugin.fednorm has temperature, z_when"],
+        ["setting 'plugin.fednorm.temp'", "temperature, z_when"],
     ),
     (
         "server_opt.lr=1",
-        ["unknown setting 'server_opt.lr'", "server_opt has no settings in this run"],
+        ["setting 'server_opt.lr'", "no settings"],
     ),
     ("hydra.run.dirr=x", ["hydra.run.dirr"]),
     # texts that are no overrides
-    ("fedavg", ["cannot read 'fedavg'", "write key=value", "did you mean method=fedavg"]),
-    ("client.lr=a#b", ["cannot read 'client.lr=a#b'", "unexpected '#b'"]),
-    ("client.lr=[1", ["cannot read 'client.lr=[1'"]),
-    ("=1", ["cannot read '=1'", "no key"]),
-    ("~client.lr", ["cannot be deleted"]),
-    ("method@here=fedavg", ["without @here"]),
+    ("fedavg", ["'fedavg'", "key=value", "did you mean method=fedavg"]),
+    ("client.lr=a#b", ["'client.lr=a#b'", "'#b'"]),
+    ("client.lr=[1", ["'client.lr=[1'"]),
+    ("=1", ["'=1'", "key"]),
+    ("~client.lr", ["'~client.lr'", "deleted"]),
+    ("method@here=fedavg", ["'method@here=fedavg'", "@here"]),
     # sweeps need -m
-    ("method=fedavg,fednorm", ["gives several values", "-m"]),
-    ("seed=range(0,3)", ["gives several values", "-m"]),
+    ("method=fedavg,fednorm", ["'method=fedavg,fednorm'", "-m"]),
+    ("seed=range(0,3)", ["'seed=range(0,3)'", "-m"]),
     # values
-    ("client.lr=", ["client.lr=", "a number > 0"]),
+    ("client.lr=", ["client.lr=", "number > 0"]),
     ("data_dir=${nowhere}", ["nowhere"]),
 ]
 
@@ -102,7 +102,7 @@ def test_correct_overrides_are_not_blamed_for_a_wrong_one() -> None:
         "hydra.run.dir=x",
         "plugin.fednorm.temperature=1",
     ]
-    with pytest.raises(ConfigError, match="unknown setting 'newkey'"):
+    with pytest.raises(ConfigError, match="setting 'newkey'"):
         compose([*correct, "newkey=1"])
 
 

@@ -217,7 +217,7 @@ def test_a_wrong_value_is_answered_as_on_the_command_line() -> None:
 
 
 def test_keys_are_not_longer_than_overrides_may_be() -> None:
-    assert all("100000 are read" in said for said in refusals(context(method="x" * 2**20)))
+    assert all("100000 " in said for said in refusals(context(method="x" * 2**20)))
 
 
 @pytest.mark.usefixtures("read_once")
@@ -232,7 +232,7 @@ def test_keys_are_not_longer_than_overrides_may_be() -> None:
 )
 def test_a_setting_in_both_places_is_refused(line: str, key: str, value: Any) -> None:
     for said in refusals(context("rounds=1", line, **{key: value})):
-        assert f"{key}={value!r}" in said and line.lstrip("+") in said and "leave one out" in said
+        assert f"{key}={value!r}" in said and line.lstrip("+") in said
     assert _overrides(context("method.mu=.1", method="fedprox")) == (
         "method.mu=.1",
         "method=fedprox",
@@ -251,7 +251,7 @@ def test_a_run_from_elsewhere_may_refer_to_settings() -> None:
 def test_two_references_make_no_resolver() -> None:
     """`${a}{oc.env:X}` is a text that reads `${oc.env:X}` where a is `$`."""
     for sent in (False, True):
-        with pytest.raises(ConfigError, match="cannot contain"):
+        with pytest.raises(ConfigError, match=r"data_dir=\$\{oc\.env:FEDHET_CANARY\} .*'\$\{'"):
             compose(["device='$'", "data_dir='${device}{oc.env:FEDHET_CANARY}'"], sent=sent)
 
 

@@ -28,28 +28,28 @@ def test_correct_sweeps(sweep: list[str]) -> None:
 @pytest.mark.parametrize(
     ("sweep", "parts"),
     [
-        (["method=fedavg,fednormm"], ["unknown method 'fednormm'", "did you mean fednorm"]),
-        (["method=choice(fedavg,fednormm)"], ["unknown method 'fednormm'"]),
+        (["method=fedavg,fednormm"], ["method 'fednormm'", "did you mean fednorm"]),
+        (["method=choice(fedavg,fednormm)"], ["method 'fednormm'"]),
         (
             ["plugin=[fednorm],[fednorm,fedprx]"],
-            ["unknown plugin 'fedprx'", "did you mean fedprox"],
+            ["plugin 'fedprx'", "did you mean fedprox"],
         ),
-        (["method=range(0,3)"], ["unknown method '0'"]),
-        (["method=glob(zzz*)"], ["no value to run"]),
+        (["method=range(0,3)"], ["method '0'"]),
+        (["method=glob(zzz*)"], ["'method=glob(zzz*)'", "value"]),
         (["method=fedavg,fednorm", "client.lrr=1,2"], ["client.lrr", "did you mean client.lr"]),
         (
             ["method=fednorm,fedavg", "plugin.fednorm.temperature=.1"],
-            ["add plugin=[fednorm]", "in the sweep's run method=fedavg"],
+            ["plugin=[fednorm]", "sweep's run method=fedavg"],
         ),
-        (["client.lr=.1,-1"], ["client.lr=-1 is not allowed"]),
-        (["seed=range(-1,3)"], ["seed=-1 is not allowed"]),
-        (["seed=range(3,0,-1)", "rounds=range(5,-1,-1)"], ["rounds=0 is not allowed"]),
-        (["client.lr=interval(0,1)"], ["a sweep has single values; name them"]),
+        (["client.lr=.1,-1"], ["client.lr=-1 "]),
+        (["seed=range(-1,3)"], ["seed=-1 "]),
+        (["seed=range(3,0,-1)", "rounds=range(5,-1,-1)"], ["rounds=0 "]),
+        (["client.lr=interval(0,1)"], ["'client.lr=interval(0,1)'", "values"]),
         (
             ["method=fedadam,fedavg", "server_opt=none,fedadam"],
-            ["method=fedadam is defined by server_opt=fedadam"],
+            ["method=fedadam ", "server_opt=fedadam"],
         ),
-        (["seed=0,1", "newkey=1"], ["unknown setting 'newkey'"]),
+        (["seed=0,1", "newkey=1"], ["setting 'newkey'"]),
     ],
 )
 def test_sweeps_are_refused_before_their_first_job(sweep: list[str], parts: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -72,9 +73,9 @@ def test_no_target_is_no_object() -> None:
         (
             {"size": 1, "colour": 2},
             ConfigError,
-            "plugin.mine does not fit trustme.pieces.Piece: .*colour",
+            "plugin.mine .* trustme.pieces.Piece: .*colour",
         ),
-        ({}, ConfigError, "plugin.mine does not fit trustme.pieces.Piece: .*size"),
+        ({}, ConfigError, "plugin.mine .* trustme.pieces.Piece: .*size"),
         ({"size": -1}, ConfigError, "plugin.mine: size=-1 is below 0"),
         ({"size": 0}, DataError, "^nothing there$"),
         ({"size": 99}, ConfigError, "plugin.mine: a bug"),
@@ -98,7 +99,7 @@ def test_errors_of_a_constructor_name_the_key(
     ],
 )
 def test_a_target_must_be_a_class_of_its_package(target: str) -> None:
-    with pytest.raises(ConfigError, match=f"plugin.mine._target_={target}: there is no such class"):
+    with pytest.raises(ConfigError, match=f"plugin.mine._target_={target}: .*class"):
         find_target(node(_target_=target))
 
 
@@ -108,7 +109,7 @@ def test_what_fedhet_imports_cannot_be_reached_through_it() -> None:
         "fedhet.runs.config.instantiation.importlib",
         "fedhet.runs.config.instantiation.DictConfig",
     ):
-        with pytest.raises(ConfigError, match="no such class"):
+        with pytest.raises(ConfigError, match=f"_target_={target}: .*class"):
             find_target(OmegaConf.create({"_target_": target}))
 
 
@@ -146,7 +147,7 @@ def test_what_is_trusted(
     if trusted:
         check_targets(cfg)
     else:
-        message = rf"a\.0\.b\._target_={target} is not trusted; allowed: fedhet\.\*.*FEDHET_TRUST"
+        message = rf"a\.0\.b\._target_={target} .* fedhet\.\*.*FEDHET_TRUST"
         with pytest.raises(ConfigError, match=message):
             check_targets(cfg)
 
@@ -161,7 +162,7 @@ def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch)
         "plugin.fednorm._target_=os.system",
         "partition.split=[{_target_: os.system}]",
     ):
-        with pytest.raises(ConfigError, match="is not trusted"):
+        with pytest.raises(ConfigError, match=r"_target_=[\w.]+ .* fedhet\.\*.*FEDHET_TRUST"):
             compose([override])
 
 
@@ -176,7 +177,8 @@ def test_a_configuration_cannot_name_other_code(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_hydras_own_settings_cannot_name_other_code(override: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not (trusted|allowed)"):
+    key = override.lstrip("+").partition("=")[0]
+    with pytest.raises(ConfigError, match=re.escape(key)):
         check_overrides([override])
 
 
@@ -185,7 +187,7 @@ def test_logging_factories_cannot_name_code(own_conf: Path) -> None:
     (own_conf / "experiment" / "logged.yaml").write_text(
         "# @package _global_\nhydra: {job_logging: {formatters: {mine: {(): os.system}}}}\n"
     )
-    with pytest.raises(ConfigError, match=r"hydra.job_logging=.*os.system.* is not allowed"):
+    with pytest.raises(ConfigError, match=r"hydra.job_logging=.*os.system"):
         compose(["experiment=logged"])
 
 

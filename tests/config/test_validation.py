@@ -106,7 +106,7 @@ def test_ranges(composed: DictConfig) -> None:
         for value in refused:
             OmegaConf.update(cfg, key, value)
             said = refusal(cfg)
-            if not re.match(rf"{re.escape(key)}(\[\d\])?=.* is not allowed", said):
+            if not re.match(rf"{re.escape(key)}(\[\d\])?=.*(allowed|must|choose)", said):
                 offenders.append(f"{key}={value} is allowed, or not named: {said}")
     assert not offenders
 
@@ -137,7 +137,9 @@ def test_every_setting_without_a_constructor_is_checked(composed: DictConfig) ->
 @pytest.mark.parametrize("line", ["budget=5", "clip=.5", "delta=1e-6"])
 def test_settings_of_the_noise_need_noise(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rounds=1", f"privacy.{line}"]) == 2
-    assert "needs privacy.noise > 0" in capsys.readouterr().err
+    assert re.search(
+        rf"privacy\.{line.split('=')[0]}=.*privacy\.noise > 0", capsys.readouterr().err
+    )
     for noise in (1e-6, 1, 1e6):
         assert compose([f"privacy.{line}", f"privacy.noise={noise}", "eval.clients=false"])
 
@@ -145,7 +147,7 @@ def test_settings_of_the_noise_need_noise(line: str, capsys: pytest.CaptureFixtu
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("noise", ["1e-200", "1e200"])
 def test_noise_that_the_accountant_cannot_square_is_refused(noise: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.noise=1e[-+]200 is not allowed"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1e[-+]200 .*\b0\b"):
         fedhet.run([f"privacy.noise={noise}", "eval.clients=false", f"hydra.run.dir={tmp_path}/r"])
     assert not (tmp_path / "r").exists()
 
@@ -158,11 +160,11 @@ def test_ranges_are_checked_when_composing() -> None:
 @pytest.mark.parametrize(
     ("message", "build"),
     [
-        (r"fraction=2 is not allowed; it must be a number > 0 and <= 1", {"fraction": 2}),
-        (r"rounds=0 is not allowed", {"rounds": 0}),
-        (r"client\.lr_decay=1\.5 is not allowed", {"lr_decay": 1.5}),
-        (r"client\.momentum=1 is not allowed", {"local": {"momentum": 1}}),
-        (r"on_failure=skipp is not allowed \(did you mean skip\?\)", {"on_failure": "skipp"}),
+        (r"fraction=2 .* > 0 and <= 1", {"fraction": 2}),
+        (r"rounds=0 .* >= 1", {"rounds": 0}),
+        (r"client\.lr_decay=1\.5 .* <= 1", {"lr_decay": 1.5}),
+        (r"client\.momentum=1 .* < 1", {"local": {"momentum": 1}}),
+        (r"on_failure=skipp .*\bskip\b", {"on_failure": "skipp"}),
     ],
 )
 def test_a_method_without_a_configuration_gets_the_same_errors(
@@ -173,12 +175,12 @@ def test_a_method_without_a_configuration_gets_the_same_errors(
 
 
 def test_groups_check_their_values_together() -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.clip=2\.0 needs privacy\.noise > 0"):
+    with pytest.raises(ConfigError, match=r"privacy\.clip=2\.0 .*privacy\.noise > 0"):
         Noise(clip=2.0)
-    with pytest.raises(ConfigError, match=r"eval\.train=true needs eval\.clients=true"):
+    with pytest.raises(ConfigError, match=r"eval\.train=true .*eval\.clients=true"):
         Evaluation(clients=False, train=True)
 
 
 def test_a_number_that_no_float_reaches_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"replies\.grace=10+ is not allowed"):
+    with pytest.raises(ConfigError, match=r"replies\.grace=10+ .* >= 0"):
         ReplyLimits(grace=10**400)

@@ -102,7 +102,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_others_learn_of_it(
             raise RunFailed("the disk is full")
 
     moments: list[Any] = []
-    with pytest.raises(RunFailed, match="the disk is full"):
+    with pytest.raises(RunFailed, match="disk is full"):
         run(federation, Full(), Diary(moments))
     assert moments[-1] == ("ended", "failed")
     assert ("settled", 1, 2) not in moments
@@ -120,7 +120,7 @@ def test_a_step_whose_evaluation_fails_is_told_like_any(federation: Callable[...
                 raise WriteError("the disk is full")
 
     moments: list[Any] = []
-    with pytest.raises(WriteError, match="the disk is full"):
+    with pytest.raises(WriteError, match="disk is full"):
         run(federation, Diary(moments), Failing(), Diary(moments, "second "))
     assert moments[-4:] == [
         ("settled", 2, 2),
@@ -165,11 +165,11 @@ def test_what_callbacks_add_to_a_message_reaches_the_clients(
 
 def test_noise_without_an_account_is_refused(federation: Callable[..., Any]) -> None:
     noised = federation(toy_task(2), FedAvg, noise=Noise(1.0))
-    with pytest.raises(ConfigError, match=r"privacy\.noise=1 without an account"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1 .*account"):
         Loop(noised.strategy)
     assert Loop(noised.strategy, [Account(Noise(1.0))])
     device = torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"privacy\.noise=1 without an account"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise=1 .*account"):
         Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0))
     assert Workspace(toy_task(), device=device, seed=0, noise=Noise(1.0), release=release)
 

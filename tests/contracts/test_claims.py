@@ -61,7 +61,7 @@ def test_honest_numbers_of_steps_are_expected(
 
 def test_where_samples_are_added_the_merges_that_bound_are_refused(federation: Federation) -> None:
     for merge in (NormFilter(), Krum()):
-        with pytest.raises(ConfigError, match="number of local steps"):
+        with pytest.raises(ConfigError, match=rf"{merge.name}.* local steps"):
             federation(toy_task(7), FedNova, merge=merge, plugins=lambda: [FedGMMPlugin()])
     federation(
         toy_task(7),
@@ -76,7 +76,7 @@ def test_where_samples_are_added_noise_is_refused(federation: Federation) -> Non
     """The number of steps needs no noise because it follows from the samples: here it does not."""
     noise = Noise(multiplier=1.0, clip=1.0, delta=0.01)
     federation(toy_task(7), FedNova, noise=noise)
-    with pytest.raises(ConfigError, match="would reveal how many samples 'fedgmm' has added"):
+    with pytest.raises(ConfigError, match=r"privacy\.noise.*'fedgmm'"):
         federation(toy_task(7), FedNova, noise=noise, plugins=[FedGMMPlugin()])
 
 

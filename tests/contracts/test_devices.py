@@ -271,9 +271,8 @@ def test_a_method_that_mixes_devices_is_told_where(
     monkeypatch.setattr(Client, "terms", lambda self, msg, state, site: [term])
     launch("method=fedavg", *LINES, task=toy_task(3))
     expected = (
-        r"client 2 failed in phase 'train', step 1: RuntimeError: add\.Tensor: all tensors must be"
-        r" on pretend:0, but a torch\.float32 tensor of shape \(3, 4\) is on cpu:"
-        r" tests/contracts/test_devices\.py, line \d+, in on_the_cpu"
+        r"client 2 .*'train', step 1: RuntimeError: add\.Tensor: .* pretend:0.*torch\.float32"
+        r" .*\(3, 4\).* cpu: tests/contracts/test_devices\.py, line \d+, in on_the_cpu"
     )
     with on_the_device(), pytest.raises(RunFailed, match=expected):
         launch("method=fedavg", *LINES, task=toy_task(3))

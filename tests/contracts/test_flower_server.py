@@ -236,13 +236,13 @@ def test_a_client_that_cannot_evaluate_is_left_out(
     losses = [(row["round"], row["loss_clients_weighted"]) for row in rows(expected)]
     assert history.losses_distributed == losses
     assert run.sha256 == expected.summary["weights_sha256"]
-    assert "client 3 failed in phase 'evaluate', step 2: OSError: the disk is full" in caplog.text
+    assert "'evaluate', step 2: OSError: the disk is full" in caplog.text
 
 
 @pytest.mark.usefixtures("cannot_evaluate")
 def test_a_client_that_cannot_evaluate_stops_the_run() -> None:
     run = FlowerRun("method=fedavg", *LINES, "rounds=2")
-    with pytest.raises(RunFailed, match=r"client 1 failed in phase 'evaluate', step 1: OSError"):
+    with pytest.raises(RunFailed, match=r"client 1 .*'evaluate', step 1: OSError"):
         run.fit(2)
     assert run.asked("train") == [1]
 
@@ -258,7 +258,7 @@ def test_a_node_that_fails_in_every_evaluation(
 
     monkeypatch.setattr(Node, "evaluate", unreachable)
     run = FlowerRun("method=fedavg", *LINES, "rounds=2", f"on_failure={on_failure}")
-    with pytest.raises(RunFailed, match=r"client 0 failed in phase 'evaluate'.*node has left"):
+    with pytest.raises(RunFailed, match=r"client 0 .*'evaluate'.*node .*left"):
         run.fit(2)
 
 
@@ -323,7 +323,7 @@ def test_a_round_in_which_no_node_is_present(half: str) -> None:
     for node in nodes:
         run.nodes.unregister(node)
     if half == "evaluate":
-        with pytest.raises(RunFailed, match=r"failed in phase 'evaluate'.*no reply"):
+        with pytest.raises(RunFailed, match=r"'evaluate'.*no reply"):
             server.evaluate_round(1, None)
         return
     assert server.fit_round(1, None) is None

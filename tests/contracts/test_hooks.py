@@ -206,14 +206,14 @@ def made(base: Any, **members: Any) -> Any:
     ],
 )
 def test_a_misspelt_hook_is_named_with_the_nearest_one(base: str, name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook{meant}"):
+    with pytest.raises(TypeError, match=rf"Mine\.{name} .*hook.*{meant}"):
         made(BASES[base], **{name: lambda self: None})
 
 
 def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
     """The client half of a method has no `broadcast`, and its server half no `terms`."""
     for base, name in (("client", "broadcast"), ("method", "terms"), ("plugin", "merge")):
-        with pytest.raises(TypeError, match=rf"Mine\.{name} is no hook"):
+        with pytest.raises(TypeError, match=rf"Mine\.{name} .*hook"):
             made(BASES[base], **{name: lambda self: None})
 
 
@@ -232,16 +232,14 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
 def test_another_signature_is_refused(
     base: str, name: str, function: Callable[..., Any], called: str
 ) -> None:
-    with pytest.raises(
-        TypeError, match=rf"Mine\.{name}\(self.*\) is called as {name}\({called}\)$"
-    ):
+    with pytest.raises(TypeError, match=rf"Mine\.{name}\(self.*\) .* {name}\({called}\)$"):
         made(BASES[base], breaks={}, **{name: function})
 
 
 def test_class_methods_are_checked_as_well() -> None:
     with pytest.raises(TypeError, match=r"Mine\.scop is no hook \(did you mean scope\?\)"):
         made(Method, scop=classmethod(lambda cls, model: None))
-    with pytest.raises(TypeError, match=r"Mine\.scope\(self, model\) is called as scope\(cls, m"):
+    with pytest.raises(TypeError, match=r"Mine\.scope\(self, model\) .* scope\(cls, m"):
         made(Method, scope=lambda self, model: None)
 
 
@@ -250,9 +248,9 @@ def test_helpers_phases_and_properties_are_no_hooks() -> None:
 
     made(Client, _helper=lambda self: None, explore=serves(explore))
     made(Plugin, _helper=lambda self: None, rate=property(lambda self: 1.0))
-    with pytest.raises(TypeError, match=r"Mine\.explore is no hook.*is marked by @serves"):
+    with pytest.raises(TypeError, match=r"Mine\.explore .*hook.*@serves"):
         made(Client, explore=lambda self, msg, state, site: None)
-    with pytest.raises(TypeError, match=r"Mine\.train serves a phase: write @serves before it"):
+    with pytest.raises(TypeError, match=r"Mine\.train .*@serves"):
         made(Client, train=lambda self, msg, state, site: None)
 
 
@@ -262,9 +260,9 @@ def test_options_are_checked_however_they_are_annotated(annotation: Any) -> None
     members = {"name": "mine", "__annotations__": {"eps": annotation}, "eps": setting(1.0, low=0)}
     mine = dataclass(frozen=True, kw_only=True)(made(Plugin, **members))
     assert mine(eps=2).eps == 2.0
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=-1 is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=-1 "):
         mine(eps=-1)
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=abc is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.eps=abc "):
         mine(eps="abc")
 
 
@@ -289,7 +287,7 @@ def test_words_that_follow_from_options_are_checked_as_well() -> None:
     Mine()
     with pytest.raises(ConfigError, match=r"modle is not .*\(did you mean model"):
         Mine(how="badly")
-    with pytest.raises(ConfigError, match=r"plugin\.mine\.how=bad is not allowed"):
+    with pytest.raises(ConfigError, match=r"plugin\.mine\.how=bad "):
         Mine(how="bad")
 
 
@@ -301,7 +299,7 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
         makes.append(dataclass(kw_only=True))
     for make in makes:
         cls = make(made(base))
-        with pytest.raises(TypeError, match=r"Mine is no dataclass that is frozen: write @data"):
+        with pytest.raises(TypeError, match=r"Mine .*frozen.*@data"):
             cls()
     piece = dataclass(frozen=True, kw_only=True)(made(base, name="mine"))()
     with pytest.raises(AttributeError, match="cannot assign to field 'rate'"):
@@ -312,7 +310,7 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
 def test_a_piece_has_a_name(base: Any) -> None:
     """Two without one would share their extras and states. A class to build on needs none."""
     mine = dataclass(frozen=True, kw_only=True)(made(base))
-    with pytest.raises(TypeError, match="Mine has no `name`"):
+    with pytest.raises(TypeError, match=r"Mine .*`name`"):
         mine()
     assert dataclass(frozen=True, kw_only=True)(made(mine, name="mine"))().name == "mine"
 
@@ -322,7 +320,7 @@ def test_a_plugin_that_changes_weights_says_so(hook: str) -> None:
     """Where it follows from an option, the property decides."""
     function = vars(Plugin)[hook]
     for words in ({}, {"needs": frozenset({"model"})}):
-        with pytest.raises(TypeError, match=rf"Mine overrides {hook}: state 'used weights' in `ne"):
+        with pytest.raises(TypeError, match=rf"Mine .*{hook}: .*'used weights' .*`ne"):
             made(Plugin, **{hook: function}, **words)
     made(Plugin, **{hook: function}, needs=frozenset({"model", "used weights"}))
     made(Plugin, **{hook: function}, needs=property(lambda self: frozenset()))

@@ -189,10 +189,10 @@ def test_a_damaged_state_is_noticed(tmp_path: Path) -> None:
     for at in (0, 40, len(content) - 1):
         damaged = bytes(content[:at]) + bytes([content[at] ^ 1]) + bytes(content[at + 1 :])
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is damaged"):
+        with pytest.raises(ValueError, match="damaged"):
             store.load(3, 1)
     file.write_bytes(content[:-3])
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         store.load(3, 1)
     file.write_bytes(content)
     kept = store.load(3, 1)
@@ -237,7 +237,7 @@ def test_states_are_kept_in_a_folder_of_the_users_own(
     own.rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").chmod(0o700)
     own.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="must be a folder of this user"):
+    with pytest.raises(ValueError, match=r"folder .*user"):
         stores.state_folder("2")
     own.unlink()
     monkeypatch.setattr(os, "getuid", lambda: 12345)

@@ -210,9 +210,7 @@ def test_an_outlier_of_a_first_step_ends_the_run_by_default(
     """With null there is no bound."""
     striking(monkeypatch, "feddisk.density", 1e6)
     lines = [*SHORT, "fraction=1", *PHASES["feddisk.density"], "rounds=1"]
-    with pytest.raises(
-        RunFailed, match=r"client 2 .*feddisk\.density.*30 times the median of this"
-    ):
+    with pytest.raises(RunFailed, match=r"client 2 .*feddisk\.density.*\b30 .*median"):
         launch(*lines, task=toy_task(5))
     assert not failures(launch(*lines, "replies.max_jump=null", task=toy_task(5)))
 
@@ -289,7 +287,7 @@ def test_where_the_run_stops_at_a_failure_it_names_the_client(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack(monkeypatch, {1}, trees.LARGEST, pid=1)
-    with pytest.raises(RunFailed, match=r"client 1 .*not finite"):
+    with pytest.raises(RunFailed, match=r"client 1 .*finite"):
         launch(*SHORT, "fraction=1", task=deeper(validated(2)))
 
 

@@ -6,6 +6,7 @@ their own statistics.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,7 @@ def test_fine_tuning_is_refused_where_the_method_shares_no_model() -> None:
     """Under methods without a global model as before, with any buffers."""
     for method in ("fedbn", "fedpcl", "fedproto", "fedrep"):
         settings = composed(f"method={method}", "buffers=local", "eval.finetune_epochs=1")
-        with pytest.raises(ConfigError, match=f"method={method} has no global model"):
+        with pytest.raises(ConfigError, match=f"method={method} .*global model"):
             _ = Job(settings, toy_task(norm=True)).strategy
 
 
@@ -250,6 +251,6 @@ def test_loading_the_weights_warns(launch: Launch, caplog: pytest.LogCaptureFixt
     model = ["model.hidden=[4]", "model.norm=batch", "buffers=local"]
     run = launch("method=fedavg", "rounds=1", "client.epochs=1", *few, *model)
     fedhet.load(run.dir)
-    assert "method=fedavg with buffers=local has no global model" in caplog.text
-    with pytest.raises(ConfigError, match=r"best_val.safetensors is missing: .*buffers=local"):
+    assert re.search(r"method=fedavg .*buffers=local ", caplog.text)
+    with pytest.raises(ConfigError, match=r"best_val.safetensors .*missing.*buffers=local"):
         fedhet.load(run.dir, "best_val")

@@ -57,7 +57,7 @@ def test_by_default_the_run_stops_and_says_so(
     run = launch(Scaffold)
     run.step()
     lose(tmp_path / "1")
-    with pytest.raises(RunFailed, match=r"client 1 failed .*(is missing|is damaged)"):
+    with pytest.raises(RunFailed, match=r"client 1 .*(missing|damaged)"):
         run.step()
     assert failed(run) == [(1, LOST)]
 
@@ -104,7 +104,7 @@ def test_scaffold_forgets_what_is_lost(launch: Launch, tmp_path: Path, control: 
 
 def test_other_failures_still_stop_the_run(launch: Launch) -> None:
     run = launch(Scaffold, on_lost_state="restart")
-    with pytest.raises(RunFailed, match="client 1 failed"):
+    with pytest.raises(RunFailed, match=r"client 1 .*broken"):
         run.step(lambda plan, replies: [replies[0], Failure(1, "train", 1, "broken"), replies[2]])
 
 
@@ -116,7 +116,7 @@ def test_a_state_that_is_missing_in_an_evaluation(launch: Launch, tmp_path: Path
     stops = launch(Ditto)
     stops.step()
     wipe(tmp_path / "1")
-    with pytest.raises(RunFailed, match="client 1 failed in phase 'evaluate'"):
+    with pytest.raises(RunFailed, match=r"client 1 .*'evaluate'"):
         evaluate(stops)
     restarts = launch(Ditto, on_lost_state="restart")
     restarts.step()

@@ -70,17 +70,17 @@ def of(model: Callable[[], nn.Module]) -> Task:
 @pytest.mark.parametrize(
     ("lines", "model", "message"),
     [
-        (["method=fedrep"], BODY, f"method=fedrep trains {BEFORE} {OWN}, {FROZEN}"),
-        (["method=fedrep"], HEAD, f"method=fedrep trains the layers of the head {OWN}, {FROZEN}"),
-        (["method=fedrep"], Bodiless, f"method=fedrep trains {BEFORE} {OWN}, and there are none"),
-        (["method=fedrep", "method.joint=true"], BODY, f"method=fedrep trains {BEFORE}, {FROZEN}"),
-        (["method=fedbabu"], BODY, f"method=fedbabu trains only {BEFORE}, {FROZEN}"),
-        (["method=fedbabu", "method.finetune=head"], HEAD, f"fine-tunes .* the head, {FROZEN}"),
-        (["method=fedpcl"], BODY, f"method=fedpcl trains only {BEFORE}, {FROZEN}"),
-        (["method=fedavg"], lambda: Net("body", "head"), f"{FROZEN}.* Net has no parameter to"),
-        (["method=fednorm"], Unnamed, "fednorm needs .* Unnamed has no features and no head"),
-        (["method=fednorm"], Classifying, "fednorm needs .* Classifying has no head"),
-        (["method=fedavg", "plugin=[moon]"], Classifying, "moon needs .* Classifying has no head"),
+        (["method=fedrep"], BODY, f"method=fedrep .*{BEFORE}.*{FROZEN}"),
+        (["method=fedrep"], HEAD, f"method=fedrep .*the head.*{FROZEN}"),
+        (["method=fedrep"], Bodiless, f"method=fedrep .*{BEFORE}.* none"),
+        (["method=fedrep", "method.joint=true"], BODY, f"method=fedrep .*{BEFORE}.*{FROZEN}"),
+        (["method=fedbabu"], BODY, f"method=fedbabu .*{BEFORE}.*{FROZEN}"),
+        (["method=fedbabu", "method.finetune=head"], HEAD, f"fine-tunes .*the head.*{FROZEN}"),
+        (["method=fedpcl"], BODY, f"method=fedpcl .*{BEFORE}.*{FROZEN}"),
+        (["method=fedavg"], lambda: Net("body", "head"), f"{FROZEN}.* Net .*parameter"),
+        (["method=fednorm"], Unnamed, "fednorm .* Unnamed .*features.*head"),
+        (["method=fednorm"], Classifying, "fednorm .* Classifying .*head"),
+        (["method=fedavg", "plugin=[moon]"], Classifying, "moon .* Classifying .*head"),
     ],
 )
 def test_a_model_without_the_part_is_refused(

@@ -123,4 +123,4 @@ def test_a_node_cannot_reply_in_the_name_of_another_node_s_client(
     forged = [(results[0][0], results[1][1]), *results[1:]]
     replies = list(adapter._in_order(forged, []))
     assert [type(reply) for reply in replies] == [Failure, Upload, Upload]
-    assert "the reply is to another message: its pid is" in str(replies[0])
+    assert "another message" in str(replies[0])

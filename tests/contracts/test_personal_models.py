@@ -179,7 +179,7 @@ def test_a_limit_is_reported_before_the_work(
     assert "(best_val) are not kept" in before[0]
     assert one.summary["personal_models"]["kept"] == {"personal": {"last": 2}}
     fedhet.load(one, "personal", client=1, model=toy_task().model())
-    reason = r"\(best_val\) are kept.* eval\.personal_mb"
+    reason = r"\(best_val\) .* eval\.personal_mb"
     with pytest.raises(ConfigError, match=reason):
         fedhet.load(one, "best_val", client=1, model=toy_task().model())
     caplog.clear()
@@ -287,17 +287,17 @@ def test_models_that_are_not_there(launch: Launch) -> None:
     for weights, client, reason in [
         ("personal", None, "weights=personal .*client="),
         ("model", 0, "weights=model .*personal, personal_best_val"),
-        ("personal", 99, r"client=99: .*99\.safetensors is missing.*clients are 0 to 3"),
-        ("personal", -1, "client=-1 is not allowed"),
+        ("personal", 99, r"client=99: .*99\.safetensors .* 0 to 3"),
+        ("personal", -1, "client=-1 .*>= 0"),
         ("finetuned", 0, "method=ditto .*global, personal"),
     ]:
         with pytest.raises(ConfigError, match=reason):
             fedhet.load(ditto, weights, client=client, model=model)
-    with pytest.raises(ConfigError, match=r"given as an object.*model="):
+    with pytest.raises(ConfigError, match=r"object.*model="):
         fedhet.load(ditto, "personal", client=0)
     unseen = launch("method=ditto", *lines, "eval.clients=false", task=toy_task())
-    with pytest.raises(ConfigError, match=r"are kept: eval\.clients=false"):
+    with pytest.raises(ConfigError, match=r" kept.*eval\.clients=false"):
         fedhet.load(unseen, "personal", client=0, model=model)
     unvalidated = launch("method=ditto", *lines, task=validated(val=0))
-    with pytest.raises(ConfigError, match="no client has validation samples"):
+    with pytest.raises(ConfigError, match=r"no client .*validation"):
         fedhet.load(unvalidated, "best_val", client=0, model=model)

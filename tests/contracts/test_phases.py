@@ -80,7 +80,7 @@ def test_three_phases(federation: Callable[..., Any]) -> None:
     run.run()
     assert run.round == 1 + steps + 3
     assert strategy.weights["density"] is density
-    with pytest.raises(RunFailed, match="past the end of the timetable"):
+    with pytest.raises(RunFailed, match="timetable"):
         strategy.plan(run.round + 1)
 
 
@@ -126,8 +126,8 @@ def test_a_bad_density_is_reported_with_client_phase_and_step(
         replies[1].weights["mean"] = replies[1].weights["mean"].float()
         return replies
 
-    place = "client 3 failed in phase 'density', step 2"
-    with pytest.raises(RunFailed, match=rf"{place}: weights, tensor 'mean'.*float32.*float64"):
+    place = "client 3 .*'density', step 2"
+    with pytest.raises(RunFailed, match=rf"{place}: .*weights.*'mean'.*float32.*float64"):
         run.step(damage)
 
 
@@ -141,8 +141,8 @@ def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[...,
         return [Upload(msg.pid, 5, {"mean": torch.zeros(4)}) for msg in plan]
 
     run = federation(toy_task(CLIENTS), Slotless)
-    place = "client 4 failed in phase 'density', step 1"
-    with pytest.raises(RunFailed, match=rf"{place}: .*carries weights"):
+    place = "client 4 .*'density', step 1"
+    with pytest.raises(RunFailed, match=rf"{place}: .*weights"):
         run.step(with_weights)
 
 
@@ -170,7 +170,7 @@ class WrongNames(FedAvg):
 
 
 def test_a_merge_with_wrong_names_is_reported(federation: Callable[..., Any]) -> None:
-    with pytest.raises(RunFailed, match=r"'train': the merge returned \['x'\]; expected the names"):
+    with pytest.raises(RunFailed, match=r"'train': .*merge.*\['x'\].* names"):
         federation(toy_task(), WrongNames, rounds=1).step()
 
 
@@ -185,5 +185,5 @@ class WrongKind(FedAvg):
 
 
 def test_a_merge_that_returns_something_else_is_reported(federation: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"phase 'train' returned a dict; it must be a Merged"):
+    with pytest.raises(TypeError, match=r"'train' .* dict.* Merged"):
         federation(toy_task(), WrongKind, rounds=1).step()

@@ -183,7 +183,7 @@ def test_a_module_moves_with_its_parameters_identities(device: torch.device) -> 
     assert not torch.equal(module[0].weight.cpu(), state["0.weight"])
     module.load_state_dict(state)  # from the CPU
     assert torch.equal(module[0].weight.cpu(), state["0.weight"])
-    with pytest.raises(RuntimeError, match="all tensors must be on pretend:0"):
+    with pytest.raises(RuntimeError, match=r"tensors .*pretend:0"):
         module(torch.ones(2, 3))
 
 

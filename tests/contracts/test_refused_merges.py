@@ -116,9 +116,7 @@ class Needs(Plugin):
 
 def test_a_merge_of_ones_own_says_that_it_takes_other_means(federation: Federation) -> None:
     for merge in (Median(), NormClip()):
-        with pytest.raises(
-            ConfigError, match=f"method=own refuses merge={merge.name}.*sums of its own"
-        ):
+        with pytest.raises(ConfigError, match=f"method=own .*merge={merge.name}.*sums"):
             federation(toy_task(), Own, merge=merge)
     federation(toy_task(), Own, merge=Krum(attackers=0))
     federation(toy_task(), Known, merge=Median())
@@ -126,7 +124,7 @@ def test_a_merge_of_ones_own_says_that_it_takes_other_means(federation: Federati
 
 @pytest.mark.parametrize("base", [FedAvg, Known])
 def test_a_merge_that_does_not_say_what_it_takes_is_refused(base: Any) -> None:
-    with pytest.raises(TypeError, match=r"Silent overrides merge: state in `breaks` which of"):
+    with pytest.raises(TypeError, match=r"Silent .*merge.*`breaks`"):
 
         class Silent(base):  # type: ignore[misc]
             def merge(self, step: Any, state: Any, old: Any, updates: Any) -> Any:
@@ -144,7 +142,7 @@ class Again(FedAvg):
 
 
 def test_updates_that_are_read_a_second_time_are_refused(federation: Federation) -> None:
-    with pytest.raises(TypeError, match=r"can be read once; list\(updates\) keeps them"):
+    with pytest.raises(TypeError, match=r"once.*list\(updates\)"):
         federation(toy_task(), Again).step()
 
 
@@ -171,7 +169,7 @@ def test_plugins_that_do_not_fit(federation: Federation, plugin: type[Plugin]) -
     ],
 )
 def test_options_are_checked(make: Callable[[], Mean], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} is not allowed"):
+    with pytest.raises(ConfigError, match=f"^{key} "):
         make()
 
 
@@ -192,11 +190,11 @@ def test_too_few_updates(federation: Federation, merge: Mean, least: int) -> Non
     def one_lost(plan: list[Any], replies: list[Any]) -> list[Any]:
         return replies[1:]
 
-    match = f"merge={merge.name} needs {least} updates in a step, .*'train' has {least - 1} clients"
+    match = f"merge={merge.name} .*{least} updates .*'train' .*{least - 1} clients"
     with pytest.raises(ConfigError, match=match):
         check_cohorts(federation(toy_task(least - 1), FedAvg, merge=merge).strategy)
     run = federation(toy_task(least), FedAvg, merge=merge, on_failure="skip")
-    match = rf"{least - 1} of at least {least} replies accepted \(merge={merge.name}\)"
+    match = rf"{least - 1} .*{least} replies .*\(merge={merge.name}\)"
     with pytest.raises(RunFailed, match=match):
         run.step(one_lost)
     federation(toy_task(least), FedAvg, merge=merge).step()
@@ -205,7 +203,7 @@ def test_too_few_updates(federation: Federation, merge: Mean, least: int) -> Non
 def test_too_small_a_cohort_is_refused_before_the_run(tmp_path: Path) -> None:
     """By the clients of the run itself: settings are tried on fewer, and fractions of those."""
     lines = ["method=fedavg", "merge=median", "rounds=1", "eval.clients=false"]
-    with pytest.raises(ConfigError, match=r"merge=median needs 3 updates .* has 2 clients"):
+    with pytest.raises(ConfigError, match=r"merge=median .*3 updates .* 2 clients"):
         fedhet.run([*lines, "fraction=.2", f"hydra.run.dir={tmp_path / 'refused'}"])
     assert not (tmp_path / "refused").exists()
     run = fedhet.run([*lines, "fraction=.3", f"hydra.run.dir={tmp_path / 'run'}"])
@@ -215,12 +213,12 @@ def test_too_small_a_cohort_is_refused_before_the_run(tmp_path: Path) -> None:
 def test_replies_least_is_named_where_it_decides(federation: Federation) -> None:
     replies = ReplyLimits(least=3)
     run = federation(toy_task(4), FedAvg, merge=Median(), replies=replies, on_failure="skip")
-    with pytest.raises(RunFailed, match=r"2 of at least 3 replies accepted \(replies\.least\)"):
+    with pytest.raises(RunFailed, match=r"2 .*3 replies .*\(replies\.least\)"):
         run.step(lambda plan, received: received[2:])
 
 
 def test_merges_that_keep_more_than_there_are(federation: Federation) -> None:
-    match = r"merge\.keep=8 is not allowed: .* has 7 clients; .* from 1 to 7"
+    match = r"merge\.keep=8 .* 7 clients.* 1 to 7"
     with pytest.raises(ConfigError, match=match):
         check_cohorts(federation(toy_task(7), FedAvg, merge=Krum(keep=8)).strategy)
 
@@ -239,10 +237,10 @@ def test_a_fixed_norm_needs_three_where_buffers_are_averaged(federation: Federat
     def settings(clients: int) -> dict[str, Any]:
         return {"task": toy_task(clients, norm=True), "merge": NormClip(norm=1.0)}
 
-    with pytest.raises(ConfigError, match=r"merge=norm_clip needs 3 updates .* has 2 clients"):
+    with pytest.raises(ConfigError, match=r"merge=norm_clip .*3 updates .* 2 clients"):
         check_cohorts(federation(cls=FedAvg, **settings(2)).strategy)
     run = federation(cls=FedAvg, **settings(3), on_failure="skip")
-    with pytest.raises(RunFailed, match=r"2 of at least 3 replies accepted \(merge=norm_clip\)"):
+    with pytest.raises(RunFailed, match=r"2 .*3 replies .*\(merge=norm_clip\)"):
         run.step(two)
     check_cohorts(federation(cls=FedBN, **settings(2)).strategy)
     check_cohorts(federation(cls=FedAvg, **settings(2), buffers="local").strategy)

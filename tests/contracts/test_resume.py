@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from fedhet.core.server.run import RunState
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
 from fedhet.runs import config
-from fedhet.runs.checkpoint import Checkpoint
 from fedhet.runs.config import catalogue, composition
 from fedhet.runs.record.outcome import Run
 from fedhet.testing import check_equal, check_resume, run_quietly
@@ -104,24 +102,6 @@ def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, par
     monkeypatch.setattr(RunState, "as_values", lacking)
     with pytest.raises(AssertionError, match=r"^killed after step 1: "):
         check_resume(*shortened("method=scaffold"), task=toy_task())
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(
-    tmp_path: Path, finished: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its values are those of the objects that there were."""
-    values = Checkpoint.values
-
-    def earlier(checkpoint: Checkpoint) -> Any:
-        nodes, tensors = values(checkpoint)
-        nodes["strategy"] = nodes.pop("run")
-        return nodes, tensors
-
-    monkeypatch.setattr(Checkpoint, "values", earlier)
-    folder = shutil.copytree(finished(), tmp_path / "run")
-    reason = "000003 cannot be used: an earlier version of fedhet has written it; start a new run"
-    with pytest.raises(fedhet.RunFailed, match=reason):
-        resume(folder, "rounds=4")
 
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +202,7 @@ def test_checkpoints_are_written_when_they_are_due(
     written = []
     monkeypatch.setattr(
         "fedhet.runs.checkpoint.Checkpoints._write",
-        lambda self: (
-            written.append(self._strategy.run.round),
-            vars(self).update(_written=True),
-        ),
+        lambda self, loop: (written.append(loop.round), vars(self).update(_written=True)),
     )
     lines = shortened("method=fedavg rounds=8")
     run_quietly(config.compose(lines), tmp_path / "run", toy_task())
@@ -238,12 +215,12 @@ def test_the_task_must_be_given_again(tmp_path: Path) -> None:
     lines = [*shortened("method=scaffold"), "checkpoint.every=0"]
     run_quietly(config.compose(lines), tmp_path / "run", toy_task())
     given = config.compose([f"resume={tmp_path / 'run'}", "rounds=5"])
-    with pytest.raises(fedhet.ConfigError, match="as task="):
+    with pytest.raises(fedhet.ConfigError, match="task="):
         run_quietly(given, tmp_path / "run")
-    with pytest.raises(fedhet.ConfigError, match="the clients' data are others"):
+    with pytest.raises(fedhet.ConfigError, match=r"data .*partition\.json"):
         run_quietly(given, tmp_path / "run", toy_task(equal=True))
     other = replace(toy_task(), transform=lambda x: x)
-    with pytest.raises(fedhet.ConfigError, match=r"task\.transform was None in this run"):
+    with pytest.raises(fedhet.ConfigError, match=r"task\.transform .*None "):
         run_quietly(given, tmp_path / "run", other)
 
 
@@ -281,5 +258,5 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml: No such file"):
         fedhet.run([f"resume={tmp_path}"])
     os.mkfifo(tmp_path / "overrides.yaml")
-    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml is damaged"):
+    with pytest.raises(fedhet.ConfigError, match=r"overrides\.yaml .*damaged"):
         fedhet.run([f"resume={tmp_path}"])

@@ -97,9 +97,9 @@ def test_the_best_model_by_validation_is_kept(
 
 
 def test_stopping_needs_validation_data(launch: Launch) -> None:
-    with pytest.raises(RunFailed, match="no client has validation samples"):
+    with pytest.raises(RunFailed, match=r"no client .*validation"):
         launch(*SHORT, "early_stopping.patience=1", task=validated(val=0))
-    with pytest.raises(ConfigError, match=r"early_stopping\.patience=1 needs eval\.clients=true"):
+    with pytest.raises(ConfigError, match=r"early_stopping\.patience=1 .*eval\.clients=true"):
         launch(*SHORT, "early_stopping.patience=1", "eval.clients=false", task=validated())
 
 

@@ -101,8 +101,8 @@ def test_a_lost_state_is_reported(federation: Callable[..., Any]) -> None:
     run = federation(toy_task(3), Counting, rounds=2)
     run.step()
     run.store = stores.MemoryStore()
-    place = "client 2 failed in phase 'train', step 2"
-    with pytest.raises(RunFailed, match=rf"{place}: .*state of round 1 is missing"):
+    place = "client 2 .*'train', step 2"
+    with pytest.raises(RunFailed, match=rf"{place}: .*round 1 .*missing"):
         run.step()
 
 

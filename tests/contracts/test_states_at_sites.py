@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedhet
+from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
 from fedhet.engines.couriers import LocalCourier
 from fedhet.runs import config
@@ -32,9 +33,9 @@ def test_sites_keep_what_the_kept_checkpoints_need(
 
     write = Checkpoints._write
 
-    def sometimes(self: Checkpoints) -> None:
-        if self._strategy.run.round in (2, 5):  # so that clients train twice in between
-            write(self)
+    def sometimes(self: Checkpoints, loop: Loop) -> None:
+        if loop.round in (2, 5):  # so that clients train twice in between
+            write(self, loop)
 
     monkeypatch.setattr(Checkpoints, "_write", sometimes)
     monkeypatch.setattr(LocalCourier, "__init__", at_sites)
@@ -56,5 +57,5 @@ def test_sites_keep_what_the_kept_checkpoints_need(
                 old += int(version) < 3
     assert old
     resumed = config.compose([f"resume={run.dir}", "rounds=6"])
-    with pytest.raises(fedhet.ConfigError, match="states of this run's clients are at its clients"):
+    with pytest.raises(fedhet.ConfigError, match=r"states .*clients"):
         run_quietly(resumed, run.dir, toy_task())

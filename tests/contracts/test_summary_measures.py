@@ -260,5 +260,5 @@ def test_unreached_targets_are_shown(launch: Launch, capsys: pytest.CaptureFixtu
 )
 def test_bad_settings_are_named(override: str) -> None:
     key = override.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"^{key}.* is not allowed"):
+    with pytest.raises(ConfigError, match=rf"^{key}[=\[]"):
         composed(override)

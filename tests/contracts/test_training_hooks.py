@@ -107,18 +107,18 @@ def no_tensor(params: AnyTree, batch: Batch, own: Tree) -> float:
 @pytest.mark.parametrize(
     ("kind", "f", "said"),
     [
-        ("penalty", of_batch, r"a torch.float32 tensor of shape \(4,\); expected .*a scalar is"),
-        ("loss", scalar, r"a torch.float32 tensor of shape \(\); expected .*\(4,\): \(B,\) is"),
-        ("loss", scalar_and_record, r"a torch.float32 tensor of shape \(\); expected"),
-        ("loss", no_tensor, "a float; expected"),
-        ("penalty", no_tensor, "a float; expected"),
+        ("penalty", of_batch, r"torch.float32 .*\(4,\).* a scalar "),
+        ("loss", scalar, r"torch.float32 .*\(\).*\(4,\): \(B,\) "),
+        ("loss", scalar_and_record, r"torch.float32 .*\(\)"),
+        ("loss", no_tensor, "a float"),
+        ("penalty", no_tensor, "a float"),
     ],
 )
 def test_a_loss_or_penalty_of_another_shape_is_refused(
     federation: Federation, kind: str, f: Callable[..., Any], said: str
 ) -> None:
     run = federation(toy_task(), FedAvg, plugins=[adding(kind, f)])
-    with pytest.raises(RunFailed, match=f"TypeError: the {kind} {f.__name__} is {said}"):
+    with pytest.raises(RunFailed, match=f"TypeError: .*{kind} {f.__name__} .*{said}"):
         run.step()
 
 

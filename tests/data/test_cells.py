@@ -64,21 +64,21 @@ def test_a_level_that_is_not_declared_is_named(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "train.csv", index=False)
     row = int((frame["pain"] == 4).idxmax())
     few: dict[str, Any] = {**LEVELS, "pain": [1, 2]}
-    message = rf"row {row + 2} \(the header is row 1\), column 'pain': 4\.0; .*levels \[1, 2\]"
+    message = rf"row {row + 2} \(the header .*row 1\), column 'pain': 4\.0; .*levels \[1, 2\]"
     with pytest.raises(DataError, match=message):
         load("csv", tmp_path, label="ill", categories=few)
-    with pytest.raises(DataError, match=r"column 'smoker': 'n.*'; expected finite numbers"):
+    with pytest.raises(DataError, match=r"column 'smoker': 'n.*'; .*finite numbers"):
         load("csv", tmp_path, label="ill", categories={"pain": [1, 2, 4]})
 
 
 @pytest.mark.parametrize(
     ("categories", "message"),
     [
-        ({"age": [1]}, r"categories\.age=\[1\]: must be a list of distinct levels, at least two"),
+        ({"age": [1]}, r"categories\.age=\[1\]: .*list .*distinct levels, .*least two"),
         ({"age": [1, 1]}, "distinct levels"),
         ({"age": "ab"}, "distinct levels"),
-        ({"nothing": [1, 2]}, "'nothing' is not among the inputs"),
-        ({"ill": [0, 1]}, "'ill' is not among the inputs"),
+        ({"nothing": [1, 2]}, "'nothing' .*among .*inputs"),
+        ({"ill": [0, 1]}, "'ill' .*among .*inputs"),
     ],
 )
 def test_categories_that_are_none(tmp_path: Path, categories: dict[str, Any], message: str) -> None:
@@ -93,7 +93,7 @@ def test_rows_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureF
     frame.loc[[3, 5], "smoker"] = None
     frame.to_csv(tmp_path / "train.csv", index=False)
     keys: dict[str, Any] = {"label": "ill", "categories": {"smoker": LEVELS["smoker"]}}
-    with pytest.raises(DataError, match=r"row 2 .*the cell is empty.*dataset\.missing=drop or"):
+    with pytest.raises(DataError, match=r"row 2 .*cell .*empty.*dataset\.missing=drop "):
         load("csv", tmp_path, **keys)
     caplog.set_level(logging.INFO)
     for _ in range(2):  # also from the cache
@@ -105,7 +105,7 @@ def test_rows_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureF
     assert data.x[:, 0].tolist() == whole["age"].tolist()
     frame["age"] = np.nan
     frame.to_csv(tmp_path / "train.csv", index=False)
-    with pytest.raises(DataError, match="each of its 60 samples misses a value"):
+    with pytest.raises(DataError, match=r"60 samples misses .*value"):
         load("csv", tmp_path, missing="drop", **keys)
 
 
@@ -188,8 +188,8 @@ def test_each_client_normalises_by_its_own_training_part(table: list[str]) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["partition=iid"], "no client is the owner"),
-        (["partition.clients=2"], "no client is the owner"),
+        (["partition=iid"], "client .*owner"),
+        (["partition.clients=2"], "client .*owner"),
         (["dataset.std=auto"], "own must be both"),
         (["dataset.std=1"], "own must be both"),
     ],
@@ -238,7 +238,7 @@ def test_arrays_may_miss_values(tmp_path: Path) -> None:
     x[3, 1] = np.nan
     y = np.arange(20) % 2
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x[5:9], y_test=y[5:9])
-    with pytest.raises(DataError, match="row 3: nan at"):
+    with pytest.raises(DataError, match="row 3: nan "):
         load("npz", tmp_path)
     assert len(load("npz", tmp_path, missing="drop").x) == 19
     assert load("npz", tmp_path, missing="median").x.isnan().sum() == 1
@@ -246,7 +246,7 @@ def test_arrays_may_miss_values(tmp_path: Path) -> None:
     labels = np.arange(4) % 2
     np.savez(tmp_path / "data.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     for keys in ({"missing": "drop"}, {"mean": "own", "std": "own"}):
-        with pytest.raises(ConfigError, match="are for tables of numbers"):
+        with pytest.raises(ConfigError, match=r"dataset\.m.* tables .*\(1, 2, 2\)"):
             load("npz", tmp_path, **keys)
 
 
@@ -289,9 +289,9 @@ def test_a_site_tells_nothing_of_a_column_that_it_does_not_have(sites: list[str]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["dataset.test=a.csv", *OWN], "the server cannot normalise a test set"),
-        (["dataset.features=null", "dataset.shape=[3]"], "'smoker' is not among the inputs"),
-        (["dataset.features=null", "dataset.shape=[1,2,2]"], "are for tables of numbers"),
+        (["dataset.test=a.csv", *OWN], "server .*normalise .*test set"),
+        (["dataset.features=null", "dataset.shape=[3]"], "'smoker' .*among .*inputs"),
+        (["dataset.features=null", "dataset.shape=[1,2,2]"], "'smoker' .*among .*inputs"),
         (["dataset.missing=mean"], "dataset.missing"),
     ],
 )

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from data.schemes import run_data, saved_scheme
-from rich.console import Console
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.task import Samples
@@ -48,13 +47,14 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["partition", "--name", "two-each", *overrides]) == 0
     before = path.read_bytes()
     assert main(["partition", "--name", "two-each", "partition=iid"]) == 2
-    assert f"{path} is another partition, {data.partition.hash}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{path} is another partition" in error and data.partition.hash in error
     assert main(["partition", "--name", "two-each", *overrides, "partition.noise=.1"]) == 2
-    assert "noise 0.0, not" in capsys.readouterr().err
+    assert "0.0], not" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert main(["partition", "--name", "../mine"]) == 2
     assert "--name ../mine: " in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="saved names are: two-each"):
+    with pytest.raises(ConfigError, match=r"saved names .*two-each"):
         saved_scheme("two_each")
     assert read_saved("two-each")[0] == path
 
@@ -99,8 +99,8 @@ def test_export_leaves_out_empty_parts_and_unknown_clients(
 
 def rows_of(output: str) -> list[list[str]]:
     """The cells of the rows of a printed table."""
-    lines = [line for line in output.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    cells = [line.split() for line in output.splitlines()]
+    return [row for row in cells if row and row[0].isdigit()]
 
 
 def test_describe_prints_the_counts_and_draws(
@@ -123,7 +123,7 @@ def test_describe_prints_the_counts_and_draws(
     assert [path.read_bytes()[:4] for path in sorted(tmp_path.glob("*.png"))] == [b"\x89PNG"] * 2
 
 
-def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_owners_are_named() -> None:
     dataset = Dataset(
         "letters",
         torch.zeros(30, 1, 2, 2),
@@ -139,9 +139,8 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     data = RunData(cfg, scheme, dataset, partition)
     record = data.partition_record()
     assert record["owners"] == ["ada", "bert", "cleo"]
-    Console(width=120).print(table(data, record))
     # no columns for the 25 classes
-    assert rows_of(capsys.readouterr().out) == [
+    assert rows_of(table(data, record)) == [
         ["0", "ada", "10", "8", "1", "1", "10"],
         ["1", "bert", "10", "8", "1", "1", "10"],
         ["2", "cleo", "10", "8", "1", "1", "10"],
@@ -151,10 +150,10 @@ def test_owners_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("partition.clients=2000", r"partition\.clients=2000: .*1437 samples"),
+        ("partition.clients=2000", r"partition\.clients=2000 .* there are 1437"),
         ("partition=natural", "partition=natural: .*owners"),
         ("partition.noise=-1", r"partition\.noise=-1 is not allowed; .*>= 0"),
-        ("partition=saved", r"partition\.name=None: .*saved name"),
+        ("partition=saved", r"partition\.name=null is not allowed"),
         ("nonsense=1", "unknown setting 'nonsense'"),
     ],
 )

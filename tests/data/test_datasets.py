@@ -86,19 +86,17 @@ def test_wrong_mean_or_std(key: str, values: list[float]) -> None:
 
 def test_labels_out_of_range() -> None:
     x, y = torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0])
-    with pytest.raises(
-        DataError, match="toy, training, sample 1: the target is -1; with classes=2"
-    ):
+    with pytest.raises(DataError, match=r"toy, training, sample 1: .*target .*-1; .*classes=2"):
         Dataset("toy", x, y * -1, Samples(x, y), ("a", "b"), (0.5,), (0.5,))
 
 
 @pytest.mark.parametrize(
     ("owners", "message"),
     [
-        ([0, 1], "2 owners for 3 samples"),
-        ([0, 1, 2], "owners must be numbers from 0 to 1"),
-        ([0, -1, 1], "owners must be numbers from 0 to 1"),
-        ([1, 1, 1], "the owner 'ada' has no samples"),
+        ([0, 1], r"3 samples .*owners .*shape \(2,\)"),
+        ([0, 1, 2], "owners .*numbers 0 .*1"),
+        ([0, -1, 1], "owners .*numbers 0 .*1"),
+        ([1, 1, 1], "owner.*sample"),
     ],
 )
 def test_wrong_owners(owners: list[int], message: str) -> None:

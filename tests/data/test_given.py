@@ -53,17 +53,17 @@ def keeping(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Ten
 
 
 CRITERIA: dict[str, tuple[Any, str]] = {
-    "mean": (nn.CrossEntropyLoss(), r'shape \(\) .*write CrossEntropyLoss\(reduction="none"\)'),
-    "sum": (nn.CrossEntropyLoss(reduction="sum"), r'CrossEntropyLoss\(reduction="none"\)'),
+    "mean": (nn.CrossEntropyLoss(), r'CrossEntropyLoss returns shape \(\) .*reduction="none"'),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), r"CrossEntropyLoss returns shape \(\)"),
     "function": (functional.cross_entropy, r'cross_entropy returns shape \(\).*reduction="none"'),
     "mean with a dimension": (keeping(lambda losses, y: losses.mean(0, keepdim=True)), r"\(1,\)"),
     "column": (
         keeping(lambda losses, y: losses[:, None]),
-        r"shape \(3, 1\).*flatten\(1\).mean\(1\)",
+        r"returns shape \(3, 1\) .*expected .* shape \(3,\)",
     ),
-    "by class": (lambda output, y: (output - y[:, None]) ** 2, r"shape \(3, 2\).*flatten"),
-    "squeezed": (keeping(lambda losses, y: losses.squeeze()), r"shape \(1,\): squeeze\(\) without"),
-    "number": (lambda output, y: 0.5, "returns a float"),
+    "by class": (lambda output, y: (output - y[:, None]) ** 2, r"returns shape \(3, 2\)"),
+    "squeezed": (keeping(lambda losses, y: losses.squeeze()), r"returns shape \(\).*shape \(1,\)"),
+    "number": (lambda output, y: 0.5, "returns .*float"),
     "other targets": (
         nn.MSELoss(reduction="none"),
         r"does not take .* shape \(3, 2\).*RuntimeError",
@@ -85,7 +85,7 @@ def test_targets_that_would_be_broadcast(tmp_path: Path) -> None:
         criterion=nn.MSELoss(reduction="none"),
         target="number",
     )
-    refused(tmp_path, ConfigError, r"shape \(3, 3\).*output\.squeeze\(1\)", task)
+    refused(tmp_path, ConfigError, r"returns shape \(3, 3\) .* \(3, 1\) .* \(3,\)", task)
     squeezed = replace(task, criterion=lambda output, y: (output.squeeze(1) - y) ** 2)
     assert run(tmp_path, squeezed).summary["status"] == "ok"
 
@@ -97,11 +97,11 @@ DATA: dict[str, tuple[Any, str]] = {
     "ignored by torch": ((X, torch.where(Y > 0, Y, -100)), "sample 0: the target is -100"),
     "floating": (
         (X, Y + 0.5),
-        r'torch\.float32, the first is 0\.5; .*y\.long\(\).*target="number"',
+        r'torch\.float32, the first is 0\.5; .*target="number"',
     ),
     "bool": ((X, Y > 0), r"torch\.bool, the first is False"),
-    "column": ((X, Y[:, None]), r"shape \(6, 1\); .*y\.squeeze\(1\)"),
-    "one-hot": ((X, torch.eye(2)[Y]), r"shape \(6, 2\); .*y\.argmax\(1\)"),
+    "column": ((X, Y[:, None]), r"shape \(6, 1\); .*\(n,\) whole numbers"),
+    "one-hot": ((X, torch.eye(2)[Y]), r"shape \(6, 2\); .*\(n,\) whole numbers"),
     "NaN": ((torch.where(X > 0.9, NAN, X), Y), "sample 5: the input contains nan"),
     "infinite": ((X / X[1, 2].sub(X), Y), "sample 1: the input contains inf"),
 }
@@ -171,13 +171,13 @@ def test_model_and_classes_fit(tmp_path: Path, arguments: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes": None}, "classes=None with target=class: it must be their number, >= 1"),
-        ({"classes": 0}, "classes=0 with target=class: .*>= 1.*target=number.*target=loss"),
+        ({"classes": None}, "classes=None .*target=class: .*number, >= 1"),
+        ({"classes": 0}, "classes=0 .*target=class: .*>= 1.*target=number.*target=loss"),
         ({"classes": "2"}, "classes='2'"),
         ({"classes": -1}, "classes=-1"),
-        ({"model": ToyModel()}, "an object of type ToyModel; expected what builds a fresh"),
-        ({"model": lambda shape: ToyModel()}, "missing a required argument: 'shape'; expected"),
-        ({"criterion": nn.CrossEntropyLoss}, r"expected \(output, y\) -> losses"),
+        ({"model": ToyModel()}, "object .*type ToyModel; .*builds .*fresh"),
+        ({"model": lambda shape: ToyModel()}, "missing .*required argument: 'shape'; "),
+        ({"criterion": nn.CrossEntropyLoss}, r"\(output, y\) -> losses"),
     ],
 )
 def test_arguments_of_a_task(arguments: dict[str, Any], message: str) -> None:
@@ -237,9 +237,10 @@ def test_a_trial_changes_nothing() -> None:
     ],
 )
 def test_settings_that_a_task_replaces(tmp_path: Path, lines: list[str]) -> None:
-    with pytest.raises(ConfigError, match="with a Task") as refusal:
+    with pytest.raises(ConfigError, match="Task") as refusal:
         run(tmp_path, toy_task(), *lines)
-    assert all(line in str(refusal.value) for line in lines)
+    named = ["dataset", "partition"] if lines == ["experiment=smoke"] else lines
+    assert all(line in str(refusal.value) for line in named)
     assert not (tmp_path / "run").exists()
 
 
@@ -260,5 +261,5 @@ def test_the_record_is_that_of_the_task(tmp_path: Path) -> None:
     assert None not in summary["accuracy"].values()
     everything = "".join(path.read_text() for path in done.dir.glob("*.*[nl]") if path.is_file())
     assert not [word for word in ("digits", "mlp", "dirichlet") if word in everything]
-    with pytest.raises(ConfigError, match="model was given as an object"):
+    with pytest.raises(ConfigError, match=r"object.*model="):
         fedhet.load(done.dir)

@@ -44,7 +44,7 @@ def load(folder: Path | str, **keys: object) -> Dataset:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"dataset=hf needs datasets, .*-e '\.\[hf\]'"):
+    with pytest.raises(ConfigError, match=r"dataset=hf .*datasets, .*-e '\.\[hf\]'"):
         load("nowhere", path="here")
 
 
@@ -153,7 +153,7 @@ def test_images_with_numbers_or_lists_of_labels(tmp_path: Path) -> None:
 def test_the_held_out_rows_of_a_dataset_without_test_split(tmp_path: Path) -> None:
     columns = {"a": np.arange(10.0), "b": np.ones(10), "note": ["n"] * 10}
     place = write(tmp_path / "t", np.arange(10) % 2, **columns)
-    with pytest.raises(DataError, match=r"column 'note': 'n'; expected finite numbers"):
+    with pytest.raises(DataError, match=r"column 'note': 'n'; .*finite numbers"):
         load(tmp_path, path=str(place), test=None)
     data = load("elsewhere", path=str(place), test=None, features=["a", "b"])
     assert (data.shape, data.classes, len(data.test)) == ((2,), ("0", "1"), 2)
@@ -170,7 +170,7 @@ def test_a_table_may_miss_cells_and_have_categories(tmp_path: Path) -> None:
     rows = [*found.x.tolist(), *found.test.x.tolist()]
     assert sorted(rows) == [[1, 1, 0], [3, 1, 0], [4, 0, 1]]
     write_images(tmp_path / "images")
-    with pytest.raises(ConfigError, match="are for tables"):
+    with pytest.raises(ConfigError, match=r"dataset\.missing=drop.* tables"):
         load(tmp_path, path="images", missing="drop")
 
 
@@ -184,7 +184,7 @@ def test_a_dataset_in_the_cache_of_the_hub(
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     message = (
-        r"(?s)data not found.*somebody with pets\. .*"
+        r"(?s)data .*somebody .*pets\. .*"
         r"hf download --repo-type dataset somebody/pets"
     )
     with pytest.raises(DataError, match=message):
@@ -208,19 +208,19 @@ def test_real_cifar100(real: str, network: list[Any]) -> None:
     [
         (
             {"label": "kind"},
-            r"mine, split 'train' has no column 'kind'; it has photo, label, who",
+            r"mine, split 'train' .*column 'kind'; .*photo, label, ",
         ),
-        ({"owner": "kind"}, r"split 'train' has no column 'kind'"),
+        ({"owner": "kind"}, r"split 'train' .*column 'kind'"),
         (
             {"features": "who"},
-            r"split 'train', column 'who' holds Value\('string'\), not images; a list of columns"
-            r" is a table: \[who\]",
+            r"split 'train', column 'who' .*Value\('string'\), .*images; .*list .*columns"
+            r" .*table: \[who\]",
         ),
         (
             {"train": "trian"},
-            r"mine has no split 'trian'; it has train, test\.",
+            r"mine .*split 'trian'; .*train, test\.",
         ),
-        ({"subset": "tiny"}, r"mine is damaged, or not a dataset.*tiny"),
+        ({"subset": "tiny"}, r"mine .*damaged, .*dataset.*tiny"),
     ],
 )
 def test_wrong_columns_and_splits_are_named(
@@ -239,12 +239,12 @@ def test_wrong_settings_and_damage_are_named(tmp_path: Path) -> None:
         load(tmp_path, path="mine", size=0)
     with pytest.raises(ConfigError, match=r"dataset\.train=null"):
         load(tmp_path, path="mine", train=None)
-    with pytest.raises(DataError, match=r"column 'photo': .*; expected numbers") as caught:
+    with pytest.raises(DataError, match=r"column 'photo': .*; .*finite numbers") as caught:
         load(tmp_path, path="mine", features=["photo"])
     assert len(str(caught.value)) < 600  # not the whole image
     train = (place / "train.parquet").read_bytes()
     (place / "train.parquet").write_bytes(train[:-9])
-    with pytest.raises(DataError, match="mine is damaged"):
+    with pytest.raises(DataError, match=r"mine .*damaged"):
         load(tmp_path, path="mine")
 
 
@@ -254,18 +254,18 @@ def test_wrong_settings_and_damage_are_named(tmp_path: Path) -> None:
         (
             [cell(1), {"bytes": b"no image", "path": None}],
             [0, 1],
-            r"split 'train', row 1 is not a readable image",
+            r"split 'train', row 1 .*readable image",
         ),
-        ([cell(1), None], [0, 1], r"split 'train', row 1 is not a readable image"),
+        ([cell(1), None], [0, 1], r"split 'train', row 1 .*readable image"),
         (
             [cell(1), cell(1, (5, 5))],
             [0, 1],
-            r"split 'train', row 1 has \(C, H, W\) = \(1, 5, 5\), but .*row 0 has \(1, 2, 3\)",
+            r"split 'train', row 1 .*\(C, H, W\) = \(1, 5, 5\), .*row 0 .*\(1, 2, 3\)",
         ),
         (
             [cell(1), cell(2)],
             [0, None],
-            r"split 'train', row 1, column 'label': the cell is empty",
+            r"split 'train', row 1, column 'label': .*cell .*empty",
         ),
     ],
 )
@@ -295,12 +295,12 @@ def test_what_save_to_disk_has_written(tmp_path: Path) -> None:
 
     train.save_to_disk(tmp_path / "whole")
     assert len(load(tmp_path, path="whole", test=None, test_fraction=0.25).y) == 3
-    message = r"whole has no split 'test'; it has train\. .*dataset\.test=null"
+    message = r"whole .*split 'test'; .*train\. .*dataset\.test=null"
     with pytest.raises(DataError, match=message):
         load(tmp_path, path="whole")
 
     (tmp_path / "splits" / "train" / "state.json").write_text("{}")
-    with pytest.raises(DataError, match="splits is damaged"):
+    with pytest.raises(DataError, match=r"splits .*damaged"):
         load(tmp_path, path="splits")
 
 

@@ -23,7 +23,7 @@ FILES = [
 def test_truncated_idx_file_is_named(tmp_path: Path, file: str, length: int) -> None:
     path = write_mnist(tmp_path / "MNIST") / file
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DataError, match=f"{path} is damaged"):
+    with pytest.raises(DataError, match=f"{path} .*damaged"):
         load("mnist", data_dir=str(tmp_path))
 
 
@@ -63,11 +63,11 @@ def test_emnist(tmp_path: Path, split: str, classes: int, first: int, names: str
     assert np.array_equal(data.x[0, 0], picture)
     assert data.y.tolist() == list(range(classes)) and len(data.classes) == classes
     assert set(names) <= set(data.classes)
-    message = r"dataset\.split=letter is not allowed \(did you mean letters\?"
+    message = r"dataset\.split=letter .*did you mean letters\?"
     with pytest.raises(ConfigError, match=message):
         load("emnist", data_dir=str(tmp_path), split="letter")
     last = first + classes - 1
     write_idx(raw / f"emnist-{split}-train-labels-idx1-ubyte", np.arange(classes) + first + 1)
-    message = f"row {classes - 1}: label {last + 1}; labels go from {first} to {last}"
+    message = f"row {classes - 1}: label {last + 1}; labels go .*{first} .*{last}"
     with pytest.raises(DataError, match=message):
         load("emnist", data_dir=str(tmp_path), split=split)

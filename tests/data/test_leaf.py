@@ -116,7 +116,7 @@ def test_several_files_are_one_dataset(tmp_path: Path) -> None:
     # the union of all users' test samples
     assert data.test.x[:, 0, 0, 0].tolist() == [4, 9] and data.test.y.tolist() == [6, 1]
     write_leaf(folder, {"w2": ([image(3)], [5])}, {}, "c.json")
-    message = r"c\.json: the user 'w2' occurs twice, in this file or in another one"
+    message = r"c\.json: .*user 'w2' occurs twice, .*file .*another one"
     with pytest.raises(DataError, match=message):
         load("femnist", tmp_path)
 
@@ -133,46 +133,46 @@ WRONG = [
     (
         "femnist",
         set_x(image(0)[1:]),
-        r"user 'w2', row 1: expected 784 pixels, not list of length 783",
+        r"user 'w2', row 1: .*784 pixels, .*\[0.0",
     ),
-    ("femnist", set_x("a" * 784), r"row 1: expected 784 pixels, not str"),
-    ("femnist", set_x([*image(0)[1:], 0.5]), r"row 1: pixel 783 is 0.5; expected one of 0, 1/255"),
-    ("femnist", set_x([*image(0)[1:], float("nan")]), r"row 1: pixel 783 is nan"),
-    ("femnist", set_x([*image(0)[1:], 256 / 255]), r"row 1: pixel 783 is 1\.00"),
-    ("femnist", set_x([*image(0)[1:], None]), r"row 1: pixel 783 is None"),
-    ("femnist", set_x([*image(0)[1:], [0]]), r"user 'w2': expected pixels"),
-    ("femnist", set_y(62), r"user 'w2', row 1: label 62; expected a whole number from 0 to 61"),
+    ("femnist", set_x("a" * 784), r"row 1: .*784 pixels, .*'aaa"),
+    ("femnist", set_x([*image(0)[1:], 0.5]), r"row 1: pixel 783 .*0.5; .*one .*0, 1/255"),
+    ("femnist", set_x([*image(0)[1:], float("nan")]), r"row 1: pixel 783 .*nan"),
+    ("femnist", set_x([*image(0)[1:], 256 / 255]), r"row 1: pixel 783 .*1\.00"),
+    ("femnist", set_x([*image(0)[1:], None]), r"row 1: pixel 783 .*None"),
+    ("femnist", set_x([*image(0)[1:], [0]]), r"user 'w2': .*pixels"),
+    ("femnist", set_y(62), r"user 'w2', row 1: label 62; .*whole number .*0 .*61"),
     ("femnist", set_y("a"), r"row 1: label 'a'"),
     (
         "shakespeare",
         set_x("a" * 79),
-        r"user 'HAMLET', row 2: expected 80 characters and the next one, not str of length 79",
+        r"user 'HAMLET', row 2: .*80 characters .*next one, .*'aaa",
     ),
     (
         "shakespeare",
         set_x("a" * 79 + "$"),
-        r"user 'HAMLET', row 2: the character '\$' is not among LEAF's 80",
+        r"user 'HAMLET', row 2: .*character '\$' .*among LEAF's 80",
     ),
-    ("shakespeare", set_x("a" * 79 + "\u00e9"), r"row 2: the character 'é'"),
+    ("shakespeare", set_x("a" * 79 + "\u00e9"), r"row 2: .*character 'é'"),
     (
         "shakespeare",
         set_y(""),
-        r"row 2: expected 80 characters .*length 80 and str of length 0",
+        r"row 2: .*80 characters .*''",
     ),
-    ("shakespeare", set_y("@"), r"row 2: the character '@'"),
-    ("shakespeare", set_y(3), r"row 2: .* and 3"),
+    ("shakespeare", set_y("@"), r"row 2: .*character '@'"),
+    ("shakespeare", set_y(3), r"row 2: .*3"),
     (
         "femnist",
         lambda content, user: content["user_data"][user]["x"].pop(),
-        r"^[^(]*user 'w2': 1 x and 2 y, but num_samples is 2",
+        r"^[^(]*user 'w2': 1 x .*2 y, .*num_samples .*2",
     ),
     (
         "femnist",
         lambda content, user: content["user_data"].pop(user),
-        r"user 'w2': 0 x and 0 y, but num_samples is 2",
+        r"user 'w2': 0 x .*0 y, .*num_samples .*2",
     ),
-    ("femnist", lambda content, user: content["num_samples"].pop(), r"is damaged: .* num_samples"),
-    ("femnist", lambda content, user: content.pop("users"), r"is damaged: users is missing"),
+    ("femnist", lambda content, user: content["num_samples"].pop(), r"damaged: .*num_samples"),
+    ("femnist", lambda content, user: content.pop("users"), r"damaged: users .*missing"),
 ]
 
 
@@ -191,21 +191,21 @@ def test_users_without_samples_and_broken_files(tmp_path: Path) -> None:
     train, test = small()["femnist"]
     path = write_leaf(tmp_path / "femnist", {**train, "idle": ([], [])}, test)
     with pytest.raises(
-        DataError, match=r"^[^(]*all_data_0.json, user 'idle': 0 x and 0 y, .*, and at least 1"
+        DataError, match=r"^[^(]*all_data_0.json, user 'idle': 0 x .*0 y, .*, .*least 1"
     ):
         load("femnist", tmp_path)
     path.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}))
-    with pytest.raises(DataError, match=f"{path}: there are no users"):
+    with pytest.raises(DataError, match=f"{path}: .*users"):
         load("femnist", tmp_path)
     for content in (b"{", b"", b"\xff\xfe", path.read_bytes()[:-9]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=f"{path} is damaged: "):
+        with pytest.raises(DataError, match=f"{path} .*damaged: "):
             load("femnist", tmp_path)
     path.write_text("[]")
-    with pytest.raises(DataError, match=f"{path} is damaged: "):
+    with pytest.raises(DataError, match=f"{path} .*damaged: "):
         load("femnist", tmp_path)
     path.unlink()
-    with pytest.raises(DataError, match=r"train contains no \*\.json"):
+    with pytest.raises(DataError, match=r"femnist .*train/\*\.json, test/\*\.json"):
         load("femnist", tmp_path)
-    with pytest.raises(DataError, match=r"(?s)not found.*shakespeare with train, test\."):
+    with pytest.raises(DataError, match=r"(?s)shakespeare .*train.*, test"):
         load("shakespeare", tmp_path)

@@ -38,15 +38,15 @@ def test_the_lists_are_used_in_turn_and_the_samples_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        (3, "partition.classes=3 is not allowed; it must be a list"),
-        ([], r"partition.classes=\[\]: must be lists"),
-        ([3], r"partition.classes\[0\]=3 is not allowed; it must be a list"),
-        ([[0, 0]], r"partition.classes=\[\[0, 0\]\]: must be lists of different classes"),
-        ([[0], []], r"partition.classes=\[\[0\], \[\]\]: must be lists .* at least one in each"),
-        ([[0, -1]], r"partition.classes\[0\]\[1\]=-1 is not allowed; .* >= 0"),
-        ([[True]], r"partition.classes\[0\]\[0\]=true is not allowed"),
-        ([[0, 1]], "no client has the class 2"),
-        ([[*range(10)], [10]], "there is no class 10"),
+        (3, "partition.classes=3 .*list"),
+        ([], r"partition.classes=\[\]: .*lists"),
+        ([3], r"partition.classes\[0\]=3 .*list"),
+        ([[0, 0]], r"partition.classes=\[\[0, 0\]\]: .*lists .*different classes"),
+        ([[0], []], r"partition.classes=\[\[0\], \[\]\]: .*lists .*least one "),
+        ([[0, -1]], r"partition.classes\[0\]\[1\]=-1 .*>= 0"),
+        ([[True]], r"partition.classes\[0\]\[0\]=true "),
+        ([[0, 1]], r"clients .*\[0, 1\]; .*data .*\[0, 1, 2,"),
+        ([[*range(10)], [10]], r"clients .*9, 10\]; .*data .*9\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(classes: Any, message: str) -> None:

@@ -123,9 +123,9 @@ def test_a_folder_of_images_may_lack_a_class(tmp_path: Path) -> None:
     data = data_of(*lines)
     assert data.clients[0].test.y.tolist() == [0] * 4 + [1] * 4
     assert data.clients[1].train.y.tolist() != [] and set(data.clients[1].train.y.tolist()) == {1}
-    with pytest.raises(DataError, match=r"site 'a' does not fit.*class folders \['dog'\]"):
+    with pytest.raises(DataError, match=r"site 'a' .*class folders \['dog'\]"):
         data_of(*lines, "dataset.classes=[cat,fish]")
-    with pytest.raises(DataError, match=r"a folder of images has classes.*target=labels"):
+    with pytest.raises(DataError, match=r"folder .*images .*classes.*target=labels"):
         data_of(*lines, "dataset.target=labels")
 
 
@@ -165,12 +165,12 @@ def replaced(site: str, change: Callable[[dict[str, np.ndarray]], None]) -> Call
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.update(x_train=a["x_train"][:, :, 1:]), r"\(1, 7, 8\); the run declares"),
-        (lambda a: a.update(x_train=a["x_train"] / 255), "float32; the run declares uint8"),
-        (lambda a: a.update(y_train=a["y_train"] + 1), "label 10; expected one of the classes"),
-        (lambda a: a.update(classes=np.array(list("abcdefghij"))), "'classes' is.*'a', 'b'"),
-        (lambda a: a.pop("y_train"), "has no array 'y_train'"),
-        (lambda a: [a.pop(key) for key in list(a)], "has no array 'x'"),
+        (lambda a: a.update(x_train=a["x_train"][:, :, 1:]), r"\(1, 7, 8\); .*run "),
+        (lambda a: a.update(x_train=a["x_train"] / 255), "float32; .*run .*uint8"),
+        (lambda a: a.update(y_train=a["y_train"] + 1), "label 10; .*one .*classes"),
+        (lambda a: a.update(classes=np.array(list("abcdefghij"))), "'classes' .*'a', 'b'"),
+        (lambda a: a.pop("y_train"), "array 'y_train'"),
+        (lambda a: [a.pop(key) for key in list(a)], "array 'x'"),
     ],
     ids=["shape", "dtype", "label", "names", "no-labels", "empty"],
 )
@@ -179,33 +179,32 @@ def test_a_site_that_does_not_fit_is_refused_by_name(
 ) -> None:
     lines = write_digits(tmp_path)
     replaced("c", change)(tmp_path)
-    with pytest.raises(DataError, match=f"site 'c' does not fit the declaration.*{message}"):
+    with pytest.raises(DataError, match=f"site 'c' .*declaration.*{message}"):
         data_of(*lines)
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     lines = write_tables(tmp_path)
-    with pytest.raises(DataError, match=r"site 'a' does not fit.*no column 'weight'"):
+    with pytest.raises(DataError, match=r"site 'a' .*column 'weight'"):
         data_of(*lines, "dataset.features=[age,weight]")
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["partition=dirichlet"], "partition=dirichlet: each site keeps all"),
-        (["partition=iid", "partition.clients=3"], "partition=iid: each site keeps all"),
-        (["partition.clients=4"], "partition.clients=4: dataset.sites declares 3"),
-        (["dataset.sites=[a,b,c,d]"], "needs dataset.files.*'d'"),
-        (["dataset.sites=[a,b]"], r"\['c'\] are not among dataset.sites"),
+        (["partition=dirichlet"], "partition=dirichlet: .*site keeps "),
+        (["partition=iid", "partition.clients=3"], "partition=iid: .*site keeps "),
+        (["partition.clients=4"], "partition.clients=4: dataset.sites .*3"),
+        (["dataset.sites=[a,b,c,d]"], "dataset.files.*'d'"),
+        (["dataset.sites=[a,b]"], r"\['c'\] .*among dataset.sites"),
         (["dataset.sites=[a,a]"], "distinct names"),
         (["dataset.sites=null"], "dataset.sites="),
-        (["dataset.sites=['../a']"], "consists of letters"),
-        (["dataset.classes=null"], "must be declared"),
-        (["dataset.shape=null"], "declare the columns of a table, or else the shape"),
-        (["dataset.features=[a,label]", "dataset.shape=null"], "contains dataset.label"),
+        (["dataset.sites=['../a']"], r"dataset\.sites.*'\.\./a'.*letters"),
+        (["dataset.classes=null"], r"dataset\.classes=(None|null) .*declared"),
+        (["dataset.shape=null"], "declare .*columns .*table, .*shape"),
         (["dataset.dtype=int8"], "dataset.dtype=int8"),
-        (["dataset.mean=[1,2]"], "give one number"),
-        (["dataset.nodes={z:1}"], r"\['z'\] are not among"),
+        (["dataset.mean=[1,2]"], r"dataset\.mean=\[.*\]: .*one number"),
+        (["dataset.nodes={z:1}"], r"\['z'\] .*among"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(
@@ -216,12 +215,12 @@ def test_a_declaration_that_contradicts_itself_is_refused(
 
 
 def test_the_partition_of_sites_needs_sites() -> None:
-    with pytest.raises(ConfigError, match=r"partition=sites.*needs dataset=local"):
+    with pytest.raises(ConfigError, match=r"partition=sites.*dataset=local"):
         fedhet.run(["dataset=digits", "partition=sites"])
 
 
 def test_a_method_that_must_know_the_range_of_a_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="server does not know it"):
+    with pytest.raises(ConfigError, match=r"feddisk.* server "):
         fedhet.run([*write_tables(tmp_path)[:2], *TABLE, "method=feddisk"])
 
 

@@ -185,11 +185,11 @@ def test_moments_of_pixels_and_of_nothing() -> None:
     pixels = np.array([[[[0, 255]]], [[[255, 255]]]], np.uint8)
     found = moments([pixels]).arrays
     assert (found["mean"].tolist(), found["std"].tolist()) == ([0.75], [0.1875**0.5])
-    with pytest.raises(DataError, match="no client has a training sample"):
+    with pytest.raises(DataError, match=r"client .*training sample"):
         _ = moments([pixels[:0]]).arrays
 
 
 def test_a_dataset_that_is_not_measured_cannot_be_normalised(tmp_path: Path) -> None:
     arrays(tmp_path, np.eye(4))
-    with pytest.raises(ConfigError, match="of npz is auto: it is measured on the clients' train"):
+    with pytest.raises(ConfigError, match=r"npz .*auto: .*measured .*clients' train"):
         transform(load("npz", tmp_path))

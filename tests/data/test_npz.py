@@ -75,7 +75,7 @@ def test_tokens(tmp_path: Path) -> None:
     assert transform(data) is None
     labels = np.array([0, 0, 1, 2])
     write(tmp_path, x_train=tokens, y_train=labels, x_test=tokens[:2], y_test=np.array([1, 0]))
-    message = "training sample 1 has the token 3; .* 0 to 2"
+    message = "training sample 1 .*token 3; .*0 .*2"
     with pytest.raises(DataError, match=message):
         load("npz", tmp_path, text=True, classes=3)
     assert not load("npz", tmp_path, classes=3).text
@@ -92,7 +92,7 @@ def test_what_the_export_of_a_client_writes(tmp_path: Path) -> None:
     data = load("npz", tmp_path)
     assert (data.classes, data.y.tolist()) == (("a", "b", "c"), [2, 0, 2, 2])
     assert (data.mean, data.std) == ((1, 2, 3), (4, 5, 6))
-    message = r"row 3: label 7; expected one of the classes \['0', '1', '2'\]"
+    message = r"row 3: label 7; .*one .*classes \['0', '1', '2'\]"
     with pytest.raises(DataError, match=message):
         load("npz", write(tmp_path, **descriptive))
 
@@ -102,74 +102,74 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (
         {"x_train": np.array([[1, 2], [3, np.inf], [0, 0], [0, 0]])},
         {},
-        r"array 'x_train', row 1: inf at \[1\]; expected finite",
+        r"array 'x_train', row 1: inf .*\[1\]; .*finite",
     ),
-    ({"x_train": np.array([[1, 2], [3, 4], [1e39, 0], [0, 0]])}, {}, r"row 2: 1e\+39 at \[0\]"),
-    ({"x_train": np.zeros((4, 0))}, {}, r"float64 \(4, 0\); expected numbers"),
+    ({"x_train": np.array([[1, 2], [3, 4], [1e39, 0], [0, 0]])}, {}, r"row 2: 1e\+39 .*\[0\]"),
+    ({"x_train": np.zeros((4, 0))}, {}, r"float64 \(4, 0\); .*numbers"),
     (
         {"x_train": np.full((4, 2, 2), 1.5)},
         {},
-        r"array 'x_train', row 0: 1.5 at \[0, 0, 0\]; expected pixels in \[0, 1\]",
+        r"array 'x_train', row 0: 1.5 .*\[0, 0, 0\]; .*pixels .*\[0, 1\]",
     ),
     ({"x_test": np.full((2, 1, 2, 2), -0.5)}, {}, r"array 'x_test', row 0: -0.5"),
     (
         {"y_train": np.array([0, 1, np.inf, 0])},
         {},
-        r"array 'y_train', row 2: label inf; expected a class",
+        r"array 'y_train', row 2: label inf; .*class",
     ),
     (
         {"y_train": np.array([0, 1e30, 0, 0])},
         {"classes": 2},
-        r"row 1: label '10+19.*'; expected one of the classes",
+        r"row 1: label '10+19.*'; .*one .*classes",
     ),
-    ({"classes": np.array("a")}, {}, r"array 'classes' is a; expected distinct names \(C,\)"),
-    ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' is .*; expected distinct names"),
-    ({"mean": np.array(0.5)}, {}, r"array 'mean' is 0.5; expected a finite number for each"),
-    ({"mean": np.array([np.nan] * 3)}, {}, r"array 'mean' is \[nan"),
-    ({"std": np.array([1, 0, 1])}, {}, r"array 'std' is .*, > 0"),
-    ({"who": np.array([0, np.nan, 1, 1])}, {"owner": "who"}, r"row 1: its owner is nan"),
-    ({"x_test": np.full((2, 1, 2, 2), np.nan)}, {}, r"array 'x_test', row 0: nan at \[0, 0, 0\]"),
+    ({"classes": np.array("a")}, {}, r"array 'classes' .*distinct names \(C,\)"),
+    ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' .*; .*distinct names"),
+    ({"mean": np.array(0.5)}, {}, r"array 'mean' .*0.5; .*finite number "),
+    ({"mean": np.array([np.nan] * 3)}, {}, r"array 'mean' .*\[nan"),
+    ({"std": np.array([1, 0, 1])}, {}, r"array 'std' .*, > 0"),
+    ({"who": np.array([0, np.nan, 1, 1])}, {"owner": "who"}, r"row 1: .*owner .*nan"),
+    ({"x_test": np.full((2, 1, 2, 2), np.nan)}, {}, r"array 'x_test', row 0: nan .*\[0, 0, 0\]"),
     (
         {"x_train": np.array([["a"] * 3] * 4)},
         {},
-        r"array 'x_train' is <U1 \(4, 3\); expected numbers \(n, F\)",
+        r"array 'x_train' .*<U1 \(4, 3\); .*numbers \(n, F\)",
     ),
-    ({"x_train": np.zeros(4)}, {}, r"float64 \(4,\); expected numbers"),
-    ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"channels must come first"),
-    ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"images as int64; expected uint8"),
-    ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, int)}, {}, "contains no samples"),
-    ({"y_train": np.array([0, 1])}, {}, r"labels have shape \(2,\); expected \(4,\)"),
+    ({"x_train": np.zeros(4)}, {}, r"float64 \(4,\); .*numbers"),
+    ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"channels .*come first"),
+    ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"images .*int64; .*uint8"),
+    ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, int)}, {}, "samples"),
+    ({"y_train": np.array([0, 1])}, {}, r"labels .*shape \(2,\); .*\(4,\)"),
     (
         {"y_train": np.array([0, 1.5, 0, 0])},
         {"target": "class"},
-        r"array 'y_train', row 1: label 1.5; expected a class",
+        r"array 'y_train', row 1: label 1.5; .*class",
     ),
     (
         {"y_test": np.array([7, 3])},
         {},
-        r"array 'y_test', row 1: label 3; expected one of the classes \['0', '2', '7'\]",
+        r"array 'y_test', row 1: label 3; .*one .*classes \['0', '2', '7'\]",
     ),
     (
         {},
         {"classes": 7},
-        r"array 'y_train', row 3: label 7; expected one of the classes \['0', '1', .*'6'\]",
+        r"array 'y_train', row 3: label 7; .*one .*classes \['0', '1', .*'6'\]",
     ),
-    ({"who": np.arange(3)}, {"owner": "who"}, r"owners have shape \(3,\); expected \(4,\)"),
+    ({"who": np.arange(3)}, {"owner": "who"}, r"owners .*shape \(3,\); .*\(4,\)"),
     (
         {},
         {"owner": "who"},
-        r"^[^:]*has no array 'who' \(dataset.owner\); it has x_train, y_train, x_test, y_test",
+        r"^[^:]*.*array 'who' \(dataset.owner\); .*x_train, y_train, x_test, y_test",
     ),
-    ({}, {"text": True}, r"is float64 \(4, 3\); dataset.text=true expects token numbers \(n, T\)"),
+    ({}, {"text": True}, r"float64 \(4, 3\); dataset.text=true .*token numbers \(n, T\)"),
     (
         {"x_test": np.zeros((2, 4))},
         {},
-        r"training samples have shape \(3,\), but test samples \(4,\)",
+        r"training samples .*shape \(3,\), .*test samples \(4,\)",
     ),
     (
         {"y_train": np.array([None] * 4)},
         {},
-        r"data\.npz is damaged.*: Object arrays",
+        r"data\.npz .*damaged.*: Object arrays",
     ),
 ]
 
@@ -187,7 +187,7 @@ def test_damaged_npz(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-40], whole[:200], b"", b"PK\x03\x04", b"no npz"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"data\.npz is damaged, or not an npz"):
+        with pytest.raises(DataError, match=r"data\.npz .*damaged, .*npz"):
             load("npz", tmp_path)
     np.savez_compressed(path, **arrays())
     whole = path.read_bytes()
@@ -198,9 +198,9 @@ def test_damaged_npz(tmp_path: Path) -> None:
             load("npz", tmp_path)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match=r"data\.npz is damaged, or not an npz"):
+    with pytest.raises(DataError, match=r"data\.npz .*damaged, .*npz"):
         load("npz", tmp_path)
-    with pytest.raises(DataError, match=r"(?s)not found.*with other\.npz\. .*dataset\.file"):
+    with pytest.raises(DataError, match=r"(?s)not .*other\.npz\. .*dataset\.file"):
         load("npz", tmp_path, file="other.npz")
 
 

@@ -179,28 +179,28 @@ def fails_at_three(index: int) -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "ragged": (
         lambda: Pairs(lambda i: (torch.zeros(4 + i // 3), 0)),
-        r", sample 3: x is a Tensor of shape \(5,\).* sample 0 a Tensor of shape \(4,\)",
+        r", sample 3: x .*Tensor .*shape \(5,\).* sample 0 .*Tensor .*shape \(4,\)",
     ),
     "ragged targets": (
         lambda: Pairs(lambda i: (X[i], [0, 1] if i == 2 else 0)),
-        r", sample 2: y is a Tensor of shape \(2,\).* sample 0 a Tensor of shape \(\)",
+        r", sample 2: y .*Tensor .*shape \(2,\).* sample 0 .*Tensor .*shape \(\)",
     ),
     "other types": (
         lambda: Pairs(lambda i: ([1, 2] if i < 5 else [1.5, 2], 0)),
-        ", sample 5: x is .*float64.* sample 0 .*int64",
+        ", sample 5: x .*float64.* sample 0 .*int64",
     ),
     "ragged list": (
         lambda: ([X[0], X[0, :2]], [0, 1]),
         r": x\[1\] is .*\(2,\).* sample 0 .*\(4,\)",
     ),
-    "lengths": (lambda: (X, Y[:5]), ": 6 inputs but 5 targets"),
+    "lengths": (lambda: (X, Y[:5]), ": 6 inputs .*5 targets"),
     "image without ToTensor": (
         lambda: FakeData(6, (3, 8, 8), 2),
         r", sample 0: x is of type Image; .*ToTensor\(\)",
     ),
-    "text": (lambda: [("good", 1), ("bad", 0), ("fine", 1)], ", sample 0: x is the text 'good'"),
-    "no target": (lambda: TensorDataset(X), r", sample 0 is of type tuple of 1; expected a pair"),
-    "no pairs": (lambda: X, r" is a Tensor of shape \(6, 4\).*; expected a pair \(x, y\)"),
+    "text": (lambda: [("good", 1), ("bad", 0), ("fine", 1)], ", sample 0: x .*text 'good'"),
+    "no target": (lambda: TensorDataset(X), r", sample 0 .*type tuple .*1; .*pair"),
+    "no pairs": (lambda: X, r"Tensor .*shape \(6, 4\).*; .*pair \(x, y\)"),
     "three columns": (
         lambda: hugging_face(a=[1.0], b=[2.0], label=[0]),
         ", sample 0 is of type dict; expected a pair",
@@ -218,9 +218,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "empty": (lambda: Subset(TensorDataset(X, Y), []), ": the data set is empty"),
     "damaged": (
         lambda: Pairs(fails_at_three),
-        ", sample 3: the data set, of type Pairs, raised OSError: cannot read image 3.png",
+        ", sample 3: .*data set, .*type Pairs, raised OSError: .*read image 3.png",
     ),
-    "objects": (lambda: (np.array([{}, {}]), [0, 1]), ": x is a ndarray .* type object"),
+    "objects": (lambda: (np.array([{}, {}]), [0, 1]), ": x .*ndarray .*type object"),
 }
 
 
@@ -228,16 +228,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_cannot_be_read_names_client_part_and_sample(
     given: Callable[[], Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=f"^client 1, train{message}"):
+    with pytest.raises(DataError, match=f"^client 1, train.*{message}"):
         read(given())
     if given() is not None:
-        with pytest.raises(DataError, match=f"^the global test set{message}"):
+        with pytest.raises(DataError, match=f"^the .*test set.*{message}"):
             task(ClientData((X, Y)), test=given())
 
 
 def test_clients_are_client_data() -> None:
-    with pytest.raises(DataError, match=r"client 0 is of type tuple; expected fedhet\.ClientData"):
+    with pytest.raises(DataError, match=r"client 0 .*type tuple; .*fedhet\.ClientData"):
         task((X, Y))  # type: ignore[arg-type]
     toy = toy_task()
-    with pytest.raises(DataError, match=r"sizes=\[5\], but the clients have \[6\]"):
+    with pytest.raises(DataError, match=r"sizes=\[5\], .*clients .*\[6\]"):
         Task(toy.model, toy.criterion, [ClientData((X, Y))], None, 2, sizes=[5])

@@ -68,7 +68,7 @@ def test_a_sample_of_two_clients_is_noticed() -> None:
             return [np.array([0, 7]), np.array([1, 7])]
 
     scheme = Twice(name="twice", clients=2, min_size=1, split=[0.8, 0.1, 0.1], noise=0)
-    with pytest.raises(RuntimeError, match="sample 7 is assigned to 2 clients"):
+    with pytest.raises(RuntimeError, match=r"sample 7 .*assigned .*2 clients"):
         scheme.assign(labels(), seed=0)
 
 
@@ -80,7 +80,7 @@ def test_yamls_make_the_schemes(name: str) -> None:
     kind = {**kinds, "noise": Iid, "saved": Saved}[name]
     assert conf._target_ == f"{kind.__module__}.{kind.__name__}"
     if name == "saved":
-        with pytest.raises(ConfigError, match=r"partition\.name=None: give a saved name"):
+        with pytest.raises(ConfigError, match=r"partition\.name=null "):
             instantiate(conf)
         return
     scheme = instantiate(conf)

@@ -22,57 +22,50 @@ IMPOSSIBLE = [
     (
         Iid,
         {"clients": 101, "min_size": 0},
-        r"partition\.clients=101: .* only 100 samples",
+        r"partition\.clients=101 .*101 samples, .*100",
     ),
     (
         Iid,
         {"clients": 10, "min_size": 11},
-        r"partition\.clients=10 with partition\.min_size=11: .* 110 samples, .* 100",
+        r"partition\.clients=10 .*partition\.min_size=11: .*110 samples, .*100",
     ),
     pytest.param(
         Dirichlet,
         {"clients": 20, "alpha": 0.01, "min_size": 3},
-        r"partition\.clients=20: .* 50,000 draws .*partition\.min_size=3 of the 100 samples in 10"
-        r" classes .*partition\.alpha=0\.01.* got [012] at best\. .*smaller partition\.min_size or"
-        r" a larger partition\.alpha",
+        r"partition\.clients=20: .*50,000 draws .*partition\.min_size=3 .*100 samples .*10"
+        r" classes; .*got [012] .*best.*alpha=0\.01",
         marks=pytest.mark.slow,
     ),
-    (Pathological, {"classes": 11}, "partition.classes=11: the data have only 10 classes"),
-    (
-        Pathological,
-        {"classes": 9, "clients": 50},
-        r"partition\.classes=9: 50 clients .* 450 samples, .* 100",
-    ),
+    (Pathological, {"classes": 11}, "partition.classes=11: .*data .*10 classes"),
     (
         Pathological,
         {"classes": 1, "clients": 15, "min_size": 6},
-        r"partition\.clients=15: .* the draw .*partition\.min_size=6 of the 100 samples .* got 5 at"
-        r" best\. Fewer partition\.clients",
+        r"partition\.clients=15: .*1 draws .*partition\.min_size=6 .*100 samples .*got 5 ",
     ),
     (
         Shards,
         {"shards": 11},
-        r"partition\.shards=11: 10 clients .* 110 shards of 100 samples",
+        r"partition\.shards=11: 10 clients .*110 shards .*100 samples",
     ),
     (
         Quantity,
         {"sizes": "square"},
-        "Quantity of 100 samples is impossible .*sizes=square.*: a client would get none",
+        "Quantity.*sizes='square'.*: .*100 samples .*client .*get none",
     ),
     (
         Quantity,
         {"sizes": "exponential", "clients": 100},
-        "Quantity of 100 samples is impossible .*sizes=exponential",
+        "Quantity.*sizes='exponential'.*: .*100 samples",
     ),
     (
         Quantity,
         {"sizes": "linear", "min_size": 2},
-        "partition.min_size=2: a client would get only 1 of 100",
+        "partition.min_size=2: .*client .*get .*1 .*100",
     ),
     (
         Shards,
         {"shards": 3, "clients": 6, "min_size": 16},
-        "partition.min_size=16: a client would get only 15 of 100",
+        "partition.min_size=16: .*client .*get .*15 .*100",
     ),
 ]
 
@@ -90,13 +83,13 @@ def test_impossible_settings_are_refused_with_the_numbers(
     [
         (
             {"clients": 5},
-            r"partition\.clients=5 with partition\.min_size=0: only 4 of 4 owners",
+            r"partition\.clients=5 .*partition\.min_size=0: .*4 .*4 owners",
         ),
         (
             {"clients": 3, "min_size": 14},
-            r"partition\.clients=3 with partition\.min_size=14: only 2 of 4 owners",
+            r"partition\.clients=3 .*partition\.min_size=14: .*2 .*4 owners",
         ),
-        ({"min_size": 31}, r"^partition\.min_size=31: only 0 of 4 owners"),
+        ({"min_size": 31}, r"partition\.min_size=31: .*0 .*4 owners"),
     ],
 )
 def test_natural_refusals_have_the_numbers(keys: dict[str, object], message: str) -> None:

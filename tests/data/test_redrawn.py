@@ -40,7 +40,7 @@ def test_pathological_is_drawn_again_where_a_class_is_too_small_for_its_clients(
         assert all(len(np.unique(y[indices])) == 2 for indices in drawn.indices)
     y = np.repeat(np.arange(10), [1, *[60] * 9])  # clients 0 and 10 both have class 0
     monkeypatch.setattr(partition, "_MOST_CHOICES", 20 * 30 * 10 / 9)
-    with pytest.raises(ConfigError, match="a class always had more clients than samples"):
+    with pytest.raises(ConfigError, match=r"30 draws .*got 0 .*best"):
         make(Pathological, clients=20, classes=2).assign(y, 0)
 
 
@@ -53,13 +53,13 @@ def test_the_refusal_states_the_draws_and_the_best_that_they_gave(
     monkeypatch.setattr(partition, "_MOST_DRAWS", 40)
     monkeypatch.setattr(partition, "_MOST_CHOICES", 20 * 40 * (10 / 9 + 10 / 8))
     y = labels(each=60)
-    with pytest.raises(ConfigError, match=r"clients=20: .* none of 40 draws gives each") as caught:
+    with pytest.raises(ConfigError, match=r"clients=20: .*40 draws none ") as caught:
         make(kind, clients=20, min_size=30, **keys).assign(y, 0)
     best = int(re.search(r"got (\d+) at best", str(caught.value))[1])
     assert 0 < best < 30
     reached = make(kind, clients=20, min_size=best, **keys).assign(y, 0)
     assert sizes(reached).min() == best
-    with pytest.raises(ConfigError, match=f"min_size={best + 1} .* got {best} at best"):
+    with pytest.raises(ConfigError, match=f"min_size={best + 1} .*got {best} .*best"):
         make(kind, clients=20, min_size=best + 1, **keys).assign(y, 0)
 
 

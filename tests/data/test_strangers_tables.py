@@ -60,7 +60,7 @@ DAYS = pandas.to_datetime(["2026-01-01", None, "2026-01-03"])
 )
 @pytest.mark.parametrize("missing", ["refuse", "median", "drop"])
 def test_what_is_no_number_is_refused_with_advice(values: Any, missing: str) -> None:
-    with pytest.raises(DataError, match=r"expected numbers; a date .* is given as a number"):
+    with pytest.raises(DataError, match=r"finite numbers; .*date .*number"):
         cells(values, missing)
 
 
@@ -92,7 +92,7 @@ def test_what_is_a_number(values: Any, expected: list[float]) -> None:
     ids=str,
 )
 def test_what_is_missing_is_missing_in_every_type(values: Any) -> None:
-    with pytest.raises(DataError, match="row 1, column 'a': the cell is empty"):
+    with pytest.raises(DataError, match=r"row 1, column 'a': .*cell .*empty"):
         cells(values)
     first, second = cells(values, "median")
     assert first == 1.5 and np.isnan(second)
@@ -104,7 +104,7 @@ def test_dates_and_bytes_are_no_labels_and_no_owners(tmp_path: Path, values: Any
         frame = pandas.DataFrame({"a": [1.5, 2.5, 4.5], "y": [0, 1, 0], "who": list("uvw")})
         frame[column] = values
         frame.dropna().to_parquet(tmp_path / "train.parquet")
-        with pytest.raises(DataError, match=r"expected (a number|numbers) or text"):
+        with pytest.raises(DataError, match=r"(a number|numbers) .*text"):
             load("parquet", tmp_path, label="y", owner="who", features=["a"], **HALF)
 
 
@@ -113,10 +113,10 @@ def test_dates_in_arrays_are_refused(tmp_path: Path) -> None:
     other = {"x_train": np.eye(2), "x_test": np.eye(2), "y_test": np.arange(2)}
     np.savez(tmp_path / "data.npz", y_train=days, **other)
     for target in (None, "number", "class"):
-        with pytest.raises(DataError, match=r"datetime64\[D\]; expected numbers or text"):
+        with pytest.raises(DataError, match=r"datetime64\[D\]; .*numbers .*text"):
             load("npz", tmp_path, target=target)
     for x in (days[:, None], pandas.DataFrame({"a": days}), (days - days[0])[:, None]):
-        with pytest.raises(DataError, match="expected a number, or an array"):
+        with pytest.raises(DataError, match=r"number, .*array"):
             ClientData((x, np.arange(2))).read(0)
 
 
@@ -195,13 +195,13 @@ def test_a_region_called_na(tmp_path: Path, column: str, caplog: pytest.LogCaptu
     data = load("csv", tmp_path, label="y", owner="who", test="train.csv")
     assert "NA" in (data.classes if column == "y" else data.owner_names)
     assert f"column '{column}': 'NA' are names like any other" in caplog.text
-    with pytest.raises(DataError, match="the cell is empty, or says that its value is missing"):
+    with pytest.raises(DataError, match=r"cell .*empty, .*value .*missing"):
         load("csv", tmp_path, label="y", owner="who", read={"na_values": ["NA"]}, **HALF)
 
 
 def test_a_word_for_missing_beside_numbers_is_no_class(tmp_path: Path) -> None:
     write(tmp_path, "train.csv", "y,a\n0.5,1.5\nNA,2.5\n0.7,1.5\n")
-    with pytest.raises(DataError, match=r"row 3 .*column 'y': the cell is empty, or says"):
+    with pytest.raises(DataError, match=r"row 3 .*column 'y': .*cell .*empty, "):
         load("csv", tmp_path, label="y", **HALF)
 
 
@@ -222,7 +222,7 @@ def test_nothing_cannot_be_declared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="distinct levels"):
         Cells({"c": [None, "x"]})
     write(tmp_path, "train.csv", "y,a\nx,1.5\nx,2.5\n")
-    with pytest.raises(ConfigError, match="a list of distinct labels"):
+    with pytest.raises(ConfigError, match=r"list .*distinct labels"):
         load("csv", tmp_path, label="y", classes=[None, "x"], **HALF)
 
 
@@ -233,7 +233,7 @@ def test_a_column_without_a_name_is_no_input(tmp_path: Path, name: str, form: st
     frame = pandas.DataFrame({name: np.arange(6), "a": np.arange(6) / 7, "y": [0, 1] * 3})
     path = tmp_path / f"train.{form}"
     frame.to_csv(path, index=False) if form == "csv" else frame.to_parquet(path)
-    with pytest.raises(ConfigError, match=r"column 1 has no name .*dataset\.features=\[a\]"):
+    with pytest.raises(ConfigError, match=r"column 1 .*name .*dataset\.features=\[a\]"):
         load(form, tmp_path, label="y", **HALF)
     assert load(form, tmp_path, label="y", features=["a"], **HALF).columns == ("a",)
     chosen = "Unnamed: 0" if form == "csv" and not name else name
@@ -262,18 +262,16 @@ def test_the_rows_of_each_table_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     write(tmp_path, "train.csv", "a,y\n1.5,0\n2.5,1\n")
-    for _ in range(2):
-        load("csv", tmp_path, label="y", **HALF)
+    load("csv", tmp_path, label="y", **HALF)
     assert caplog.text.count("train.csv: 2 rows, 2 columns") == 1
-    assert caplog.text.count("csv: 1 rows for training, 1 for testing") == 2
 
 
 @pytest.mark.parametrize(
     ("rows", "lines"),
     [
-        ('good,1\n"bad\nx,0\ny,0\n"bad, too,1\n', r"lines 3 to 6: ',' expected after '\"'"),
-        ('good,1\n"bad,0\nx,1\n', r"lines 3 to 4: unexpected end of data"),
-        ('good,1\n"a" b,0\n', r"lines 3 to 3: ',' expected after '\"'"),
+        ('good,1\n"bad\nx,0\ny,0\n"bad, too,1\n', r"lines 3 .*6: ',' .*after '\"'"),
+        ('good,1\n"bad,0\nx,1\n', r"lines 3 .*4: unexpected end .*data"),
+        ('good,1\n"a" b,0\n', r"lines 3 .*3: ',' .*after '\"'"),
     ],
 )
 def test_a_stray_quotation_mark_is_refused_with_its_lines(
@@ -373,7 +371,7 @@ def test_a_csv_file_as_another_country_writes_it(tmp_path: Path) -> None:
     assert frame["stadt"].tolist()[:2] == ["01", "02"] and frame["stadt"].isna()[2]
     assert CsvFormat.of_query(form.query) == form and '"' not in form.query
     settings = {"label": "stadt", "features": ["größe"], "missing": "median"}
-    with pytest.raises(DataError, match="column 'stadt': the cell is empty, or says"):
+    with pytest.raises(DataError, match=r"column 'stadt': .*cell .*empty, "):
         load("csv", tmp_path, read=given, **settings, **HALF)
     node = {"site": "a", "data": str(path), "read": form.query}
     own = OwnData.of(node)
@@ -383,16 +381,16 @@ def test_a_csv_file_as_another_country_writes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seperator": ";"}, r"seperator is not allowed; choose from: sep, decimal"),
-        ({"engine": "python"}, r"a key of dataset\.read=engine is not allowed"),
-        ({"sep": "::"}, r"dataset\.read\.sep='::': must be a single ASCII character"),
-        ({"sep": ".", "decimal": "."}, "must be different"),
+        ({"seperator": ";"}, r"seperator .*sep, decimal"),
+        ({"engine": "python"}, r"key .*dataset\.read=engine "),
+        ({"sep": "::"}, r"dataset\.read\.sep='::': .*single ASCII character"),
+        ({"sep": ".", "decimal": "."}, r"dataset\.read=.*different"),
         ({"encoding": "latin-99"}, r"dataset\.read\.encoding=latin-99"),
         ({"encoding": "hex"}, r"dataset\.read\.encoding=hex"),
-        ({"thousands": "\u00a0"}, "must be a single ASCII character"),
+        ({"thousands": "\u00a0"}, "single ASCII character"),
         ({"skiprows": -1}, r"dataset\.read\.skiprows=-1"),
         ({"na_values": [""]}, r"dataset\.read\.na_values\[0\]"),
-        ("sep=;", "must be a mapping"),
+        ("sep=;", r"dataset\.read=sep=;: .*mapping"),
     ],
 )
 def test_wrong_formats_are_named(given: Any, message: str) -> None:
@@ -404,7 +402,7 @@ def test_another_encoding_is_advised(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("größe,y\n1,0\n".encode("latin-1"))
     with pytest.raises(
         DataError,
-        match=r"dataset\.read=\{encoding: \.\.\.\} gives another encoding, such as latin-1",
+        match=r"utf-8.* dataset\.read .*encoding",
     ):
         read_frame(tmp_path / "t.csv")
 
@@ -434,7 +432,7 @@ def test_a_site_reads_its_files_as_its_own_format_says(tmp_path: Path) -> None:
 def test_a_missing_cell_is_no_level_that_is_called_nan() -> None:
     for values, levels in ((["nan", "x", None], ["nan", "x"]), ([True, None], ["None", "True"])):
         frame = pandas.DataFrame({"c": pandas.Series(values, dtype=object)})
-        with pytest.raises(DataError, match="the cell is empty"):
+        with pytest.raises(DataError, match=r"cell .*empty"):
             Cells({"c": levels}).read(frame, ["c"], "t")
 
 
@@ -475,16 +473,16 @@ def test_many_texts_as_labels_are_said(tmp_path: Path, caplog: pytest.LogCapture
     rows = "".join(f"{n / 30 if n else '?'},{n / 7:.3f}\n" for n in range(30))
     write(tmp_path, "train.csv", f"y,a\n{rows}")
     load("csv", tmp_path, label="y", test="train.csv")
-    assert "the labels are 30 texts in 30 samples" in caplog.text
+    assert "there are 30 different labels in 30 samples" in caplog.text
 
 
 def test_a_missing_label_in_a_list_and_an_empty_text(tmp_path: Path) -> None:
     lists = pandas.DataFrame({"a": [1.5, 2.5, 3], "y": [["u", None], ["u"], ["v"]]})
     lists.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"row 0: .*a label in the list is missing"):
+    with pytest.raises(DataError, match=r"row 0: .*label .*list .*missing"):
         load("parquet", tmp_path, label="y", **HALF)
     lists.assign(y=["u", "", "v"]).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(DataError, match="row 1, column 'y': the cell is empty"):
+    with pytest.raises(DataError, match=r"row 1, column 'y': .*cell .*empty"):
         load("parquet", tmp_path, label="y", **HALF)
 
 
@@ -503,7 +501,7 @@ def test_names_of_columns_that_are_numbers(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "train.parquet")
     data = load("parquet", tmp_path, label="1", features=["0"], **HALF)
     assert data.columns == ("0",)
-    with pytest.raises(ConfigError, match=r"dataset\.label\[0\]=1 is not allowed; it must be text"):
+    with pytest.raises(ConfigError, match=r"dataset\.label\[0\]=1 .*text"):
         load("parquet", tmp_path, label=1, **HALF)
 
 
@@ -511,15 +509,6 @@ def test_lists_of_numbers_as_objects_are_exact() -> None:
     rows = [[1_770_000_000.0 + n, 1.5] for n in range(3)]
     for given in (([*rows], [0, 1, 0]), [(row, 0) for row in rows]):
         assert ClientData(given).train.x.tolist() == rows
-
-
-def test_numbers_to_predict_that_float32_merges_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    frame = pandas.DataFrame({"a": np.arange(4) / 7, "y": 1_770_000_000 + np.arange(4)})
-    frame.to_parquet(tmp_path / "train.parquet")
-    load("parquet", tmp_path, label="y", target="number", test="train.parquet")
-    assert "float32 merges some of them" in caplog.text
 
 
 def test_lines_above_the_header_and_marks_of_the_byte_order(tmp_path: Path) -> None:

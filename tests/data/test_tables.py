@@ -80,16 +80,16 @@ CELLS = [
     (
         "age",
         "x",
-        r"csv, row 5 \(the header is row 1\), column 'age': 'x'; expected finite",
+        r"csv, row 5 \(the header .*row 1\), column 'age': 'x'; .*finite",
     ),
     (
         "age",
         "",
-        r"row 5 .*, column 'age': the cell is empty, .*; fill it in, leave .* out, or choose",
+        r"row 5 .*, column 'age': .*cell .*empty, .*; fill .*leave .*out, ",
     ),
     ("age", "inf", r"row 5 .*, column 'age': inf"),
-    ("kind", "", r"row 5 .*, column 'kind': the cell is empty"),
-    ("town", "", r"row 5 .*, column 'town': the cell is empty"),
+    ("kind", "", r"row 5 .*, column 'kind': .*cell .*empty"),
+    ("town", "", r"row 5 .*, column 'town': .*cell .*empty"),
 ]
 
 
@@ -105,7 +105,7 @@ def test_wrong_cells_are_named(tmp_path: Path, column: str, value: str, message:
 @pytest.mark.parametrize(("mark", "told"), [(";", "';'"), ("\t", r"'\\t'")])
 def test_another_separator_is_named(tmp_path: Path, mark: str, told: str) -> None:
     (tmp_path / "train.csv").write_text("a,b,y\n1,2,0\n3,4,1\n".replace(",", mark))
-    message = rf"train\.csv .*: its columns are separated by {told}; ',' is expected"
+    message = rf"train\.csv .*: .*columns .*separated .*{told}; ',' "
     with pytest.raises(DataError, match=message):
         load("csv", tmp_path, label="y")
 
@@ -125,14 +125,14 @@ def test_a_single_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_column_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     """Otherwise the second label, which pandas renames, would be a feature."""
     (tmp_path / "train.csv").write_text("a,label,label\n1,0,0\n2,1,1\n3,0,0\n")
-    with pytest.raises(DataError, match=r"train\.csv is damaged.*names the column 'label' twice"):
+    with pytest.raises(DataError, match=r"train\.csv .*damaged.*names .*column 'label' twice"):
         load("csv", tmp_path, train="train.csv", label="label", test_fraction=0.34)
 
 
 @FORMATS
 def test_wrong_columns_are_named(tmp_path: Path, form: str) -> None:
     save(frame(), tmp_path / f"train.{form}")
-    message = rf"train\.{form} has no column 'kin'; it has age, kind, town, up, same"
+    message = rf"train\.{form} .*column 'kin'; .*age, kind, town, up, same"
     for keys in (
         {"label": "kin"},
         {"label": "kind", "owner": "kin"},
@@ -140,7 +140,7 @@ def test_wrong_columns_are_named(tmp_path: Path, form: str) -> None:
     ):
         with pytest.raises(DataError, match=message):
             load(form, tmp_path, **keys)
-    with pytest.raises(DataError, match=r"column 'town': 't0'; expected finite numbers"):
+    with pytest.raises(DataError, match=r"column 'town': 't0'; .*finite numbers"):
         load(form, tmp_path, label="kind")
     for features in ([], ["age", "kind"], "age"):
         with pytest.raises(ConfigError, match=r"dataset\.features="):
@@ -165,8 +165,8 @@ def test_wrong_test_files_are_named(tmp_path: Path, form: str) -> None:
 
 def test_other_wrong_files_are_named(tmp_path: Path) -> None:
     message = (
-        r"train\.csv is damaged, or not a csv file.*"
-        r"(2 fields in line 3, saw 3|Length of header)"
+        r"train\.csv .*damaged, .*csv file.*"
+        r"(2 fields .*line 3, saw 3|Length .*header)"
     )
     for content in ("a,label\n1,2\n1,2,3\n", "a,label\n1,2,3\n4,5,6\n"):
         (tmp_path / "train.csv").write_text(content)
@@ -174,21 +174,19 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
             load("csv", tmp_path)
     lists = pandas.DataFrame({"a": [1.0, 2.0], "label": [0, 1], "who": [[1], [2]]})
     lists.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"row 0, column 'who': \[1\]; expected a number or text"):
+    with pytest.raises(DataError, match=r"row 0, column 'who': \[1\]; .*number .*text"):
         load("parquet", tmp_path, owner="who")
     (tmp_path / "train.csv").write_text("a,label\n1,x\n")
-    with pytest.raises(DataError, match=r"test_fraction=0.2 of its 1 samples are 0"):
+    with pytest.raises(DataError, match=r"test_fraction=0.2 .*1 samples .*0"):
         load("csv", tmp_path)
     (tmp_path / "train.tsv").write_text("")
-    message = r"a table must be a file that ends in \.csv or \.parquet"
+    message = r"table .*file .*ends .*\.csv .*\.parquet"
     with pytest.raises(ConfigError, match=message):
         load("csv", tmp_path, train="train.tsv")
     for folder in (".", "/"):
-        with pytest.raises(
-            ConfigError, match=rf"dataset\.train={folder}: .* is a folder, not a file"
-        ):
+        with pytest.raises(ConfigError, match=rf"dataset\.train={folder}: .*folder, .*file"):
             load("csv", tmp_path, train=folder)
-    with pytest.raises(DataError, match=rf"looked for {tmp_path}/nowhere\. "):
+    with pytest.raises(DataError, match=rf"looked .*{tmp_path}/nowhere\. "):
         load("csv", tmp_path / "nowhere", train=".")
     for fraction in (0, 1, "a"):
         with pytest.raises(ConfigError, match=r"dataset\.test_fraction="):

@@ -79,13 +79,13 @@ def test_sets_of_labels_are_zeros_and_ones() -> None:
 
 
 def test_what_is_not_clear_says_what_to_write() -> None:
-    message = r"column 'y': .*30 whole numbers .*dataset\.target=number .*dataset\.target=class"
+    message = r"column 'y': .*30 different .*dataset\.target=number .*dataset\.target=class"
     with pytest.raises(ConfigError, match=message):
         target_of(i * 1.0)
     assert target_of(i * 1.0, target="number")[2][:, 0].tolist() == i.tolist()
     assert target_of(i * 1.0, target="class")[0] == "class"
     assert target_of(i * 1.0, classes=N)[0] == "class"
-    with pytest.raises(ConfigError, match=r"2 columns, neither .*; write dataset\.target=number"):
+    with pytest.raises(ConfigError, match=r"\(30, 2\); .*dataset\.target=number"):
         target_of(np.stack([i, i], 1))
     assert target_of(np.stack([i, i], 1), target="number")[0] == "number"
 
@@ -93,20 +93,20 @@ def test_what_is_not_clear_says_what_to_write() -> None:
 @pytest.mark.parametrize(
     ("y", "settings", "message"),
     [
-        (i, {"target": "regression"}, r"dataset\.target=regression is not allowed"),
-        (i / 7, {"target": "number", "classes": 3}, r"dataset\.classes=3: .*has no classes"),
-        (np.array(["1", "b"]), {"target": "number"}, "expects numbers"),
+        (i, {"target": "regression"}, r"dataset\.target=regression "),
+        (i / 7, {"target": "number", "classes": 3}, r"dataset\.classes=3: .*classes"),
+        (np.array(["1", "b"]), {"target": "number"}, r"dataset\.target=number .*numbers"),
         (np.array([1.0, np.inf]), {"target": "number"}, r"row 1: \[inf\]; .*finite numbers"),
         (np.array([1.0, 1e39]), {"target": "number"}, r"row 1: \[1e\+39\]; .*finite numbers"),
-        (lists([1, 2], [3]), {"target": "number"}, "equally many for each sample"),
-        (np.array([0.5, 1]), {"target": "class"}, "row 0: label 0.5; expected a class"),
-        (np.eye(2), {"target": "class"}, "several labels for each sample"),
-        (lists(["a"], ["b"]), {"target": "class"}, "several labels for each sample"),
-        (np.array(["a", "b"]), {"target": "labels"}, "expects lists of labels, or columns of"),
-        (np.array([[0, 1], [2, 0]]), {"target": "labels"}, r"row 1: \[2, 0\]; .*zeros and ones"),
-        (np.eye(2), {"target": "labels", "classes": 3}, r"classes=3: .*has 2 columns of labels"),
-        (lists([], []), {}, "no sample has a label"),
-        (lists(["a"], ["b", "c"]), {"classes": ["a", "b"]}, r"row 1: label 'c'; expected one of"),
+        (lists([1, 2], [3]), {"target": "number"}, "equally many .*sample"),
+        (np.array([0.5, 1]), {"target": "class"}, "row 0: label 0.5; .*class"),
+        (np.eye(2), {"target": "class"}, "several labels .*sample"),
+        (lists(["a"], ["b"]), {"target": "class"}, "several labels .*sample"),
+        (np.array(["a", "b"]), {"target": "labels"}, "lists .*labels, .*columns "),
+        (np.array([[0, 1], [2, 0]]), {"target": "labels"}, r"row 1: \[2, 0\]; .*zeros .*ones"),
+        (np.eye(2), {"target": "labels", "classes": 3}, r"classes=3: .*2 columns .*labels"),
+        (lists([], []), {}, "sample .*label"),
+        (lists(["a"], ["b", "c"]), {"classes": ["a", "b"]}, r"row 1: label 'c'; .*one "),
     ],
 )
 def test_labels_that_do_not_fit_are_named(
@@ -129,29 +129,25 @@ def frame() -> pandas.DataFrame:
 
 
 def test_a_log_line_says_what_was_chosen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also when the decoded data come from the cache; an obvious choice needs no line."""
+    """Also when the decoded data come from the cache."""
     frame().to_csv(tmp_path / "train.csv", index=False)
     keys = {"features": ["a", "b", "c"]}
     for _ in range(2):
         caplog.clear()
         with caplog.at_level(logging.INFO, "fedhet.data"):
             assert load("csv", tmp_path, label="price", **keys).target == "number"
-        assert "dataset.target=number: the labels have fractions" in caplog.text
+        assert "dataset.target=number: there are 100 different labels in 100 samples" in caplog.text
     data = load("csv", tmp_path, label=["price", "rent"], **keys)
     assert (data.target, data.numbers, data.y.shape) == ("number", ("price", "rent"), (80, 2))
     data = load("csv", tmp_path, label=["sun", "sea"], **keys)
     assert (data.target, data.classes, data.outputs) == ("labels", *[("sun", "sea")] * 2)
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "fedhet.data"):
-        assert load("csv", tmp_path, label="sun", **keys).target == "class"
-    assert "dataset.target" not in caplog.text
 
 
 def test_a_classification_of_too_many_numbers_suggests_another_target(tmp_path: Path) -> None:
     data = pandas.DataFrame({"a": range(40), "label": range(40)})
     data[5:].to_csv(tmp_path / "train.csv", index=False)
     data.to_csv(tmp_path / "test.csv", index=False)
-    with pytest.raises(DataError, match=r"and 25 more; dataset\.target=number predicts their"):
+    with pytest.raises(DataError, match=r"25 more; dataset\.target=number predicts "):
         load("csv", tmp_path, test="test.csv")
 
 
@@ -168,7 +164,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("scheme", ["dirichlet", "pathological", "shards"])
 @pytest.mark.parametrize("lines", [NUMBER, LABELS], ids=["number", "labels"])
 def test_schemes_that_divide_classes_refuse(folder: Path, lines: list[str], scheme: str) -> None:
-    message = rf"partition={scheme} .* by their class, .*choose from: iid, quantity, natural"
+    message = rf"partition={scheme} .*class, .*iid, quantity, natural"
     with pytest.raises(ConfigError, match=message):
         run_data(*lines, f"data_dir={folder}", f"partition={scheme}")
 
@@ -190,7 +186,7 @@ def test_the_other_schemes_can_be_saved_and_used_again(
     assert run_data(*lines, *again).partition == data.partition
     other = table * 1.01 if number else table.iloc[::-1]
     other.to_csv(folder / "train.csv", index=False)
-    with pytest.raises(ConfigError, match="is of other data"):
+    with pytest.raises(ConfigError, match=r"partition\.name=.*partition\.json .*other data"):
         run_data(*lines, *again)
 
 
@@ -205,9 +201,9 @@ def test_the_scale_is_that_of_the_clients_training_samples(folder: Path) -> None
     assert record["classes"] == [] and record["counts"] == [[], [], []]
     given = run_data(*lines, "dataset.target_mean=[1,2]", "dataset.target_std=[3]").dataset
     assert (given.target_mean, given.target_std) == ((1, 2), (3, 3))
-    with pytest.raises(ConfigError, match=r"dataset\.target_std=\[0\.0\]: each must be > 0"):
+    with pytest.raises(ConfigError, match=r"dataset\.target_std=\[0\.0\]: .*> 0"):
         run_data(*lines, "dataset.target_std=[0]")
-    with pytest.raises(ConfigError, match=r"target_mean=\[.*\]: .*each of the 2 numbers"):
+    with pytest.raises(ConfigError, match=r"target_mean=\[.*\]: .*2 numbers"):
         run_data(*lines, "dataset.target_mean=[1,2,3]")
 
 

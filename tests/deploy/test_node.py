@@ -260,7 +260,7 @@ def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
 ) -> None:
     start = private.private(private.START)
     monkeypatch.setitem(private.NAMES, name, "colour")
-    with pytest.raises(RunFailed, match=rf"needs Flower's {name} with colour, which flwr \d"):
+    with pytest.raises(RunFailed, match=rf"Flower's {name} .*colour, .*flwr \d"):
         node.main([f"--code={'a' * 64}", "--insecure"])
     assert not began
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
@@ -320,7 +320,7 @@ def test_the_usage_names_the_command(
     ("options", "message"),
     [
         ([], "required: --code; see python -m fedhet deploy node --help"),
-        (["--code=all"], "--code='all': .* SHA-256"),
+        (["--code=all"], "--code='all': .*SHA-256"),
         ([f"--code={'A' * 64}"], "--code='AAAA.* SHA-256"),
         (["--code=any", "--isolation=process"], "--isolation: invalid choice: 'process'"),
     ],

@@ -184,11 +184,11 @@ def test_a_held_port_is_told_with_the_process_that_holds_it(kit: Path, folder: s
     place = folders.read(kit / folder)
     with (
         socket.create_server(("127.0.0.1", place.port)),
-        pytest.raises(RunFailed, match=f"{place.port} is held by process {os.getpid()}"),
+        pytest.raises(RunFailed, match=f"{place.port} .*held .*process {os.getpid()}"),
     ):
         supervisor.run(place)
 
 
 def test_a_program_that_is_missing_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="nothing cannot be started: No such file"):
+    with pytest.raises(RunFailed, match=r"nothing .*started: No such file"):
         supervisor.supervise(["nothing"], os.environ, SuperLink(tmp_path, "online"))

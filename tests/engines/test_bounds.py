@@ -72,7 +72,7 @@ def test_numbers_that_no_training_needs(line: str, tmp_path: Path) -> None:
     x, y = np.ones((2, 2)), [0, 1]
     np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     key, _, value = line.split(" ")[-2 if " " in line else 0].partition("=")
-    with pytest.raises(ConfigError, match=rf"^{key}={value} .*<= 1000*(, or null)?$"):
+    with pytest.raises(ConfigError, match=rf"^{key}={value} .*<= 1000*(, .*null)?$"):
         settings = config.compose([*line.split(" "), f"data_dir={tmp_path}"])
         RunData.of(settings.cfg)
 
@@ -124,7 +124,7 @@ def test_whatever_a_setting_sizes_has_a_ceiling(federation: Callable[..., Any], 
     task = Task(lambda: Logistic(shape=(300,), classes=2), nn.CrossEntropyLoss(), clients, None, 2)
     cls, how = SIZED[line]
     run = federation(task, cls, rounds=2, workspace={"limits": Limits(max_array=1)}, **how)
-    with pytest.raises(RunFailed, match=rf"{line} asks for an array of .* max-array=1 MB"):
+    with pytest.raises(RunFailed, match=rf"{line} asks .*array .*max-array=1 MB"):
         run.run()
 
 
@@ -143,12 +143,12 @@ def test_the_table_of_classes_by_predictions_has_a_ceiling(tmp_path: Path) -> No
     np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     lines = [f"dataset.file={tmp_path}/x.npz", "dataset.classes=20000", "partition.clients=1"]
     cfg = config.compose(["dataset=npz", *lines, "partition.split=[1,0,0]", "partition.min_size=1"])
-    with pytest.raises(ConfigError, match=r"dataset.classes=20000 asks for an array of 3200 MB"):
+    with pytest.raises(ConfigError, match=r"dataset.classes=20000 asks .*array .*3200 MB"):
         task_of(cfg.cfg, RunData.of(cfg.cfg), Limits(max_array=1000))
 
 
 def test_images_are_not_resized_beyond_the_machines_memory() -> None:
-    with pytest.raises(DataError, match=r"dataset\.size=1000000 takes 3000000000000 bytes"):
+    with pytest.raises(DataError, match=r"dataset\.size=1000000 .*3000000000000 bytes"):
         read_images([("a.png", Path("a.png"))], size=10**6)
 
 
@@ -184,11 +184,11 @@ def test_an_npz_file_that_claims_more_than_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb(tmp_path / "bomb.npz")  # its header claims what the file does not have
-    with pytest.raises(DataError, match=r"bomb\.npz is damaged.*: Unable to allocate 7\.11 PiB"):
+    with pytest.raises(DataError, match=r"bomb\.npz .*damaged.*: Unable .*allocate 7\.11 PiB"):
         load_arrays(tmp_path / "bomb.npz", {"x_train": "x_train", "y_train": "y_train"})
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(10**6))
     monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
-    with pytest.raises(DataError, match="takes 8000128 bytes; this machine has 1000000"):
+    with pytest.raises(DataError, match=r"8000128 bytes; .*machine .*1000000"):
         load_arrays(tmp_path / "zeros.npz", {"x": "x"})
 
 
@@ -201,7 +201,7 @@ def test_a_parquet_file_that_claims_more_than_the_memory(
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
     monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
-    with pytest.raises(DataError, match="takes 16000000 bytes; this machine has 1000000"):
+    with pytest.raises(DataError, match=r"16000000 bytes; .*machine .*1000000"):
         read_frame(tmp_path / "t.parquet")
 
 
@@ -214,7 +214,7 @@ def many_names() -> bytes:
 
 def test_a_safetensors_file_of_many_names(tmp_path: Path) -> None:
     (tmp_path / "t.safetensors").write_bytes(many_names())
-    with pytest.raises(DataError, match=r"header has .* at most 1048576 are read"):
+    with pytest.raises(DataError, match=r"header .*most 1048576 .*read"):
         read_tensors(tmp_path / "t.safetensors")
 
 
@@ -242,5 +242,5 @@ def test_a_settings_file_of_such_aliases_is_one_error(
     tmp_path: Path, read: Callable[[Path], Any]
 ) -> None:
     (tmp_path / "config.yaml").write_text("method: fedavg\n" + LAUGHS)
-    with pytest.raises((DataError, ConfigError), match="with its aliases it has more than 1000000"):
+    with pytest.raises((DataError, ConfigError), match=r"aliases .*more .*1000000"):
         read(tmp_path)

@@ -137,24 +137,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
         reply = sites.serve(offer)
     assert isinstance(reply, Failure) and "WriteError" in reply.cause
     assert (home / "from-before").exists()
-    rename = Path.replace
-
-    def second(path: Path, target: Path) -> Path:
-        return full() if path.name.endswith(".part") else rename(path, target)  # type: ignore
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", second)
-        assert isinstance(sites.serve(offer), Failure)
-    assert [each.name for each in home.parent.iterdir()] == ["0"]
-    assert (home / "from-before").exists()
-    # A process was killed between the two renames; another one has its number.
-    home.rename(home.with_name(".0.before"))
-    home.with_name(f".0.{os.getpid()}.part").mkdir()
-    with monkeypatch.context() as patched:
-        patched.setattr("fedhet.runs.delivery.sync", full)
-        reply = sites.serve(offer)
-    assert isinstance(reply, Failure) and "WriteError" in reply.cause
-    assert (home / "from-before").exists()
+    # A process was killed; another one has its number.
     home.with_name(f".0.{os.getpid()}.part").mkdir()
     assert not isinstance(sites.serve(offer), Failure)
     assert not (home / "from-before").exists()
@@ -217,7 +200,7 @@ def test_a_reply_to_a_delivery_brings_no_model(
 
 
 def test_a_simulation_has_no_sites(tmp_path: Path) -> None:
-    with pytest.raises(fedhet.ConfigError, match="deliver=true with engine=local"):
+    with pytest.raises(fedhet.ConfigError, match=r"deliver=true .*engine=local"):
         simulated(write_sites(tmp_path), "deliver=true")
     with pytest.raises(fedhet.ConfigError, match="deliver=3"):
         config.compose([*RUN, "deliver=3"])

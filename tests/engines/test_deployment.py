@@ -131,7 +131,7 @@ def test_a_setting_that_the_server_app_refuses_is_reported(tmp_path: Path) -> No
     with deployment(tmp_path, "--nodes", "1", "method=scaffold", "client.momentum=.9") as process:
         output, log = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
-    assert "client.momentum=0.9: method=scaffold recovers gradients" in log.splitlines()[-1]
+    assert "client.momentum=0.9: method=scaffold " in log.splitlines()[-1]
     assert output == ""  # no run folder
 
 

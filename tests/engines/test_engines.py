@@ -99,7 +99,7 @@ def failures(recorded: dict[str, Any]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("how", CAUSES)
 def test_a_failing_client_stops_the_run(tmp_path: Path, faulty: list[str], how: str) -> None:
     folder = tmp_path / "run"
-    place = "client 3 failed in phase 'train', step 2"
+    place = "client 3 failed .*phase 'train', step 2"
     with pytest.raises(fedhet.RunFailed, match=place) as caught:
         summary(folder, *faulty, f"plugin.fednorm.z_when={how}")
     assert CAUSES[how].removeprefix("expected a float32") in caught.value.reason
@@ -131,7 +131,7 @@ def test_a_worker_process_that_dies_is_noticed_and_replaced(
     tmp_path: Path, faulty: list[str]
 ) -> None:
     dies = [*faulty, "plugin.fednorm.z_when=exit", "engine.workers=2"]
-    cause = r"client 3 .*its worker process died \(exit code 7\)"
+    cause = r"client 3 .*worker process died \(exit code 7\)"
     with pytest.raises(fedhet.RunFailed, match=cause):
         summary(tmp_path / "stop", *dies)
     died = summary(tmp_path / "skip", *dies, "on_failure=skip")
@@ -226,7 +226,7 @@ def test_a_ray_worker_that_dies_is_replaced(tmp_path: Path, faulty: list[str]) -
     """Client 3's worker dies in the second round; in the third, all clients are there again."""
     dies = [*faulty, "plugin.fednorm.z_when=exit", "engine=ray"]
     with pytest.raises(
-        fedhet.RunFailed, match=r"client 3 failed in phase 'train', step 2: its worker"
+        fedhet.RunFailed, match=r"client 3 failed .*phase 'train', step 2: .*worker"
     ):
         summary(tmp_path / "stop", *dies)
     recorded = json.loads((tmp_path / "stop" / "summary.json").read_text())
@@ -256,7 +256,7 @@ def test_flwr_run_reports_the_true_status_once(
     tmp_path: Path, faulty: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = [*faulty, "plugin.fednorm.z_when=raise", "engine=flwr", "engine.workers=2"]
-    cause = "client 3 failed in phase 'train', step 2: OSError: the disk is full"
+    cause = "client 3 failed .*phase 'train', step 2: OSError: .*disk is full"
     with pytest.raises(fedhet.RunFailed, match=cause):
         summary(tmp_path / "run", *lines)
     log = capfd.readouterr().err
@@ -265,7 +265,7 @@ def test_flwr_run_reports_the_true_status_once(
 
 
 def test_a_task_of_objects_runs_in_process_only() -> None:
-    message = "engine=ray builds the task again in other processes"
+    message = "engine=ray builds .*task again .*other processes"
     with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray"], task=toy_task())
 
@@ -278,7 +278,7 @@ def test_a_client_that_asks_for_no_gpu_has_none(
     engine: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(fedhet.ConfigError, match=r"device=cuda with engine\.num_gpus=0; "):
+    with pytest.raises(fedhet.ConfigError, match=r"device=cuda .*engine\.num_gpus=0; "):
         fedhet.run([f"engine={engine}", "device=cuda"])
     for device, lines in (("auto", 1), ("cpu", 0)):
         folder = f"hydra.run.dir={tmp_path}/{device}"
@@ -291,10 +291,10 @@ def test_a_client_that_asks_for_no_gpu_has_none(
 
 
 def test_engines_refuse_what_cannot_start() -> None:
-    message = r"engine.num_cpus=4096.* per client, but this machine has"
+    message = r"engine.num_cpus=4096.* per client, .*machine "
     with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray", "engine.num_cpus=4096"])
     if sys.platform == "linux":
-        message = r"engine.num_cpus=0.5: `flwr run` takes whole CPUs"
+        message = r"engine.num_cpus=0.5: .*whole CPUs"
         with pytest.raises(fedhet.ConfigError, match=message):
             fedhet.run(["engine=flwr", "engine.num_cpus=.5"])

@@ -342,13 +342,13 @@ def test_a_node_reads_its_own_client_alone() -> None:
         (
             {"train": 10**6},
             "sizes",
-            r"has 1000000 training samples, .* was told 24 before",
+            r"1000000 training samples, .*24 before",
         ),
-        ({"train": -1}, "number", r"'train': -1.*whole numbers from 0 to"),
-        ({"val": 10**10}, "number", r"'val': 10000000000.*whole numbers from 0 to"),
-        ({"test": "3"}, "number", r"'test': '3'.*whole numbers from 0 to"),
-        ({"train": True}, "number", r"'train': True.*whole numbers from 0 to"),
-        ({"num-partitions": 5}, "number", r"num-partitions=5, and the server's Task 4 clients"),
+        ({"train": -1}, "number", r"'train': -1.*whole numbers .*0 "),
+        ({"val": 10**10}, "number", r"'val': 10000000000.*whole numbers .*0 "),
+        ({"test": "3"}, "number", r"'test': '3'.*whole numbers .*0 "),
+        ({"train": True}, "number", r"'train': True.*whole numbers .*0 "),
+        ({"num-partitions": 5}, "number", r"num-partitions=5, .*server's Task 4 clients"),
     ],
 )
 def test_what_a_node_tells_is_checked(told: dict[str, Any], form: str, message: str) -> None:
@@ -414,25 +414,25 @@ def test_an_error_at_the_end_ends_the_run() -> None:
         raise OSError("the disk is full")
 
     federation = Federation({"method": "fedavg", "overrides": LINES}, own_data)
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(OSError, match=r"disk is full"):
         federation.fit(FORMS["sizes"](toy_task(4)), at_end=fail)
 
 
 @pytest.mark.parametrize(
     ("node_config", "found"),
     [
-        ({}, "without 'partition-id'"),
-        ({"partition-id": 1}, "without 'num-partitions'"),
-        ({"partition-id": "a", "num-partitions": 3}, "with partition-id='a' and num-partitions=3"),
-        ({"partition-id": 0.5, "num-partitions": 3}, "with partition-id=0.5 and"),
-        ({"partition-id": 3, "num-partitions": 3}, "with partition-id=3 and num-partitions=3"),
+        ({}, "'partition-id'"),
+        ({"partition-id": 1}, "'num-partitions'"),
+        ({"partition-id": "a", "num-partitions": 3}, "partition-id='a' .*num-partitions=3"),
+        ({"partition-id": 0.5, "num-partitions": 3}, "partition-id=0.5 "),
+        ({"partition-id": 3, "num-partitions": 3}, "partition-id=3 .*num-partitions=3"),
     ],
 )
 def test_a_node_without_its_number(node_config: dict[str, Any], found: str) -> None:
     federation = Federation({"method": "fedavg", "overrides": LINES}, own_data, 1)
     federation.members[0].context.node_config = node_config
-    asked = "give it --node-config 'partition-id=0 num-partitions=3' with its own number"
-    with pytest.raises(RunFailed, match=f"this SuperNode was started {found}.*; {asked}"):
+    asked = "--node-config 'partition-id=0 num-partitions=3' .*own number"
+    with pytest.raises(RunFailed, match=f"SuperNode .*started .*{found}.*; .*{asked}"):
         federation.fit(FORMS["number"](toy_task(4)))
 
 
@@ -442,15 +442,15 @@ def sizes_alone(**changes: Any) -> Task:
 
 
 def test_a_simulation_needs_the_data(launch: Callable[..., Any]) -> None:
-    with pytest.raises(DataError, match="client 0 are on its own node, not in this process"):
+    with pytest.raises(DataError, match=r"client 0 .*own node, .*process"):
         launch("method=fedavg", *LINES, task=sizes_alone())
-    with pytest.raises(ConfigError, match=r"clients is the data of one node's client"):
+    with pytest.raises(ConfigError, match=r"clients .*data .*one node's client"):
         launch("method=fedavg", *LINES, task=replace(toy_task(4), clients=toy_task().clients[0]))
 
 
 def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing is said about sizes that are unknown."""
-    needed = r"plugin 'feddisk' needs to know what a sample is like.*example="
+    needed = r"plugin 'feddisk' .*sample .*like.*example="
     with pytest.raises(ConfigError, match=needed):
         fedhet.flower.strategy("feddisk", sizes_alone())
     example = toy_task().test.x[:1]  # type: ignore[union-attr]
@@ -459,13 +459,13 @@ def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_merge_that_bounds_needs_sizes() -> None:
-    with pytest.raises(ConfigError, match=r"merge=krum with the number of clients alone"):
+    with pytest.raises(ConfigError, match=r"merge=krum .*number .*clients alone"):
         fedhet.flower.strategy("fedavg", sizes_alone(), overrides=["merge=krum"])
 
 
 @pytest.mark.parametrize(
     ("clients", "error"),
-    [(0, "Task.clients=0"), ([3, -1], "Task.clients=-1"), ([0, 0], "none has a training sample")],
+    [(0, "Task.clients=0"), ([3, -1], "Task.clients=-1"), ([0, 0], "none .*training sample")],
 )
 def test_impossible_sizes(clients: Any, error: str) -> None:
     with pytest.raises((ConfigError, DataError), match=error):
@@ -473,5 +473,5 @@ def test_impossible_sizes(clients: Any, error: str) -> None:
 
 
 def test_settings_of_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"dataset=mnist with a Task"):
+    with pytest.raises(ConfigError, match=r"dataset=mnist .*Task"):
         fedhet.flower.strategy("fedavg", toy_task(4), overrides=["dataset=mnist"])

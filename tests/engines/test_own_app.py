@@ -85,9 +85,9 @@ def test_sites_that_do_not_join_leave_no_folder(
     write_sites(tmp_path)
     grid = of_sites(tmp_path, "replies.join=0")
     del grid.contexts[70]
-    with pytest.raises(RunFailed, match=r"waited 0 s for the sites \['a'\]"):
+    with pytest.raises(RunFailed, match=r"waited 0 s .*sites \['a'\]"):
         grid.serve()
-    assert "the run does not begin: waited 0 s" in caplog.text
+    assert "waited 0 s" in caplog.text
     assert not (tmp_path / "run").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_run_whose_nodes_do_not_join_is_recorded(
         monkeypatch.setenv(SUBMITTED, "1")
         grid.serve()
     else:
-        with pytest.raises(RunFailed, match="waited 0 s for nodes with partition-id"):
+        with pytest.raises(RunFailed, match=r"waited 0 s .*nodes .*partition-id"):
             grid.serve()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and "waited 0 s for nodes" in summary["reason"]

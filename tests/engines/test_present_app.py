@@ -204,29 +204,29 @@ def test_the_model_that_was_given_is_the_first_one(
 def test_arguments_that_cannot_act_are_refused() -> None:
     grid = AppGrid(app_of())
     other = ArrayRecord({"body.0.weight": torch.zeros(2)})
-    with pytest.raises(ConfigError, match="initial_arrays have other names"):
+    with pytest.raises(ConfigError, match=r"initial_arrays .*other names"):
         strategy_of("fedavg").start(grid, other)
     kept = {name: t + 1 for name, t in toy_task(4).build().state_dict().items()}
-    with pytest.raises(ConfigError, match=r"other values of 'head.*method=fedbabu are not sent"):
+    with pytest.raises(ConfigError, match=r"other values .*'head.*method=fedbabu .*sent"):
         strategy_of("fedbabu").start(grid, ArrayRecord(kept))
-    with pytest.raises(ConfigError, match="evaluate_config without fraction_evaluate"):
+    with pytest.raises(ConfigError, match=r"evaluate_config .*fraction_evaluate"):
         strategy_of("fedavg").start(grid, evaluate_config=ConfigRecord({"a": 1}))
     for method, lines in (("fedavg", ["privacy.noise=1"]), ("fedproto", [])):
-        with pytest.raises(ConfigError, match=r"fraction_evaluate=1.0: under privacy.noise, and"):
+        with pytest.raises(ConfigError, match=r"fraction_evaluate=1.0: under privacy.noise, "):
             strategy_of(method, *lines, fraction_evaluate=1.0)
-    with pytest.raises(RunFailed, match=r"train_config={'lr': 1} has no effect without a training"):
+    with pytest.raises(RunFailed, match=r"train_config={'lr': 1} .*effect .*training"):
         strategy_of("fedavg").start(grid, train_config=ConfigRecord({"lr": 1}))
-    with pytest.raises(ConfigError, match="resume=True without run_dir"):
+    with pytest.raises(ConfigError, match=r"resume=True .*run_dir"):
         strategy_of("fedavg").start(grid, resume=True)
-    with pytest.raises(ConfigError, match="resume=True: there is no run in run_dir=nowhere"):
+    with pytest.raises(ConfigError, match=r"resume=True: .*run .*run_dir=nowhere"):
         strategy_of("fedavg").start(grid, run_dir="nowhere", resume=True)
-    with pytest.raises(ConfigError, match=r"method='fedavg', and its overrides have method=local"):
+    with pytest.raises(ConfigError, match=r"method='fedavg', .*overrides .*method=local"):
         strategy_of("fedavg", "method=local")
-    with pytest.raises(ConfigError, match=r"plugin=\['moon'\], and its overrides have \+plugin="):
+    with pytest.raises(ConfigError, match=r"plugin=\['moon'\], .*overrides .*\+plugin="):
         strategy_of("fedavg", "+plugin=[drift]", plugins=["moon"])
-    with pytest.raises(ConfigError, match=r"overrides='client.lr=.1' is a text; expected a list"):
+    with pytest.raises(ConfigError, match=r"overrides='client.lr=.1' .*text; .*list"):
         fedhet.flower.Strategy("fedavg", of_server(), overrides="client.lr=.1")
-    with pytest.raises(ConfigError, match="fraction_evaluate=2 is not allowed"):
+    with pytest.raises(ConfigError, match="fraction_evaluate=2 "):
         strategy_of("fedavg", fraction_evaluate=2)
 
 
@@ -349,15 +349,15 @@ def test_the_mean_is_that_of_what_the_loops_return() -> None:
             "scaffold",
             [],
             [],
-            "method=scaffold refuses a training loop of your own: it relies on plain SGD",
+            "method=scaffold refuses .*training loop .*your own: .*relies .*plain SGD",
         ),
-        ("fednova", [], [], "method=fednova refuses .*: it relies on local steps of SGD"),
-        ("fedprox", [], [], "plugin 'fedprox' refuses .*: it adds to fedhet's local steps"),
-        ("fedsgd", [], [], "method=fedsgd refuses .*: its clients take no local steps"),
-        ("fedgen", [], [], "method=fedgen refuses .*: it adds to fedhet's local steps"),
-        ("feddyn", [], [], "a training loop of your own.*a term of the kind"),
-        ("fedavg", ["fednorm"], ["plugin.fednorm.z_when=last_epoch"], "a term of the kind 'loss'"),
-        ("fedrep", [], [], "a training loop of your own.*names="),
+        ("fednova", [], [], "method=fednova refuses .*: .*relies .*local steps .*SGD"),
+        ("fedprox", [], [], "plugin 'fedprox' refuses .*: .*adds .*fedhet's local steps"),
+        ("fedsgd", [], [], "method=fedsgd refuses .*: .*clients .*local steps"),
+        ("fedgen", [], [], "method=fedgen refuses .*: .*adds .*fedhet's local steps"),
+        ("feddyn", [], [], "training loop .*your own.*term .*kind"),
+        ("fedavg", ["fednorm"], ["plugin.fednorm.z_when=last_epoch"], "term .*kind 'loss'"),
+        ("fedrep", [], [], "training loop .*your own.*names="),
     ],
 )
 def test_methods_that_need_our_steps_refuse_it(
@@ -377,7 +377,7 @@ def test_a_loop_returns_numbers() -> None:
     result = strategy_of("fedavg").start(AppGrid(app_of(loop=loop)))
     assert result.train_metrics_clientapp[1]["train_loss"] == 0.5
     returned[0] = "much"
-    with pytest.raises(RunFailed, match="your training loop returned a str; expected numbers"):
+    with pytest.raises(RunFailed, match=r"training loop .*str; .*numbers"):
         strategy_of("fedavg").start(AppGrid(app_of(loop=loop)))
 
 
@@ -429,7 +429,7 @@ def test_an_evaluation_of_the_owner_has_a_deadline() -> None:
 def test_a_run_that_a_failure_ends_says_what_goes_on() -> None:
     grid = AppGrid(app_of())
     grid.silent = {1}
-    with pytest.raises(RunFailed, match=r"client 1 failed .* on_failure=skip goes on without it"):
+    with pytest.raises(RunFailed, match=r"client 1 failed .*on_failure=skip goes "):
         strategy_of("fedavg", "replies.grace=0").start(grid, num_rounds=1, timeout=0.2)
 
 

@@ -29,7 +29,7 @@ RAY = Path(sys.executable).parent / "ray"
 
 @pytest.mark.parametrize("address", ["localhost", "ray://localhost:10001"])
 def test_an_address_is_a_host_and_a_port_or_auto(address: str) -> None:
-    with pytest.raises(fedhet.ConfigError, match=r"must be auto, or <host>:<port>"):
+    with pytest.raises(fedhet.ConfigError, match=r"auto, .*<host>:<port>"):
         fedhet.run(["engine=ray", f"engine.address='{address}'"])
 
 
@@ -44,7 +44,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(cluster, "REACH_SECONDS", 2.0)
     with socket.create_server(("0.0.0.0", 0)) as silent:
         address = f"localhost:{silent.getsockname()[1]}"
-        with pytest.raises(fedhet.ConfigError, match="has answered there within 2"):
+        with pytest.raises(fedhet.ConfigError, match=r"answered .*within 2"):
             cluster.reach(address)
 
 

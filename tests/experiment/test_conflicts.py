@@ -106,5 +106,5 @@ def test_two_labels_of_one_run_are_refused(write: Write) -> None:
     write("axes: {how: {slow: client.lr=0.1, low: client.lr=0.1}}")
     experiment = definition.read(["experiment=mine"])
     assert experiment is not None
-    with pytest.raises(ConfigError, match="how=slow and how=low"):
+    with pytest.raises(ConfigError, match=r"how=slow .*how=low"):
         cells.check(cells.runs(experiment))

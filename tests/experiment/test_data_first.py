@@ -68,7 +68,7 @@ def test_a_launcher_looks_where_its_runs_will() -> None:
     """Unless they may be on other machines."""
     nowhere = source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)
     for launcher in (Here(), Processes()):
-        with pytest.raises(DataError, match="data not found"):
+        with pytest.raises(DataError, match=r"data_dir='nowhere'"):
             launcher.find_data([nowhere])
     Ray().find_data([nowhere])
 

@@ -115,7 +115,7 @@ def test_several_experiments_at_once_are_single_runs(write: Write) -> None:
     write("rounds: 3", name="yours")
     assert definition.read(["experiment=mine,yours"]) is None
     write(AXES, name="yours")
-    with pytest.raises(ConfigError, match="experiment=yours has axes"):
+    with pytest.raises(ConfigError, match=r"experiment=yours .*axes"):
         definition.read(["experiment=mine,yours"])
 
 
@@ -138,7 +138,7 @@ def test_an_experiment_knows_the_scores_of_its_report() -> None:
 
 def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     write(AXES)
-    with pytest.raises(ConfigError, match="experiment=mine has axes"):
+    with pytest.raises(ConfigError, match=r"experiment=mine .*axes"):
         fedhet.run(["experiment=mine"])
 
 
@@ -245,7 +245,7 @@ def test_the_command_names_the_folders_in_which_it_was_found(write: Write, tmp_p
 
 def test_a_misspelled_setting_is_not_taken_for_an_axis(write: Write) -> None:
     write(AXES)
-    with pytest.raises(ConfigError, match=r"did you mean partition\.alpha") as error:
+    with pytest.raises(ConfigError, match=r"mean partition\.alpha") as error:
         cells.check(cells.runs(read("partition.alhpa=1,2")))
     assert "axes.partition" not in str(error.value)
 
@@ -262,7 +262,7 @@ def test_a_cell_goes_on_as_the_experiment_has_it(
     assert compose([f"resume={run}", "rounds=4"]).cfg.rounds == 4
     (run / "cell.json").write_text('{"status": "failed", "code": {}}')
     assert compose([f"resume={run}"]).cfg.rounds == 2
-    with pytest.raises(ConfigError, match=r"'rounds=4' with resume="):
+    with pytest.raises(ConfigError, match=r"'rounds=4' .*resume="):
         compose([f"resume={run}", "rounds=4"])
     monkeypatch.delenv(pieces.SEARCH_PATH)
     with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.*--config-dir"):

@@ -175,7 +175,7 @@ def test_a_failed_cell_does_not_end_the_others(
     assert run() == 1
     printed = capsys.readouterr()
     assert "missing: clients=5000 seed=0: " in printed.err
-    assert "more clients than samples allow" in printed.err
+    assert "partition.clients=5000: " in printed.err
     assert "experiment mine: 1 of 2 runs are there" in printed.out
     (failed,) = [
         cell
@@ -183,7 +183,7 @@ def test_a_failed_cell_does_not_end_the_others(
         if (cell := json.loads(path.read_text()))["status"] != "finished"
     ]
     assert failed["status"] == "failed"
-    assert "more clients than samples allow" in failed["reason"]
+    assert "partition.clients=5000: " in failed["reason"]
 
 
 def test_runs_without_a_trial_are_not_run(
@@ -238,7 +238,7 @@ def test_a_folder_holds_one_experiment(
     pretend.folder.mkdir(parents=True)
     (pretend.folder / "experiment.json").write_text('{"experiment": "other"}')
     assert pretend.run() == 2
-    assert "the folder holds the experiment other" in capsys.readouterr().err
+    assert "experiment other" in capsys.readouterr().err
     assert not pretend.launched
 
 
@@ -247,7 +247,7 @@ def test_nothing_is_left_where_a_setting_is_wrong(
 ) -> None:
     write(TWO)
     assert run("client.lr=0") == 2
-    assert "client.lr=0 is not allowed" in capsys.readouterr().err
+    assert "client.lr=0 " in capsys.readouterr().err
     assert not Path("experiments/mine/cells").exists()
 
 

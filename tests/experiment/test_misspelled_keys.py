@@ -41,7 +41,7 @@ def test_a_misspelled_key_is_refused(write: Write, text: str, message: str) -> N
 
 def test_a_single_run_refuses_it_too(write: Write) -> None:
     write("axes: {seed: [0]}\ntune: {bugdet: 3}")
-    with pytest.raises(ConfigError, match=r"'tune\.bugdet' in the file of experiment=mine"):
+    with pytest.raises(ConfigError, match=r"'tune\.bugdet' .*file .*experiment=mine"):
         compose(["experiment=mine"])
 
 
@@ -72,5 +72,5 @@ paper: {source: mine}
 
 def test_a_file_without_its_first_line_is_refused(write: Write, tmp_path: Path) -> None:
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text("rounds: 2\n")
-    with pytest.raises(ConfigError, match="must begin with the line `# @package _global_`"):
+    with pytest.raises(ConfigError, match=r"begin .*line `# @package _global_`"):
         compose(["experiment=mine"])

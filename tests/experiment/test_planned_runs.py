@@ -134,7 +134,7 @@ def test_a_record_that_cannot_be_written_ends_no_other_run(
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = PlannedRun(0, "", (), tmp_path / "file" / "0")
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: the folder .* cannot be created"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir: .*folder .*created"):
         run.prepare()
 
 
@@ -149,7 +149,7 @@ def test_the_process_of_a_run_leaves_its_reason(
     carry_out([(run, compose([]))], str(tmp_path))
     reason = "ZeroDivisionError: by zero (FEDHET_TRACEBACK=1 shows where)"
     assert run.failure("") == reason
-    with pytest.raises(ConfigError, match="all nodes need it under the same path"):
+    with pytest.raises(ConfigError, match=r"nodes .*under .*same path"):
         carry_out([(run, compose([]))], str(tmp_path / "nowhere"))
 
 

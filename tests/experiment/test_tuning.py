@@ -46,7 +46,7 @@ def test_draws_are_spread_over_the_interval() -> None:
     # A log-uniform variable is below the geometric mean of its ends half of the time.
     assert 70 < sum(value < 1e-2 for value in log) < 130
     assert 70 < sum(value < 4 for value in flat) < 130
-    with pytest.raises(ConfigError, match="give a number of trials"):
+    with pytest.raises(ConfigError, match=r"tune\.budget=null: .*trials"):
         tuning.points({"a": Interval(0.0, 1.0, False)}, None)
 
 
@@ -97,7 +97,7 @@ tune:
 
     for budget, more in (("null", 6), ("5", 5)):  # A's grid has three points
         write(text.replace("budget: 3", f"budget: {budget}"))
-        message = f"A, 0.1 would have 3 of the trials, and P, 0.1 {more}; tune.budget=3 gives"
+        message = f"A, 0.1 .*3 .*trials, .*P, 0.1 {more}; tune.budget=3 "
         with pytest.raises(ConfigError, match=f"tune.budget={budget}: {message}"):
             check_budget("experiment=mine")
     check_budget("experiment=mine", "tune.budget=3")

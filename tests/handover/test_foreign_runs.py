@@ -91,7 +91,7 @@ def test_a_key_that_is_missing_is_named(copy: Path, key: str) -> None:
     content = json.loads((copy / "partition.json").read_text())
     del content[key]
     (copy / "partition.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=rf"partition\.json is damaged: '?{key}'? is missing"):
+    with pytest.raises(DataError, match=rf"partition\.json .*damaged: '?{key}'? .*missing"):
         opened(copy, None, None)
 
 
@@ -105,7 +105,7 @@ def test_the_names_of_models_are_no_paths(copy: Path, name: str) -> None:
         lambda: opened(copy, "best_val", 0),
         lambda: fedhet.load_run(copy),
     ):
-        with pytest.raises(DataError, match=r"summary\.json is damaged: models is"):
+        with pytest.raises(DataError, match=r"summary\.json .*damaged: models "):
             read()
 
 
@@ -114,14 +114,14 @@ def test_the_names_of_models_are_no_paths(copy: Path, name: str) -> None:
 )
 def test_a_record_without_models_keeps_none(copy: Path, record: dict[str, Any]) -> None:
     change(copy / "summary.json", personal_models=record)
-    with pytest.raises(ConfigError, match=r"no personal models \(last\) are kept"):
+    with pytest.raises(ConfigError, match=r"personal models \(last\) .*kept"):
         fedhet.load(copy, "personal", client=0)
 
 
 @pytest.mark.parametrize("kept", [3, {"personal": 3}, {"personal": {"last": "../../x"}}])
 def test_a_wrong_record_of_models_is_damaged(copy: Path, kept: Any) -> None:
     change(copy / "summary.json", personal_models={"kept": kept})
-    with pytest.raises(DataError, match=r"summary\.json is damaged: personal_models is"):
+    with pytest.raises(DataError, match=r"summary\.json .*damaged: personal_models "):
         fedhet.load(copy, "personal", client=0)
 
 
@@ -155,14 +155,14 @@ def too_large(file: Path) -> None:
 @pytest.mark.parametrize("name", ["summary.json", "partition.json", "config.yaml"])
 def test_only_plain_files_are_read(copy: Path, name: str, damage: Callable[[Path], None]) -> None:
     damage(copy / name)
-    with pytest.raises(DataError, match=rf"{name} is damaged: it (is a link, .*no plain|has 640)"):
+    with pytest.raises(DataError, match=rf"{name} .*damaged: .*(is .*link, .*plain|has 640)"):
         opened(copy, None, None)
 
 
 @pytest.mark.timeout(60)
 def test_weights_are_read_from_no_pipe(copy: Path) -> None:
     a_pipe(copy / "model.safetensors")
-    with pytest.raises(DataError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(DataError, match=r"model\.safetensors .*damaged"):
         fedhet.load(copy)
 
 

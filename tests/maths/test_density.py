@@ -33,7 +33,7 @@ def test_a_loss_that_is_not_finite_is_reported() -> None:
         size=3,
     )
     epochs = densities.epochs_of("thing", descent, 1, torch.Generator())
-    with pytest.raises(ValueError, match="loss of the thing is nan"):
+    with pytest.raises(ValueError, match=r"the thing .*nan"):
         next(epochs)
 
 

@@ -70,5 +70,5 @@ def test_it_changes_nothing(federation: Callable[..., Any]) -> None:
 
 
 def test_gradients_are_refused(federation: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"compares the models .* clients send none"):
+    with pytest.raises(ConfigError, match=r"compares .*models .*clients send none"):
         federation(toy_task(), FedSGD, plugins=lambda: [DriftPlugin()])

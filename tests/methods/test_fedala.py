@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_finite_ends_the_learning(federation: Federation, los
     factor[0] = loss
     for msg in evaluation_messages(run.strategy):
         assert run.client().handle(msg).metrics["test.personal.loss"] == np.inf
-    with pytest.raises(RunFailed, match="holds NaN or infinite values"):
+    with pytest.raises(RunFailed, match="NaN "):
         run.step()
 
 

@@ -92,7 +92,7 @@ def test_a_loss_that_none_can_be_is_refused_from_small_clients_too(
         replies[-1].extras["feddisk.val"] = value
         return replies
 
-    failure = rf"client 0 .*feddisk\.density.*'feddisk\.val' (is|has the value) {value}"
+    failure = rf"client 0 .*feddisk\.density.*'feddisk\.val' (is|has .*value) {value}"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedAvg, plugins=plugins(min_samples=13)).step(alter=invent)
 
@@ -102,13 +102,13 @@ def test_a_client_that_should_validate_must_send_the_loss(federation: Make) -> N
         del replies[1].extras["feddisk.val"]
         return replies
 
-    failure = r"client 2 .*feddisk\.density.*'feddisk\.val' is missing"
+    failure = r"client 2 .*feddisk\.density.*'feddisk\.val' .*missing"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedAvg, plugins=plugins()).step(alter=silent)
 
 
 def test_a_made_that_diverges_names_client_and_phase(federation: Make) -> None:
     diverging = plugins(made_optimizer="sgd", made_lr=1e38)
-    failure = r"client 3 .*feddisk\.density.*(loss of the global MADE|NaN or infinite)"
+    failure = r"client 3 .*feddisk\.density.*(loss .*global MADE|NaN .*infinite)"
     with pytest.raises(RunFailed, match=failure):
         federation(toy_task(), FedDisk, plugins=diverging).step()

@@ -67,10 +67,8 @@ def test_the_first_training_is_that_of_fedprox(federation: Federation) -> None:
             assert all(found) is equal
 
 
-@pytest.mark.parametrize(
-    ("alpha", "fraction"),
-    [(2.0, 1.0), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(0.5, 1), (2, 0.67)])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("alpha", "fraction"), [(2.0, 1.0), (0.5, 1.0), (2.0, 0.67)])
 def test_it_reaches_the_optimum_where_fedavg_does_not(alpha: float, fraction: float) -> None:
     """The optimum of the mean loss is the mean of the b_i under the a_i.
 
@@ -89,6 +87,7 @@ def test_it_reaches_the_optimum_where_fedavg_does_not(alpha: float, fraction: fl
         assert fedavg == pytest.approx(biased, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_at_the_fixed_point_each_g_is_the_gradient_there(federation: Federation) -> None:
     """They sum to 0: the first-order condition of the mean loss."""
     task = quadratic(PROBLEM["a"], PROBLEM["b"])
@@ -102,5 +101,5 @@ def test_at_the_fixed_point_each_g_is_the_gradient_there(federation: Federation)
 
 
 def test_alpha_must_be_positive(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"method\.alpha=0 is not allowed"):
+    with pytest.raises(ConfigError, match=r"method\.alpha=0 "):
         federation(toy_task(), FedDyn, options={"alpha": 0})

@@ -100,7 +100,7 @@ def test_augmented_counts_need_a_host_that_weighs_by_samples(federation: Launch)
             toy_task(), cls, plugins=lambda: [FedGMMPlugin(agg_count="augmented")], options=options
         )
 
-    refusal = r"method=scaffold .*'fedgmm'.* n_k, .*use plugin.fedgmm.agg_count=original"
+    refusal = r"method=scaffold .*'fedgmm'.* n_k, .*plugin.fedgmm.agg_count=original"
     with pytest.raises(ConfigError, match=refusal):
         build(Scaffold)  # it weighs its participants equally
     with pytest.raises(ConfigError, match=r"method=fedsa .*'fedgmm'.*=samples"):

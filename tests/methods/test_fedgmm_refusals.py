@@ -161,7 +161,7 @@ def test_a_bad_number_of_generated_samples_is_refused(fedgmm: Launch) -> None:
         run = fedgmm()
         run.step()
         alter = altered(0, partial(dict.update, **{GENERATED: number}))
-        failure = rf"client 0 .*'fedgmm.share', step 1: .*'fedgmm.generated' is {number}"
+        failure = rf"client 0 .*'fedgmm.share', step 1: .*'fedgmm.generated' .*{number}"
         with named_case(number), pytest.raises(RunFailed, match=failure):
             run.step(alter=alter)
 
@@ -187,10 +187,10 @@ def test_bad_samples_are_named(fedgmm: Launch) -> None:
 
 def test_too_large_mixtures_are_refused(fedgmm: Launch) -> None:
     """A client's own: 2 components of 8 + 4 (2 * 4 + 1) bytes; those of all: 5."""
-    own = r"client 2 .*this client are 2 components of 4 .*max_payload_mb=8e-05"
+    own = r"client 2 .*client .*2 components .*4 .*max_payload_mb=8e-05"
     with pytest.raises(RunFailed, match=own):
         fedgmm(options={"max_payload_mb": 80e-6}).step()
-    of_all = r"all clients are 5 components of 4 .*max_payload_mb=0.0002"
+    of_all = r"clients .*5 components .*4 .*max_payload_mb=0.0002"
     with pytest.raises(RunFailed, match=of_all):
         fedgmm(options={"max_payload_mb": 200e-6}).step()
     run = fedgmm(options={"max_payload_mb": 220e-6})
@@ -206,14 +206,14 @@ def test_too_large_mixtures_of_a_client_are_left_out_or_those_of_all_stop_the_ru
     run.step()
     assert [f.pid for f in run.current.failures] == [2, 1]
     assert run.step()[0].extras[MIXTURES]["label"].tolist() == [0]  # client 0's
-    with pytest.raises(RunFailed, match="mixtures of all clients"):
+    with pytest.raises(RunFailed, match=r"mixtures .*clients"):
         fedgmm(options={"max_payload_mb": 200e-6}, on_failure="skip").step()
 
 
 def test_a_task_without_classes_is_refused(fedgmm: Launch) -> None:
     without = task()
     without.target = "number"
-    with pytest.raises(ConfigError, match=r"fedgmm.*class each.*target=number"):
+    with pytest.raises(ConfigError, match=r"fedgmm.*class .*target=number"):
         fedgmm(without)
 
 
@@ -226,6 +226,7 @@ def test_bad_options_are_named() -> None:
         ("reg_covar", 0.0),
         ("psi", 1.0),
         ("psi", -0.1),
+        ("gen_weight", -1.0),
         ("target", "max"),
         ("target", -1),
         ("target", 2.5),

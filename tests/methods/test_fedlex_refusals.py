@@ -102,9 +102,9 @@ def test_bad_options_are_named() -> None:
 
 
 def test_refusals(federation: Make) -> None:
-    refusal = r"method=scaffold .*'fedlex': it changes the local steps"
+    refusal = r"method=scaffold .*'fedlex': .*changes .*local steps"
     with pytest.raises(ConfigError, match=refusal):
         federation(toy_task(), Scaffold, plugins=lambda: [FedLExPlugin()])
-    with pytest.raises(ConfigError, match=r"method=fedsgd .*'fedlex': it acts on local"):
+    with pytest.raises(ConfigError, match=r"method=fedsgd .*'fedlex': .*acts .*local"):
         federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin(apply_to="update")])
     federation(toy_task(), FedSGD, plugins=lambda: [FedLExPlugin()])

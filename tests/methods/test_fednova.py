@@ -159,13 +159,14 @@ def limit(a: Any, b: Any, steps: Any, lr: float, mu: float = 0.0) -> float:
     return float(np.average(b, weights=(1 - (1 - lr * (a + mu)) ** steps) * a / (a + mu) / norm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "steps", "plugins"),
     [
         pytest.param(FIVE, STEPS_OF_FIVE, [], id="five"),
-        pytest.param(FIVE, STEPS_OF_FIVE, ["fednorm"], id="fednorm", marks=pytest.mark.slow),
-        pytest.param(TWO, [3, 30], [], id="two", marks=pytest.mark.slow),
-        pytest.param(TWO, 10, [], id="equal", marks=pytest.mark.slow),
+        pytest.param(FIVE, STEPS_OF_FIVE, ["fednorm"], id="fednorm"),
+        pytest.param(TWO, [3, 30], [], id="two"),
+        pytest.param(TWO, 10, [], id="equal"),
     ],
 )
 def test_it_reaches_its_own_limit(problem: dict[str, Any], steps: Any, plugins: list[str]) -> None:
@@ -222,7 +223,7 @@ def test_a_client_without_a_step_is_left_out(federation: Federation) -> None:
     idle.step()
     without.step(claiming(-1))
     assert idle.sha256 == without.sha256
-    with pytest.raises((ValueError, RunFailed), match="took a step"):
+    with pytest.raises((ValueError, RunFailed), match=r"weight .*0.*positive"):
         federation(toy_task(), FedNova, plugins=lambda: [LocalSteps([0] * 4)]).step()
 
 

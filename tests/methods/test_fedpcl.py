@@ -145,7 +145,7 @@ def test_bad_prototypes_are_the_clients_failure(federation: Callable[..., Any]) 
 def test_what_needs_a_global_model_is_refused(federation: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="method=fedpcl refuses plugin 'fedprox'"):
         federation(toy_task(), FedPCL, plugins=lambda: [FedProxPlugin()])
-    with pytest.raises(ConfigError, match="method=fedpcl has no global model"):
+    with pytest.raises(ConfigError, match=r"method=fedpcl .*global model"):
         federation(toy_task(), FedPCL, server_opt=FedAvgM())
 
 

@@ -199,7 +199,7 @@ def test_only_trains_what_it_names_and_restores_the_rest() -> None:
 
 
 def test_refusals(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"method=fedrep keeps the head.*Linear has none"):
+    with pytest.raises(ConfigError, match=r"method=fedrep keeps .*head.*Linear .*none"):
         FedRep.scope(nn.Linear(1, 1))
-    with pytest.raises(ConfigError, match=r"method\.head_epochs=-1 is not allowed"):
+    with pytest.raises(ConfigError, match=r"method\.head_epochs=-1 "):
         federation(toy_task(), FedRep, options={"head_epochs": -1})

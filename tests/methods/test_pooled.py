@@ -62,7 +62,7 @@ def test_with_only_one_client_it_is_gradient_descent_on_its_data(federation: Fed
     same(copied(run.model), w)
 
 
-@pytest.mark.parametrize(("only", "why"), [(-1, "number >= 0"), (9, "one of the 4 clients")])
+@pytest.mark.parametrize(("only", "why"), [(-1, "number >= 0"), (9, "one .*4 clients")])
 def test_a_client_that_is_not_there_is_refused(federation: Federation, only: int, why: str) -> None:
     with pytest.raises(ConfigError, match=f"method.only={only}.*{why}"):
         federation(toy_task(), Pooled, options={"only": only})
@@ -78,7 +78,7 @@ def test_it_is_for_simulations(
     launch: Callable[..., fedhet.Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = composed("method=pooled")
-    with pytest.raises(ConfigError, match=r"method=pooled pools .* raw data.*engine=local"):
+    with pytest.raises(ConfigError, match=r"method=pooled pools .*raw data.*engine=local"):
         _ = Job(settings, toy_task(), engine="flwr").strategy
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         _ = Job(settings, toy_task(), engine="ray").strategy
@@ -88,10 +88,10 @@ def test_it_is_for_simulations(
     files = ",".join(f"{site}:'{tmp_path / site}.csv'" for site in "ab")
     sites = ["dataset=local", "dataset.sites=[a,b]", f"dataset.files={{{files}}}"]
     sites += ["dataset.features=[x]", "dataset.label=y", "dataset.classes=2"]
-    with pytest.raises(ConfigError, match=r"never leave a site.*another dataset than local"):
+    with pytest.raises(ConfigError, match=r"never leave .*site.*another dataset .*local"):
         launch("method=pooled", *sites)
 
 
 def test_it_takes_no_plugin(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match="method=pooled refuses plugin 'half': it acts on"):
+    with pytest.raises(ConfigError, match=r"method=pooled refuses plugin 'half': .*acts "):
         federation(toy_task(), Pooled, plugins=lambda: [Half()])

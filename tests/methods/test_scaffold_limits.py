@@ -15,13 +15,18 @@ from fedhet.methods.scaffold import Scaffold
 Federation = Callable[..., Any]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [pytest.param(1.0, marks=pytest.mark.matrix), 0.5])
 @pytest.mark.parametrize(
     ("extra", "plugins"),
     [
         pytest.param({"client.momentum": 0.5}, [], id="momentum"),
-        pytest.param({}, [], id="plain", marks=pytest.mark.slow),
-        pytest.param({}, ["fednorm"], id="fednorm", marks=pytest.mark.slow),
+        pytest.param(
+            {},
+            [],
+            id="plain",
+        ),
+        pytest.param({}, ["fednorm"], id="fednorm"),
     ],
 )
 def test_option_i_reaches_the_optimum(
@@ -42,14 +47,10 @@ def test_option_i_reaches_the_optimum(
     assert w == pytest.approx(-0.6, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("control", "fraction"),
-    [
-        ("steps", 1.0),
-        ("gradient", 1.0),
-        pytest.param("steps", 0.5, marks=pytest.mark.slow),
-        pytest.param("gradient", 0.5, marks=pytest.mark.slow),
-    ],
+    [("steps", 1.0), ("gradient", 1.0), ("steps", 0.5), ("gradient", 0.5)],
 )
 def test_fixed_weights_move_the_limit(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, control: str, fraction: float

@@ -151,11 +151,8 @@ def limit(a: list[float], b: list[float], steps: int, lr: float, gamma: float) -
     return float(fixed_point[0])
 
 
-@pytest.mark.parametrize(
-    "plugins",
-    [[], pytest.param(["fednorm"], marks=pytest.mark.slow)],
-    ids=["alone", "fednorm"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("plugins", [[], ["fednorm"]], ids=["alone", "fednorm"])
 def test_it_reaches_its_limit_on_the_quadratic(plugins: list[str]) -> None:
     problem = {
         "a": [1.0, 4.0, 2.0, 0.5, 3.0],

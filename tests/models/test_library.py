@@ -102,7 +102,7 @@ def test_torchvision_by_name() -> None:
     message = rf"^model: torchvision/{SMALL} .*\(1, 28, 28\): .*3 channels"
     with pytest.raises(ConfigError, match=message):
         Torchvision(shape=(1, 28, 28), classes=7, name=SMALL)
-    message = r"^model\.name=resnet17 .*did you mean resnet1"
+    message = r"^model\.name=resnet17 .*mean resnet1"
     with pytest.raises(ConfigError, match=message):
         Torchvision(shape=(3, 32, 32), classes=7, name="resnet17")
 
@@ -118,13 +118,13 @@ def test_timm_by_name() -> None:
         Timm(shape=(3, 32, 32), classes=7, name="vit_tiny_patch16_224")
     # timm would fetch the first of these from the internet.
     for name in ("hf-hub:timm/resnet18", "resnet17"):
-        with pytest.raises(ConfigError, match=rf"^model\.name={name}: timm has no"):
+        with pytest.raises(ConfigError, match=rf"^model\.name={name}: timm "):
             Timm(shape=(3, 32, 32), classes=7, name=name)
 
 
 def test_a_missing_timm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"model=timm needs timm, .*-e '\.\[timm\]'"):
+    with pytest.raises(ConfigError, match=r"model=timm .*timm, .*-e '\.\[timm\]'"):
         Timm(shape=(3, 32, 32), classes=7, name="resnet18")
 
 

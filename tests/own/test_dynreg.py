@@ -72,7 +72,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_noticed(monkeypatch: pytest.Monk
         return merged._replace(state={**merged.state, "device": torch.device("cpu")})
 
     monkeypatch.setattr(dynreg, "merge", keeps_a_device)
-    with pytest.raises(AssertionError, match=r"after step 1: its checkpoints are \[\]"):
+    with pytest.raises(AssertionError, match=r"after step 1: .*checkpoints .*\[\]"):
         check_resume("method=dynreg", *FAST, task=toy_task())
 
 
@@ -145,12 +145,12 @@ def test_three_nodes_change_no_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["method=dinreg"], r"unknown method 'dinreg' \(did you mean dynreg"),
+        (["method=dinreg"], r"unknown method 'dinreg' .*did you mean dynreg"),
         (
             ["method=dynreg", "method.alhpa=1"],
-            r"'method.alhpa' \(did you mean method.alpha\?\).*method has alpha",
+            r"'method.alhpa' .*did you mean method.alpha\?\).*method .*alpha",
         ),
-        (["plugin=[dynreg]"], "it is a method"),
+        (["plugin=[dynreg]"], "'dynreg': .*method"),
     ],
 )
 def test_wrong_names_get_the_closest_one(lines: list[str], message: str) -> None:
@@ -159,7 +159,7 @@ def test_wrong_names_get_the_closest_one(lines: list[str], message: str) -> None
 
 
 def test_its_options_are_checked() -> None:
-    with pytest.raises(fedhet.ConfigError, match=r"method\.alpha=-1 is not allowed"):
+    with pytest.raises(fedhet.ConfigError, match=r"method\.alpha=-1 "):
         fedhet.run(["method=dynreg", "method.alpha=-1"])
 
 

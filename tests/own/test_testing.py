@@ -49,7 +49,7 @@ class FaultyPlugin(Plugin):
     "plugins", [[FedNormPlugin], FedNormPlugin, FedNormPlugin(), ["fednorm"], "fednorm"], ids=str
 )
 def test_a_federation_has_a_list_of_plugins(plugins: Any) -> None:
-    with pytest.raises(TypeError, match=r"plugins=.*expected is a list as \[FedNormPlugin\("):
+    with pytest.raises(TypeError, match=r"plugins=.*list .*\[FedNormPlugin\("):
         Federation(toy_task(), FedAvg, plugins=plugins)
 
 
@@ -69,8 +69,8 @@ def conf(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("Greedy", "client 3 changed the tensors .*phase 'train'"),
-        ("Endless", "the state 'faulty.x.x' of client 3 holds NaN or infinite"),
+        ("Greedy", "client 3 changed .*tensors .*phase 'train'"),
+        ("Endless", "state 'faulty.x.x' .*client 3 .*NaN .*infinite"),
         ("Failing", "client 3 failed .*step 1: OSError: battery"),
     ],
 )
@@ -85,15 +85,15 @@ def test_a_faulty_client(conf: Path, how: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("group", "text", "message"),
     [
-        ("method", "_target_: faulty_pkg.Faulty\nhow: Greedy\n", "the first comment says"),
-        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\n", "other.yaml and Faulty differ"),
-        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: x\n", "have different defaults"),
-        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: Greedy\n", "name is 'faulty'"),
+        ("method", "_target_: faulty_pkg.Faulty\nhow: Greedy\n", "first comment "),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\n", "other.yaml .*Faulty differ"),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: x\n", "different defaults"),
+        ("method", "# Faulty\n_target_: faulty_pkg.Faulty\nhow: Greedy\n", "name .*'faulty'"),
         (
             "plugin",
             "# @package plugin.other\n# Faulty\n"
             "_target_: faulty_pkg.FaultyPlugin\na: 1.0\nb: 2.0\n",
-            "name is 'faulty', not 'other'",
+            "name .*'faulty', .*'other'",
         ),
     ],
 )

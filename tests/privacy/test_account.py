@@ -101,7 +101,7 @@ def test_without_noise_nothing_is_recorded(launch: Launch) -> None:
 def test_a_run_beyond_the_budget_does_not_begin(launch: Launch, tmp_path: Path) -> None:
     lines = ["method=fedavg", "privacy.noise=1", *LINES]
     budget = f"privacy.budget={epsilon(1.0, DELTA, 3)}"
-    with pytest.raises(ConfigError, match=r"spent after 3 of the run's 5 rounds"):
+    with pytest.raises(ConfigError, match=r"spent after 3 .*run's 5 rounds"):
         launch(*lines, budget, "rounds=5", task=toy_task())
     assert not list(tmp_path.iterdir())
     run = launch(*lines, budget, "rounds=3", task=toy_task())
@@ -251,7 +251,7 @@ def test_a_run_that_has_spent_its_budget_takes_no_more_rounds(launch: Launch) ->
     lines = ["method=fedavg", *LINES, "privacy.noise=1", budget, "checkpoint.every=0"]
     run = launch(*lines, "rounds=2", task=toy_task())
     before = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"is spent after 2 of the run's 3 rounds"):
+    with pytest.raises(ConfigError, match=r"spent after 2 .*run's 3 rounds"):
         fedhet.run([f"resume={run.dir}", "rounds=3"], task=toy_task())
     assert before == {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
 
@@ -270,6 +270,6 @@ def test_real_clients_of_a_server_that_was_killed_stay_within_the_budget(
     second.step()
     second.step()
     assert set(second.account.releases.values()) == {3}
-    with pytest.raises(RunFailed, match=r"privacy\.budget=.*would make it .*nothing was sent"):
+    with pytest.raises(RunFailed, match=r"privacy\.budget=.*nothing .*sent"):
         second.step()
     assert {Ledger(second.store, pid).spent for pid in range(4)} == {3}

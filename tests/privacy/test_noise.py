@@ -79,7 +79,7 @@ def test_the_norm_of_all_tensors_together_is_clipped() -> None:
         kept = mechanism(tree, clip, 1.0, silent)
         assert all(torch.equal(kept[name].float(), tree[name]) for name in tree)
     assert trees.norm(mechanism({"a": torch.zeros(3)}, 1.0, 1.0, silent)) == 0
-    with pytest.raises(ValueError, match="only finite values can be clipped"):
+    with pytest.raises(ValueError, match=r"finite values .*clipped"):
         mechanism({"a": torch.tensor([1.0, math.nan])}, 1.0, 1.0, silent)
 
 
@@ -201,13 +201,13 @@ def told(
 @pytest.mark.parametrize(
     ("extra", "problem"),
     [
-        (3, r"'own\.x' is an? int.*noise cannot cover; nothing was sent"),
-        ("many", r"'own\.x' is .*noise cannot cover"),
-        (True, r"'own\.x' is .*noise cannot cover"),
-        (torch.arange(3), r"'own\.x' is .*noise cannot cover"),
-        ({"n": torch.arange(3)}, r"'own\.x\.n' is .*noise cannot cover"),
-        (0.5, "2 releases, .* 1: `expects` has to name each"),
-        (torch.zeros(2), "2 releases, .* 1: `expects` has to name each"),
+        (3, r"'own\.x' .*an? int.*noise .*cover; nothing .*sent"),
+        ("many", r"'own\.x' .*noise .*cover"),
+        (True, r"'own\.x' .*noise .*cover"),
+        (torch.arange(3), r"'own\.x' .*noise .*cover"),
+        ({"n": torch.arange(3)}, r"'own\.x\.n' .*noise .*cover"),
+        (0.5, "2 releases, .*1: `expects` .*name "),
+        (torch.zeros(2), "2 releases, .*1: `expects` .*name "),
     ],
     ids=str,
 )

@@ -91,7 +91,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
 def test_every_method_composes_or_is_refused(method: str) -> None:
     settings = shortened(method, None)
     if method in REFUSED:
-        with pytest.raises(ConfigError, match=rf"privacy\.noise=0\.5 with {REFUSED[method]}"):
+        with pytest.raises(ConfigError, match=rf"privacy\.noise=0\.5 .*{REFUSED[method]}"):
             run(settings)
         return
     try:
@@ -132,7 +132,7 @@ def test_refusals_by_option() -> None:
     augmented = composed("method=fedgmm", "plugin.fedgmm.agg_count=augmented")
     with pytest.raises(ConfigError, match=r"agg_count=augmented .*original"):
         run(augmented)
-    with pytest.raises(ConfigError, match="samples 'fedgmm' has added"):
+    with pytest.raises(ConfigError, match=r"samples 'fedgmm' .*added"):
         run(composed("method=fednova", "plugin=[fedgmm]"))
 
 
@@ -155,12 +155,12 @@ def test_options_that_change_what_is_sent(lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        (["eval.clients=true"], r"privacy\.noise=1 needs eval\.clients=false: "),
+        (["eval.clients=true"], r"privacy\.noise=1 .*eval\.clients=false: "),
         (
             ["eval.clients=false", "eval.finetune_epochs=1"],
-            r"eval\.finetune_epochs=1 with privacy\.noise=1: ",
+            r"eval\.finetune_epochs=1 .*privacy\.noise=1: ",
         ),
-        (["eval.clients=false", "early_stopping.patience=2"], r"early_stopping\.patience=2 needs"),
+        (["eval.clients=false", "early_stopping.patience=2"], r"early_stopping\.patience=2 "),
     ],
 )
 def test_evaluations_by_clients_are_refused(lines: list[str], problem: str) -> None:
@@ -171,7 +171,7 @@ def test_evaluations_by_clients_are_refused(lines: list[str], problem: str) -> N
 def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     settings = composed("method=fedavg", "privacy.noise=1", "eval.clients=false")
-    with pytest.raises(ConfigError, match=r"=1 needs opacus,.*-e '\.\[privacy\]'"):
+    with pytest.raises(ConfigError, match=r"=1 .*opacus,.*-e '\.\[privacy\]'"):
         _ = Job(settings, toy_task()).strategy
     assert Job(composed("method=fedavg"), toy_task()).strategy
 
@@ -228,9 +228,7 @@ def test_the_owner_of_a_machine_demands_more(
         monkeypatch.setenv("FEDHET_MAX_EPSILON", "8")
     monkeypatch.setenv(variable, value)
     assert job(served).strategy
-    with pytest.raises(
-        ConfigError, match=f"the owner of this machine.*{variable}={float(value):g}"
-    ):
+    with pytest.raises(ConfigError, match=f"owner .*machine.*{variable}={float(value):g}"):
         _ = job(refused).strategy
     for wrong in ("canary-much", "-17.25", "nan", "inf"):
         monkeypatch.setenv(variable, wrong)

@@ -33,23 +33,23 @@ def made(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ({"tuned": 5}, "tuned is 5"),
-        ({"tuned": [5]}, r"tuned is \[5\]"),
-        ({"tuned": [{"axes": None, "chosen": 3}]}, "tuned is"),
-        ({"report": []}, r"report is \[\]"),
-        ({"report": {"metric": ["last"]}}, "report is"),
-        ({"tune": {"space": 1}}, "tune is"),
-        ({"axes": {"method": "A"}}, "axes is"),
-        ({"axes": None}, "axes is missing"),
-        ({"cells": {}}, "cells is {}"),
-        ({"command": 3}, "command is 3"),
-        ({"fixed": [1]}, "fixed is"),
-        ({"experiment": ["made"]}, "experiment is"),
+        ({"tuned": 5}, "tuned .*5"),
+        ({"tuned": [5]}, r"tuned .*\[5\]"),
+        ({"tuned": [{"axes": None, "chosen": 3}]}, "tuned "),
+        ({"report": []}, r"report .*\[\]"),
+        ({"report": {"metric": ["last"]}}, "report "),
+        ({"tune": {"space": 1}}, "tune "),
+        ({"axes": {"method": "A"}}, "axes "),
+        ({"axes": None}, "axes .*missing"),
+        ({"cells": {}}, "cells .*{}"),
+        ({"command": 3}, "command .*3"),
+        ({"fixed": [1]}, "fixed "),
+        ({"experiment": ["made"]}, "experiment "),
     ],
 )
 def test_a_damaged_experiment_is_one_error(made: Path, entries: dict[str, Any], told: str) -> None:
     change(made / "experiment.json", **entries)
-    with pytest.raises(DataError, match=rf"experiment\.json is damaged: .*{told}"):
+    with pytest.raises(DataError, match=rf"experiment\.json .*damaged: .*{told}"):
         report.write(made)
 
 
@@ -239,11 +239,11 @@ def test_a_run_without_an_experiment_is_read_from_plain_files(
 def test_the_experiment_is_read_from_a_plain_file(made: Path) -> None:
     (made / "experiment.json").rename(made / "other.json")
     os.mkfifo(made / "experiment.json")
-    with pytest.raises(DataError, match=r"experiment\.json is damaged: it is a link, a folder, a"):
+    with pytest.raises(DataError, match=r"experiment\.json .*damaged: .*link, .*folder, "):
         report.write(made)
     (made / "experiment.json").unlink()
     (made / "experiment.json").symlink_to("other.json")
-    with pytest.raises(DataError, match=r"experiment\.json is damaged: it is a link, a folder, a"):
+    with pytest.raises(DataError, match=r"experiment\.json .*damaged: .*link, .*folder, "):
         report.write(made)
 
 

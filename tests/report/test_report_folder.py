@@ -81,7 +81,7 @@ def test_nothing_is_written_or_removed_through_a_link(
 def test_a_link_that_is_named_is_none_to_write_through(made: Path, theirs: Path) -> None:
     (made.parent / "link").symlink_to(theirs)
     before = content(theirs)
-    with pytest.raises(WriteError, match="link is a link"):
+    with pytest.raises(WriteError, match=r"link .*a link"):
         report.write(made, made.parent / "link")
     assert content(theirs) == before
 
@@ -118,7 +118,7 @@ def test_a_file_that_no_report_has_written_is_not_replaced(made: Path, name: str
     out = made.parent / "site"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("<p>their page</p>")
-    with pytest.raises(WriteError, match=rf"site/{name} was not written by a report"):
+    with pytest.raises(WriteError, match=rf"site/{name} .*report"):
         report.write(made, out)
     assert content(out) == {name: b"<p>their page</p>"}
 
@@ -141,7 +141,7 @@ def test_what_the_record_of_a_foreign_report_names_is_not_removed(made: Path, th
 def test_a_damaged_record_is_one_error(made: Path) -> None:
     report.write(made)
     (made / "report" / "files.json").write_text('{"files": [1]}')
-    with pytest.raises(DataError, match=r"files\.json is damaged: files is \[1\]"):
+    with pytest.raises(DataError, match=r"files\.json .*damaged: files .*\[1\]"):
         report.write(made)
 
 

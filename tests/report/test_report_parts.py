@@ -28,10 +28,10 @@ def test_parts_with_other_settings_are_refused(tmp_path: Path) -> None:
     same = ["experiment=made", "rounds=1", "engine=ray", "engine.workers=2"]
     assert len(fedhet.results([first, part(tmp_path / "b", "B", fixed=same)]).runs) == 4
     longer = part(tmp_path / "c", "C", fixed=["experiment=made", "rounds=3"])
-    with pytest.raises(ConfigError, match=r"rounds is 1 .* and 3 "):
+    with pytest.raises(ConfigError, match=r"rounds .*1 .*3 "):
         fedhet.results([first, longer])
     default = part(tmp_path / "d", "D", fixed=["experiment=made"])
-    with pytest.raises(ConfigError, match=r"rounds is 1 .* and not given"):
+    with pytest.raises(ConfigError, match=r"rounds .*1 "):
         fedhet.results([first, default])
 
 
@@ -41,13 +41,13 @@ def test_the_command_decides_where_the_fixed_overrides_are_not_recorded(tmp_path
     other = part(tmp_path / "b", "B", command=["experiment=made", "method=B", "rounds=1"])
     assert len(fedhet.results([first, other]).runs) == 4
     change(other / "experiment.json", command=["experiment=made", "rounds=3"])
-    with pytest.raises(ConfigError, match=r"rounds is 1 .* and 3 "):
+    with pytest.raises(ConfigError, match=r"rounds .*1 .*3 "):
         fedhet.results([first, other])
 
 
 def test_parts_of_a_file_that_was_changed_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A", digest="abc")
-    with pytest.raises(ConfigError, match=r"digest .* is abc .* and abd"):
+    with pytest.raises(ConfigError, match=r"digest .*abc .*abd"):
         fedhet.results([first, part(tmp_path / "b", "B", digest="abd")])
 
 
@@ -57,7 +57,7 @@ def test_two_results_of_one_run_need_equal_settings(tmp_path: Path) -> None:
     cells = json.loads((other / "experiment.json").read_text())["cells"]
     cells[1]["overrides"].append("client.lr=0.3")
     change(other / "experiment.json", cells=cells)
-    with pytest.raises(ConfigError, match=r"client\.lr is not given .* and 0\.3"):
+    with pytest.raises(ConfigError, match=r"client\.lr .*0\.3"):
         fedhet.results([first, other])
 
 
@@ -65,7 +65,7 @@ def test_parts_with_other_axes_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A")
     axes = {"method": ["B"], "partition.alpha": [0.3], "seed": [0, 1]}
     other = make_experiment(tmp_path / "b", axes, lambda _: 0.5)
-    with pytest.raises(ConfigError, match=r"axes is method, seed .* and method, part"):
+    with pytest.raises(ConfigError, match=r"axes .*method, seed .*method, part"):
         fedhet.results([first, other])
 
 
@@ -133,14 +133,14 @@ def test_parts_that_are_tuned_differently_are_refused(
 ) -> None:
     a = tuned_part(tmp_path / "a", "FedAvg")
     b = tuned_part(tmp_path / "b", "SCAFFOLD", **{name: value})
-    with pytest.raises(ConfigError, match=rf"tune\.{name} is .* and .* in the second"):
+    with pytest.raises(ConfigError, match=rf"tune\.{name} .*second"):
         fedhet.results([a, b])
 
 
 def test_a_space_of_one_method_has_to_agree(tmp_path: Path) -> None:
     a = tuned_part(tmp_path / "a", "FedAvg", own={"FedAvg": {"mu": [1, 2]}})
     b = tuned_part(tmp_path / "b", "SCAFFOLD", own={"FedAvg": {"mu": [1, 3]}})
-    with pytest.raises(ConfigError, match=r"tune\.own\.FedAvg is .*2.* and .*3.* in the second"):
+    with pytest.raises(ConfigError, match=r"tune\.own\.FedAvg .*2.*3.*second"):
         fedhet.results([a, b])
 
 
@@ -149,17 +149,17 @@ def test_parts_with_other_choices_or_numbers_of_trials_are_refused(tmp_path: Pat
     entries = json.loads((b / "experiment.json").read_text())["tuned"]
     other = {**entries[0], "chosen": {"client.lr": 0.01}}
     change(b / "experiment.json", tuned=[other, entries[1]])
-    with pytest.raises(ConfigError, match=r"method=FedAvg .*client\.lr is 0\.1 .* and 0\.01"):
+    with pytest.raises(ConfigError, match=r"method=FedAvg .*client\.lr .*0\.1 .*0\.01"):
         fedhet.results([a, b])
     change(b / "experiment.json", tuned=[{**entry, "trials": 3} for entry in entries])
-    with pytest.raises(ConfigError, match=r"the number of trials is 2 .* and 3"):
+    with pytest.raises(ConfigError, match=r"number .*trials .*2 .*3"):
         fedhet.results([a, b])
 
 
 def test_parts_that_are_reported_by_another_score_are_refused(tmp_path: Path) -> None:
     first = part(tmp_path / "a", "A")
     report = {"compare": "method", "metric": "clients", "reference": None}
-    with pytest.raises(ConfigError, match=r"report\.metric is last .* and clients"):
+    with pytest.raises(ConfigError, match=r"report\.metric .*last .*clients"):
         fedhet.results([first, part(tmp_path / "b", "B", report=report)])
 
 
@@ -215,5 +215,5 @@ def test_a_folder_that_an_experiment_names_twice_is_refused(tmp_path: Path) -> N
     made = part(tmp_path / "a", "A")
     cells = json.loads((made / "experiment.json").read_text())["cells"]
     change(made / "experiment.json", cells=[cells[0], {**cells[1], "folder": cells[0]["folder"]}])
-    with pytest.raises(DataError, match="names the folder cells/cell-000 for two runs"):
+    with pytest.raises(DataError, match=r"names .*folder cells/cell-000 .*two runs"):
         fedhet.results(made)

@@ -133,13 +133,13 @@ def test_a_tally_that_no_samples_have_is_refused() -> None:
         for value in values:
             lie = {**honest, name: honest[name].clone()}
             lie[name].view(-1)[-1] = value
-            with pytest.raises(ValueError, match="a tally"):
+            with pytest.raises(ValueError, match="tally"):
                 target.check(lie)
     more = {**honest, "confusion": torch.full((2, 2), 200)}
     with pytest.raises(ValueError, match="counts more"):
         target.check(more)
     for name in honest:
-        with pytest.raises(ValueError, match="a tally"):
+        with pytest.raises(ValueError, match="tally"):
             target.check({key: value for key, value in honest.items() if key != name})
 
 
@@ -218,7 +218,7 @@ def _tables(details: dict[str, Any]) -> list[str]:
 
 
 def test_a_task_without_classes_is_refused(launch: Launch) -> None:
-    with pytest.raises(ConfigError, match=r"eval\.scores=all: .*target=labels.* use basic"):
+    with pytest.raises(ConfigError, match=r"eval\.scores=all: .*target=labels.*basic"):
         launch("method=fedavg", "eval.scores=all", task=task_of("labels"))
 
 

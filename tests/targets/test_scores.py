@@ -74,7 +74,7 @@ def test_a_single_number_may_come_as_a_vector() -> None:
         assert Number(1).scores(Number(1).tally(output, target))["r2"] == pytest.approx(expected)
         loss = Number(1).losses(output, target)
         assert torch.allclose(loss, (guess - y) ** 2)
-    with pytest.raises(ValueError, match=r"shape \(9, 2\), the targets \(9,\)"):
+    with pytest.raises(ValueError, match=r"shape \(9, 2\), .*targets \(9,\)"):
         Number(1).losses(draws(0, 9, 2), y)
 
 
@@ -214,7 +214,7 @@ def test_a_wrong_tally_is_the_clients_failure(
     assert failure.pid == 0
     assert re.search(message, failure.cause), failure.cause
     run.strategy.setting = replace(run.strategy.setting, on_failure="stop")
-    with pytest.raises(RunFailed, match="client 0 failed in phase 'evaluate'"):
+    with pytest.raises(RunFailed, match=r"client 0 failed .*phase 'evaluate'"):
         received([sent, good], run.strategy, failures.append)
 
 
@@ -223,7 +223,7 @@ def test_hits_are_among_targets_and_guesses() -> None:
     tally = target.tally(torch.ones(3, 2), torch.ones(3, 2))
     assert target.check(tally) is tally
     for name, value in (("hits", 4), ("targets", 2), ("exact", 4), ("samples", 0), ("hits", -1)):
-        with pytest.raises(ValueError, match="a tally"):
+        with pytest.raises(ValueError, match="tally"):
             target.check({**tally, name: torch.full_like(tally[name], value)})
 
 
@@ -254,9 +254,9 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
 # ---- what a task may be
 def test_a_task_that_is_not_clear_is_refused() -> None:
     toy = toy_task()
-    with pytest.raises(ConfigError, match=r"^Task: classes=0 with target=class: .*target=number"):
+    with pytest.raises(ConfigError, match=r"^Task: classes=0 .*target=class: .*target=number"):
         replace(toy, classes=0)
-    with pytest.raises(ConfigError, match=r"Task\.target=numbers is not allowed.*mean number"):
+    with pytest.raises(ConfigError, match=r"Task\.target=numbers .*mean number"):
         replace(toy, target="numbers")
 
 
@@ -275,7 +275,5 @@ def test_a_task_of_ones_own_targets_reports_the_loss_alone(launch: Callable[...,
     assert (run.dir / "best_val.safetensors").exists()
     row = (run.dir / "rounds.jsonl").read_text().splitlines()[-1]
     assert "loss_val_weighted" in row and "acc_" not in row and "r2" not in row
-    with pytest.raises(
-        ConfigError, match=r"eval\.thresholds=\[0\.5\]: a task with target=loss has"
-    ):
+    with pytest.raises(ConfigError, match=r"eval\.thresholds=\[0\.5\]: .*task .*target=loss "):
         launch(*lines, "eval.thresholds=[.5]", task=task)

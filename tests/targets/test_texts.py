@@ -125,7 +125,7 @@ def test_texts_in_other_formats(folder: Path, form: str) -> None:
 def test_where_the_tokenizer_may_be(folder: Path, place: str) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(DataError, match=r"there is no tokenizer; looked for .*tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer; looked .*tokenizer\.json"):
         load("parquet", folder, **TEXT)
     save_tokenizer(folder / ("tokenizer" if place == "tokenizer" else "other"))
     setting = {"tokenizer": None, "absolute": str(folder / "other")}.get(place, place)
@@ -143,23 +143,23 @@ def test_another_tokenizer_is_not_mistaken_for_the_cached_one(folder: Path) -> N
 
 def test_wrong_texts_and_settings_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for changes, message in (
-        ({"text": "words"}, "has no column 'words'"),
-        ({"text": "stars"}, r"row 0, column 'stars': 0\.0; expected a text"),
-        ({"text": "sentence", "features": ["stars"]}, "either a text or columns of numbers"),
+        ({"text": "words"}, "column 'words'"),
+        ({"text": "stars"}, r"row 0, column 'stars': 0\.0; .*text"),
+        ({"text": "sentence", "features": ["stars"]}, "either .*text .*columns .*numbers"),
         ({"max_length": 0}, r"dataset\.max_length=0"),
-        ({"text": None, "tokenizer": "."}, r"dataset\.text must name the column of texts"),
-        ({"text": None, "features": None, "label": "stars"}, "dataset.text one of texts"),
+        ({"text": None, "tokenizer": "."}, r"dataset\.text .*name .*column .*texts"),
+        ({"text": None, "features": None, "label": "stars"}, "dataset.text one .*texts"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             load("parquet", folder, **{**TEXT, **changes})
     (folder / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
+    with pytest.raises(DataError, match=r"tokenizer_config\.json .*damaged"):
         load("parquet", folder, **TEXT)
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json is damaged, or not a tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json .*damaged, .*tokenizer"):
         load("parquet", folder, **TEXT)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"dataset\.text needs tokenizers, .*'\.\[text\]'"):
+    with pytest.raises(ConfigError, match=r"dataset\.text .*tokenizers, .*'\.\[text\]'"):
         load("parquet", folder, **TEXT)
 
 
@@ -227,10 +227,10 @@ def test_it_learns(folder: Path, launch: Callable[..., Any], lines: list[str]) -
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["method=fedgmm"], "plugin 'fedgmm' models the density .*token numbers"),
-        (["plugin=[feddisk]"], "plugin 'feddisk' models the density .*token numbers"),
-        (["model=mlp"], r"MLP reads numbers .*parquet is \(9,\).*; model=text reads text"),
-        (["model=char_lstm"], "CharLSTM predicts the next .*; model=text takes such texts"),
+        (["method=fedgmm"], "plugin 'fedgmm' models .*density .*token numbers"),
+        (["plugin=[feddisk]"], "plugin 'feddisk' models .*density .*token numbers"),
+        (["model=mlp"], r"MLP reads .*numbers; .*parquet .*\(9,\).* model=text"),
+        (["model=char_lstm"], "CharLSTM predicts .*next .*; model=text .*texts"),
     ],
 )
 def test_what_reads_no_texts_refuses(
@@ -243,7 +243,7 @@ def test_what_reads_no_texts_refuses(
 
 
 def test_the_model_of_texts_refuses_numbers(launch: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match=r"TextMLP takes texts, \(T,\) token numbers"):
+    with pytest.raises(ConfigError, match=r"TextMLP .*texts, \(T,\) token numbers"):
         launch("model=text", "method=fedavg")
 
 
@@ -268,6 +268,6 @@ def test_token_numbers_in_an_npz_file(tmp_path: Path) -> None:
     assert (data.classes, data.vocabulary, data.padding) == (("0", "1"), 8, None)
     data = load("npz", tmp_path, text=True, target="class", vocabulary=20, padding=0)
     assert (data.target, data.vocabulary, data.padding) == ("class", 20, 0)
-    with pytest.raises(DataError, match=r"has the token 7; tokens are numbers, 0 to 4"):
+    with pytest.raises(DataError, match=r"token 7; tokens .*numbers, 0 .*4"):
         load("npz", tmp_path, text=True, target="class", vocabulary=5)
     assert load("npz", tmp_path, text=True, classes=8).target == "next_char"

@@ -172,7 +172,7 @@ def test_a_run_that_diverges(tmp_path: Path) -> None:
 )
 def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"needs {name}, .*-e '\.\[{name}\]'"):
+    with pytest.raises(ConfigError, match=rf"{name}, .*-e '\.\[{name}\]'"):
         run(tmp_path / "run", f"tracker={name}")
     assert not (tmp_path / "run").exists()
 
@@ -180,13 +180,16 @@ def test_a_missing_package(tmp_path: Path, name: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["tracker=wandb", "tracker.mode=onlin"], r"tracker\.mode=onlin .*did you mean online"),
-        (["tracker=wandb", "tracker.project=null"], r"tracker\.project=null is not allowed"),
-        (["tracker=wandb", "tracker.group=1"], r"tracker\.group=1 is not allowed"),
-        (["tracker=mlflow", "tracker.uri=1"], r"tracker\.uri=1 is not allowed"),
-        (["tracker=tensorbord"], r"unknown tracker 'tensorbord' \(did you mean tensorboard\?\)"),
+        (["tracker=wandb", "tracker.mode=onlin"], r"tracker\.mode=onlin .*mean online"),
+        (["tracker=wandb", "tracker.project=null"], r"tracker\.project=null "),
+        (["tracker=wandb", "tracker.group=1"], r"tracker\.group=1 "),
+        (["tracker=mlflow", "tracker.uri=1"], r"tracker\.uri=1 "),
+        (["tracker=tensorbord"], r"unknown tracker 'tensorbord' .*did you mean tensorboard\?\)"),
         (["tracker._target_=trackers.following.killed"], "does not fit"),
-        (["tracker._target_=fedhet.runs.record.start.start"], "there is no such class"),
+        (
+            ["tracker._target_=fedhet.runs.record.start.start"],
+            "tracker._target_=fedhet.runs.record.start.start: .*class",
+        ),
         (
             ["tracker._target_=fedhet.core.server.merging.Mean"],
             r"server\.merging\.Mean.*Tracker",

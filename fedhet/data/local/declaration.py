@@ -98,8 +98,6 @@ class Declaration(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sites is None:
-            raise ConfigError("dataset=local needs the names of the sites: dataset.sites=[a,b,c]")
         names = check.each(check.text, "dataset.sites", self.sites)
         if wrong := [name for name in names if not _NAME.fullmatch(name)]:
             raise ConfigError(
@@ -130,13 +128,7 @@ class Declaration(Checked):
 
     def _check_shape(self) -> None:
         if self.features is not None:
-            columns = check.each(check.text, "dataset.features", self.features)
-            if not columns or len(set(columns)) < len(columns):
-                raise ConfigError(
-                    f"dataset.features={list(columns)}: must be distinct columns, at least one"
-                )
-            if set(columns) & set(self.labels):
-                raise ConfigError(f"dataset.features={list(columns)}: contains dataset.label")
+            check.each(check.text, "dataset.features", self.features)
         if (self.features is None) == (self.shape is None):
             raise ConfigError(
                 f"dataset.features={self.features} with dataset.shape={self.shape}: declare the"
@@ -147,11 +139,6 @@ class Declaration(Checked):
             raise ConfigError(
                 f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
                 " or [F], or [T] token numbers (int64)"
-            )
-        if self.cells.key and (self.tokens or len(shape) == 3):
-            raise ConfigError(
-                f"dataset.categories={self.categories} with dataset.missing={self.missing}: are for"
-                f" tables of numbers; the samples have shape {list(shape)} and are {self.dtype}"
             )
         if len(shape) == 1 and self.dtype == "uint8":
             raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
@@ -173,8 +160,6 @@ class Declaration(Checked):
                 " of each text, dataset.dtype=int64, and the tokenizer's dataset.vocabulary and"
                 " dataset.padding; `python -m fedhet data declare --text` prints them"
             )
-        if self.text in self.labels:
-            raise ConfigError(f"dataset.text={self.text} is also dataset.label")
 
     @property
     def shape_of_sample(self) -> tuple[int, ...]:
@@ -344,18 +329,6 @@ class Sites(Scheme):
 
     noise: float = 0.0
     clients: int | None = setting(None, low=1)
-
-    def check_clients(self, sites: Sequence[str]) -> None:
-        """Refuse another number of clients than that of the sites.
-
-        Raises:
-            ConfigError: with both numbers.
-        """
-        if self.clients not in (None, len(sites)):
-            raise ConfigError(
-                f"partition.clients={self.clients}: dataset.sites declares {len(sites)}, and each"
-                " is a client; leave partition.clients out"
-            )
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
         """Refuse, as there is nothing to share out; a run with dataset=local does not ask."""

@@ -37,17 +37,8 @@ def located(where: str) -> Iterator[None]:
     """Let errors begin with the place; a setting that data contradict is an error of the data."""
     try:
         yield
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         raise DataError(f"{where}: {error}") from error
-
-
-@contextmanager
-def readable() -> Iterator[None]:
-    """Let a file that the system does not read be an error of the data."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -191,10 +182,9 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
             )
         if not len(found[x]) and part != "train":
             continue
-        with readable():
-            how: Any = {"text": declared.tokens, "missing": declared.missing}
-            raw = array_samples(path, found, x, y, **how)
-            (targets,), _ = encoded(raw, None, declared.target, classes)
+        how: Any = {"text": declared.tokens, "missing": declared.missing}
+        raw = array_samples(path, found, x, y, **how)
+        (targets,), _ = encoded(raw, None, declared.target, classes)
         _log_dropped(f"{path}, {part}", raw.dropped)
         samples[part] = _samples(raw.x, targets)
     return samples
@@ -219,9 +209,7 @@ def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path |
     classes = None if declared.target == "number" else list(declared.outputs)
     about = declared.label, declared.target, classes, declared.features, texts
     columns = Columns(*about, cells=declared.cells)
-    with readable():
-        # Without a header, the names of the columns are a sample.
-        arrays = columns.arrays([(str(path), columns.frame(path, form))])
+    arrays = columns.arrays([(str(path), columns.frame(path, form))])
     _log_dropped(str(path), int(arrays.get("dropped", 0)))
     return _samples(arrays["x"], arrays["y"])
 
@@ -241,15 +229,13 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
     found = {}
     paths: list[Path] = []
     for part, folder in (present or {parts[0]: path}).items():
-        with readable():
-            with located("the run's classes differ from the site's folders"):
-                listing = list_images(folder, names)
-            images = [(str(image), image) for image in listing.paths]
-            x = read_images(images, declared.size, COLOURS[declared.colours])
+        with located("the run's classes differ from the site's folders"):
+            listing = list_images(folder, names)
+        images = [(str(image), image) for image in listing.paths]
+        x = read_images(images, declared.size, COLOURS[declared.colours])
         found[part] = _samples(x, np.array(listing.labels))
         paths += listing.paths
-    with readable():
-        log_unread(path, paths)
+    log_unread(path, paths)
     return found
 
 

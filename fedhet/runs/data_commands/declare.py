@@ -6,15 +6,12 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.dataset import MISSING, REFUSE
-
-if TYPE_CHECKING:
-    import pandas
 
 HEAD = """\
 # @package _global_
@@ -74,40 +71,26 @@ def add_commands(commands: Any) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print the declaration as an experiment in YAML."""
-    import yaml
+    from omegaconf import OmegaConf
 
     from fedhet.data.frames import SUFFIXES
 
     path: Path = args.data
-    if args.features and args.text:
-        raise ConfigError("--features with --text: the inputs are columns of numbers, or the texts")
-    for option, given in (("--features", args.features), ("--category", args.category)):
-        if given and path.suffix.lower() not in SUFFIXES:
-            raise ConfigError(f"{option} with {path}: is for a table, csv or Parquet")
+    is_table = path.suffix.lower() in SUFFIXES
+    if (args.features or args.category) and not is_table:
+        raise ConfigError(f"--features, --category: are for a csv or Parquet table, not {path}")
     if args.missing != REFUSE and path.is_dir():
-        raise ConfigError(f"--missing with {path}: is for a table, csv, Parquet or npz")
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
+        raise ConfigError(f"--missing={args.missing}: is for csv, Parquet and npz, not {path}")
     if path.is_dir():
         declared = _folder(path)
-    elif path.suffix.lower() in SUFFIXES:
+    elif is_table:
         declared = _table(path, args)
     else:
         declared = _npz(path, args.target, args.missing)
     if args.missing != REFUSE:
         declared["missing"] = args.missing
-    settings = {"sites": ["a", "b"], **declared}
-
-    class Quoting(yaml.SafeDumper):
-        """Quotes texts with digits: other readers of YAML see a number in 1E5."""
-
-    def quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-        style = "'" if any(map(str.isdigit, text)) else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Quoting.add_representer(str, quoted)
-    text = yaml.dump({"dataset": settings}, Dumper=Quoting, sort_keys=False, allow_unicode=True)
-    print(HEAD + text, end="")
+    # OmegaConf quotes texts that other readers of YAML take for numbers, such as 1E5.
+    print(HEAD + OmegaConf.to_yaml({"dataset": {"sites": ["a", "b"], **declared}}), end="")
 
 
 def _folder(path: Path) -> dict[str, Any]:
@@ -121,6 +104,7 @@ def _folder(path: Path) -> dict[str, Any]:
 def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     import yaml
 
+    from fedhet.data.arrays import identifiers
     from fedhet.data.encoding import Cells
     from fedhet.data.frames import CsvFormat, read_frame
     from fedhet.data.local.reading import digest_of
@@ -140,25 +124,23 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         columns = [str(column) for column in frame.columns]
         raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
     features: list[str] = args.features or []
-    check_columns(str(path), frame.columns, [*label, *features, *(args.category or [])])
-    if twice := [column for column in features if [*features, *label].count(column) > 1]:
-        raise ConfigError(f"--features {twice[0]}: is named twice, here or as --label")
+    categories: list[str] = args.category or []
+    check_columns(str(path), frame.columns, [*label, *features, *categories])
     learned = label if len(label) > 1 else label[0]
-    left_out: list[str] = []
     if not features and texts is None:
-        others = [str(column) for column in frame.columns if column not in label]
-        left_out = [column for column in others if UNNAMED.fullmatch(column)]
-        known = [*left_out, *(args.category or [])]
-        left_out += unrepeated(frame, [column for column in others if column not in known])
-        features = [column for column in others if column not in left_out]
+        others = [c for c in frame.columns if c not in label]
+        left_out = {c for c in others if UNNAMED.fullmatch(c)} | {*unrepeated(frame, others)}
+        left_out -= {*categories}
+        features = [c for c in others if c not in left_out]
         if left_out:
             print(
                 "not among the features, because they have no name, or another whole number in"
-                f" each row (--features names them): {', '.join(map(repr, left_out))}",
+                f" each row (--features names them): {', '.join(map(repr, sorted(left_out)))}",
                 file=sys.stderr,
             )
     texts = texts and replace(texts, filled=True)
-    cells = Cells({column: _levels(frame[column]) for column in args.category or []}, args.missing)
+    levels = {c: np.unique(identifiers(frame[c].dropna().to_numpy())).tolist() for c in categories}
+    cells = Cells(levels, args.missing)
     about = Columns(learned, args.target, None, features or None, texts, cells=cells)
     arrays = about.arrays([(str(path), frame)])
     if texts is None:
@@ -168,18 +150,6 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
         inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
     return {**_target(arrays), **inputs, "label": learned}
-
-
-def _levels(cells: pandas.Series) -> list[Any]:
-    """The levels of a column of categories, whole numbers as such."""
-    from fedhet.data.arrays import check_rows, identifiers, plain
-
-    known = cells.dropna().to_numpy()
-    told = "is no number and no text, so that the column has no levels"
-    check_rows(
-        "--category", plain(known), lambda row: f"{known[row]!r:.60} {told}", str(cells.name)
-    )
-    return np.unique(identifiers(known)).tolist()
 
 
 def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:

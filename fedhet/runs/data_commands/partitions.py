@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,6 @@ from fedhet.data.dataset import OWN
 from fedhet.data.storage import written
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from fedhet.runs.run_data import RunData
 
 MAX_ROWS = 40  # of the table of clients
@@ -132,13 +128,12 @@ def describe(args: argparse.Namespace) -> None:
     folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
     paths = partition_figures(folder, record)
-    shown = table(data, record)
-    _console_for(shown).print(shown)
+    print(table(data, record))
     for path in paths:
         print(f"figure: {path.resolve()}")
 
 
-def table(data: RunData, record: dict[str, Any]) -> Table:
+def table(data: RunData, record: dict[str, Any]) -> str:
     """Clients in rows; samples, parts and targets in columns.
 
     A class or label has its number of samples, a number to predict its mean and deviation.
@@ -147,12 +142,11 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
         data: the data of a configuration.
         record: its `partition_record()`.
     """
-    from rich.table import Table
+    import pandas
 
     dataset, counts, part_sizes = data.dataset, record["counts"], data.clients.part_sizes
     clients, number = record["clients"], dataset.target == "number"
     sizes = [sum(parts) for parts in part_sizes]
-    pooled = " with its test set" if data.scheme.pool_test else ""
     columns: list[tuple[str, Sequence[object]]] = [("client", range(clients))]
     if record["owners"]:
         columns.append(("owner", record["owners"]))
@@ -167,20 +161,16 @@ def table(data: RunData, record: dict[str, Any]) -> Table:
     if len(dataset.outputs) <= MAX_CLASSES:
         by_client = [_numbers(data, pid) for pid in range(clients)] if number else counts
         columns += zip(dataset.outputs, zip(*by_client, strict=True), strict=True)
-    shown = Table(
-        title=(
-            f"{record['name']} partition {record['hash']} of {dataset.name}{pooled}:"
-            f" {counted(clients, 'client')}, {sum(sizes)} of"
-            f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
-            f" {dataset.target}"
-        ),
-        caption=f"the first {MAX_ROWS} of {clients} clients" if clients > MAX_ROWS else None,
+    headers, values = zip(*columns, strict=True)
+    rows = pandas.DataFrame(zip(*values, strict=True), columns=headers)
+    pooled = " with its test set" if data.scheme.pool_test else ""
+    shown = f", of which the first {MAX_ROWS} are shown" if clients > MAX_ROWS else ""
+    return (
+        f"{record['name']} partition {record['hash']} of {dataset.name}{pooled}:"
+        f" {counted(clients, 'client')}, {sum(sizes)} of"
+        f" {counted(record['samples'], 'sample')}, {min(sizes)} to {max(sizes)} each, target"
+        f" {dataset.target}{shown}\n{rows[:MAX_ROWS].to_string(index=False)}"
     )
-    for header, _ in columns:
-        shown.add_column(header, justify="left" if header == "owner" else "right", no_wrap=True)
-    for row in islice(zip(*(values for _, values in columns), strict=True), MAX_ROWS):
-        shown.add_row(*map(str, row))
-    return shown
 
 
 def _numbers(data: RunData, pid: int) -> list[str]:
@@ -190,14 +180,3 @@ def _numbers(data: RunData, pid: int) -> list[str]:
         return ["-"] * y.shape[1]
     moments = zip(y.mean(0, dtype=float), y.std(0, dtype=float), strict=True)
     return [f"{mean:.4g} ± {deviation:.3g}" for mean, deviation in moments]
-
-
-def _console_for(shown: Table) -> Console:
-    """The terminal, or a file that is wide enough for every column of the table."""
-    from fedhet.runs.record.terminal import Output
-
-    console = Output()
-    if console.is_terminal:
-        return console
-    options = console.options.update(max_width=10_000)
-    return Output(width=max(console.width, console.measure(shown, options=options).maximum))

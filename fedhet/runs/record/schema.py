@@ -17,8 +17,8 @@ from typing import Any
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, read_object
 
-FORMAT = 2  # that is written; since then checkpoints hold the lines of rounds.jsonl
-READABLE = (1, 2)
+FORMAT = 3  # that is written; of fedhet 0.3, whose checkpoints hold the run as one value
+READABLE = (1, 2, 3)
 COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
 BLOCK = 2**16  # bytes that are read from the end of a rounds.jsonl first
 LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens

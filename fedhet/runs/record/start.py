@@ -30,7 +30,6 @@ from fedhet.runs.checkpoint import (
     CheckpointFolder,
     Checkpoints,
     continued,
-    remove_parts,
 )
 from fedhet.runs.given import recorded_config
 from fedhet.runs.record.lock import Lock, claim
@@ -276,7 +275,10 @@ def _cut(
         before: the names of the phases before the training.
         slots: the names of its weights.
     """
-    remove_parts([folder, *(folder / name for name in ("clients", "arrays"))])
+    for place in (folder, folder / "clients", folder / "arrays"):
+        # What a killed process was writing, by itself or by safetensors.
+        for path in (*place.glob(".*.part"), *place.glob(".tmp??????")):
+            path.unlink()
     for name in (*(f"{slot}.safetensors" for slot in slots), ".summary.json.spare", BEST):
         (folder / name).unlink(missing_ok=True)
     for name in ("personal", "figures"):

@@ -129,6 +129,10 @@ class Study:
         """The runs with a result, with one for each method, condition and seed: the last."""
         return list({self.place(cell): cell for cell in self.results.cells if cell.counts}.values())
 
+    def known(self, frame: pd.DataFrame) -> list[str]:
+        """The conditions that a frame with the column `setting` has rows of."""
+        return [name for name in self.conditions if (frame["setting"] == name).any()]
+
     def place(self, cell: FoundRun) -> tuple[str, str, int]:
         """Method, condition and seed of a run."""
         seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0

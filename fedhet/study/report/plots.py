@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.core.check import counted
@@ -21,6 +21,7 @@ from fedhet.runs.record.figures import Picture, save
 from fedhet.runs.record.summary import OWN_MODELS
 from fedhet.study.report.compared import Study
 from fedhet.study.report.document import FigureFile, joined
+from fedhet.study.report.results import FoundRun
 from fedhet.study.report.statistics import SHOWN
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
@@ -30,115 +31,56 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56
 # neighbours differ in print without colours, too.
 LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 MARKERS = "osD^vP*Xh"
-HATCHES = ("", "//", "..", "xx")
+GREY = "#555555"
 PANELS = 6  # of a figure
 WIDTH = 3.4  # of a panel, in inches
 LABEL = 28  # characters of a method beside an axis
 
 
-class Look(NamedTuple):
-    """The look of a method."""
-
-    color: str
-    line: str | tuple[int, tuple[float, ...]]
-    marker: str
-    hatch: str
-
-
-def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """The look of each method, by its place among all methods of the report."""
+def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The properties of each method's line, by its place among all methods of the report."""
+    styles = zip(cycle(COLORS), cycle(LINES), cycle(MARKERS), strict=False)
     return {
-        method: Look(
-            COLORS[i % len(COLORS)],
-            LINES[i % len(LINES)],
-            MARKERS[i % len(MARKERS)],
-            HATCHES[i // len(COLORS) % len(HATCHES)],
-        )
-        for i, method in enumerate(methods)
+        method: {"color": color, "linestyle": line, "marker": marker}
+        for method, (color, line, marker) in zip(methods, styles, strict=False)
     }
 
 
-def pages(conditions: Sequence[str], name: str) -> Iterator[tuple[str, list[str]]]:
-    """The conditions in parts that fit into a figure, each with the figure's name."""
-    for start in range(0, len(conditions), PANELS):
-        part = list(conditions[start : start + PANELS])
-        number = "" if len(conditions) <= PANELS else f"-{start // PANELS + 1}"
-        yield f"{name}{number}", part
-
-
 def panels(
-    conditions: Sequence[str], height: float = 2.7, legend: float = 0.0
+    conditions: Sequence[str], height: float = 2.7, beside: Sequence[str] = (), share: str = ""
 ) -> tuple[Picture, list[Axes]]:
     """A figure with an axes for each condition, at most three in a row.
 
     Args:
         conditions: their names, which are the titles, without what all of them share.
         height: of a panel, in inches.
-        legend: the height that is kept free below them.
+        beside: the methods that are written beside each panel, if any.
+        share: the axes on which all panels have one range: "x", "y", "xy" or "".
     """
-    columns = columns_of(len(conditions))
+    columns = 2 if len(conditions) == 4 else min(3, len(conditions))
     rows = math.ceil(len(conditions) / columns)
-    width = max(2, columns) * WIDTH
-    total = rows * height + legend
-    picture = Picture(figsize=(width, total), dpi=110)
-    grid = picture.subplots(rows, columns, squeeze=False)
-    # In inches: a layout that measures takes most of the time of a figure.
-    picture.subplots_adjust(
-        left=0.65 / width,
-        right=1 - 0.15 / width,
-        top=1 - 0.35 / total,
-        bottom=(0.5 + legend) / total,
-        wspace=0.75 / (width / columns),
-        hspace=1.1 / height,
-    )
-    flat = list(grid.flat)
-    for axes in flat[len(conditions) :]:
-        axes.set_axis_off()
-    for axes, condition in zip(flat, distinguished(conditions), strict=False):
-        axes.set_title(shortened(condition, 44), fontsize=9)
-        axes.tick_params(labelsize=8)
-    return picture, flat[: len(conditions)]
-
-
-def methods_at(axes: Axes, methods: Sequence[str], inverted: bool = False) -> None:
-    """Write the methods at 0, 1, ... beside the vertical axis; inverted, the first is on top."""
-    axes.set_yticks(range(len(methods)), [shortened(m, LABEL) for m in methods], fontsize=8)
-    axes.set_ylim(-0.6, len(methods) - 0.4)
-    if inverted:
-        axes.invert_yaxis()
-
-
-def same_range(grid: Sequence[Axes], axis: str) -> None:
-    """Give all panels the range on the "x" or "y" axis that shows everything."""
-    ends = [getattr(axes, f"get_{axis}lim")() for axes in grid]
-    for axes in grid:
-        getattr(axes, f"set_{axis}lim")(min(low for low, _ in ends), max(high for _, high in ends))
-
-
-def widen(picture: Picture, methods: Sequence[str], count: int) -> None:
-    """Make room for the methods' names beside each of so many panels."""
-    columns = columns_of(count)
-    width, height = picture.get_size_inches()
-    room = 0.25 + 0.068 * min(LABEL, max(map(len, methods)))
-    width += columns * max(0.0, room - 0.65)
-    picture.set_size_inches(width, height)
-    panel = max(0.8, (width - 0.15) / columns - room)
-    picture.subplots_adjust(left=room / width, wspace=room / panel)
-
-
-def columns_of(count: int) -> int:
-    """How many panels stand beside each other."""
-    return 2 if count == 4 else min(3, count)
-
-
-def distinguished(conditions: Sequence[str]) -> list[str]:
-    """Conditions such as "dataset = mnist, clients = 20" without the parts that all have."""
+    width = max(2, columns) * WIDTH + columns * 0.07 * min(LABEL, max(map(len, beside), default=0))
+    picture = Picture(figsize=(width, rows * height), dpi=110, layout="constrained")
     parts = [condition.split(", ") for condition in conditions]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
-    return [", ".join(p for p in own if p not in shared) or ", ".join(own) for own in parts]
+    grid: list[Axes] = []
+    for number, own in enumerate(parts, 1):
+        same = {f"share{axis}": grid[0] for axis in share if grid}
+        axes = picture.add_subplot(rows, columns, number, **same)
+        title = ", ".join(p for p in own if p not in shared) or ", ".join(own)
+        axes.set_title(shortened(title, 44), fontsize=9)
+        axes.tick_params(labelsize=8)
+        grid.append(axes)
+    return picture, grid
 
 
-def shortened(text: str, longest: int) -> str:
+def methods_at(axes: Axes, methods: Sequence[str]) -> None:
+    """Write the methods at 0, 1, ... beside the vertical axis, the first one on top."""
+    axes.set_yticks(range(len(methods)), [shortened(m, LABEL) for m in methods], fontsize=8)
+    axes.set_ylim(len(methods) - 0.4, -0.6)
+
+
+def shortened(text: str, longest: int = 40) -> str:
     """The text, cut to a length, in which no character has a meaning to matplotlib.
 
     It is cut in the middle, because labels may differ at their end alone.
@@ -148,35 +90,54 @@ def shortened(text: str, longest: int) -> str:
     return short.replace("$", r"\$")
 
 
-def legend_height(methods: Sequence[str]) -> float:
-    """The height of a legend below all panels, in inches."""
-    return 0.17 * math.ceil(len(methods) / legend_columns(methods))
+def figures(
+    conditions: Sequence[str],
+    draw: Callable[[Axes, str], object],
+    folder: Path,
+    name: str,
+    caption: str,
+    alt: str,
+    **layout: Any,
+) -> list[FigureFile]:
+    """Save a figure with a panel for each condition, or several of six panels each.
 
+    Args:
+        conditions: what the panels show.
+        draw: draws one of them. What has a label is in the figure's one legend.
+        folder: where the figures are saved.
+        name: that of the figure; of several, the beginning.
+        caption: what they show, and how to read it.
+        alt: what they show, for those who cannot see it.
+        layout: see `panels`.
 
-def legend_columns(methods: Sequence[str]) -> int:
-    """How many methods stand beside each other in a legend."""
-    longest = max((len(method) for method in methods), default=1)
-    return max(1, min(4, 90 // (min(longest, 40) + 8)))
-
-
-def add_legend(picture: Picture, axes: Sequence[Axes], methods: Sequence[str]) -> None:
-    """Put one legend below all panels, in the order of the methods."""
-    handles = {
-        label: handle
-        for one in axes
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
-    }
-    names = [shortened(method, 40) for method in methods if shortened(method, 40) in handles]
-    if names:
-        picture.legend(
-            [handles[name] for name in names],
-            names,
-            loc="lower center",
-            ncols=legend_columns(methods),
-            fontsize=8,
-            frameon=False,
-            handlelength=3.2,
-        )
+    Raises:
+        WriteError: a file cannot be written.
+    """
+    files = []
+    for start in range(0, len(conditions), PANELS):
+        part = conditions[start : start + PANELS]
+        picture, grid = panels(part, **layout)
+        handles: dict[str, Any] = {}
+        for axes, condition in zip(grid, part, strict=True):
+            draw(axes, condition)
+            own, labels = axes.get_legend_handles_labels()
+            handles |= dict(zip(labels, own, strict=True))
+        if handles:
+            columns = max(1, min(4, 90 // (max(map(len, handles)) + 8)))
+            rows = math.ceil(len(handles) / columns)
+            picture.set_figheight(picture.get_figheight() + 0.17 * rows)
+            picture.legend(
+                list(handles.values()),
+                list(handles),
+                loc="outside lower center",
+                ncols=columns,
+                fontsize=8,
+                frameon=False,
+                handlelength=3.2,
+            )
+        number = f"-{start // PANELS + 1}" if len(conditions) > PANELS else ""
+        files.append(store(picture, folder, f"{name}{number}", caption, alt))
+    return files
 
 
 def store(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> FigureFile:
@@ -209,42 +170,45 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
     Over the seconds only where they are the runs' own.
     """
     points = curve_points(study)
+    known = study.known(points)
+    if not known:
+        return []
+    ranges = {name: _limits(points[points["setting"] == name]) for name in known}
+    lows, highs = zip(*ranges.values(), strict=True)
+    # Scores of an easy and of a hard data set, which are far apart, would be flat lines in one
+    # range: panels have the same where all of them have a part in common.
+    same = max(lows) < min(highs)
+    if same:
+        ranges = dict.fromkeys(known, (min(lows), max(highs)))
     files = []
     for x, label in AXES.items():
         if x == "seconds" and not study.comparable_seconds:
             continue
-        for name, conditions in pages(_known(study, points), f"curves-by-{x}"):
-            legend = legend_height(study.methods)
-            ranges, same = _ranges(points, conditions)
-            picture, grid = panels(conditions, legend=legend)
-            for axes, condition in zip(grid, conditions, strict=True):
-                here = points[points["setting"] == condition]
-                draw_curves(axes, here, study.methods, x, label)
-                axes.set_ylim(*ranges[condition])
-                if x == "round":
-                    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-            if same:
-                same_range(grid, "x")
-            for axes in grid[:: columns_of(len(grid))]:
-                axes.set_ylabel(study.title, fontsize=8)
-            add_legend(picture, grid, study.methods)
-            caption = (
-                f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
-                " standard deviation. A curve ends where the first of its seeds ends, and its steep"
-                " rise may begin below the range that is shown."
-            )
-            caption += _late(points) + ("" if same else " The panels' ranges of scores differ.")
-            alt = (
-                f"Curves of {study.title} by {label}, one for each of"
-                f" {counted(len(study.methods), 'method')}, in"
-                f" {counted(len(conditions), 'setting')}. The table of scores has the last values."
-            )
-            files.append(store(picture, folder, name, caption, alt))
+
+        def draw(axes: Axes, condition: str, x: str = x, label: str = label) -> None:
+            here = points[points["setting"] == condition]
+            draw_curves(axes, here, study.methods, x, label)
+            axes.set_ylim(*ranges[condition])
+            axes.set_ylabel(study.title, fontsize=8)
+
+        caption = (
+            f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
+            " standard deviation. A curve ends where the first of its seeds ends, and its steep"
+            " rise may begin below the range that is shown."
+        )
+        caption += _late(points) + ("" if same else " The panels' ranges of scores differ.")
+        alt = (
+            f"Curves of {study.title} by {label}, one for each of"
+            f" {counted(len(study.methods), 'method')}, in {counted(len(known), 'setting')}."
+            " The table of scores has the last values."
+        )
+        share = "xy" if same else ""
+        files += figures(known, draw, folder, f"curves-by-{x}", caption, alt, share=share)
     return files
 
 
 def draw_curves(
-    axes: Axes, points: pd.DataFrame, methods: Sequence[str], x: str, label: str | None = None
+    axes: Axes, points: pd.DataFrame, methods: Sequence[str], x: str, label: str
 ) -> None:
     """Draw the methods' means, with a band of one standard deviation.
 
@@ -253,7 +217,7 @@ def draw_curves(
         points: rows of `curve_points` in one setting.
         methods: all methods of the figure, whose colours are the same in every panel.
         x: the column on the horizontal axis.
-        label: what stands below it; the name of the column if None.
+        label: what stands below it.
     """
     for place, (method, look) in enumerate(looks(methods).items()):
         own = points[points["method"] == method]
@@ -263,18 +227,17 @@ def draw_curves(
         axes.plot(
             own[x],
             own["mean"],
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
+            **look,
             markersize=3.5,
             markevery=(place % every, every),  # so that equal curves are seen to be several
             linewidth=1.4,
-            label=shortened(method, 40),
+            label=shortened(method),
         )
-        if own["std"].notna().any():
-            low, high = own["mean"] - own["std"], own["mean"] + own["std"]
-            axes.fill_between(own[x], low, high, color=look.color, alpha=0.14, lw=0)
-    axes.set_xlabel(label or x, fontsize=8)
+        low, high = own["mean"] - own["std"], own["mean"] + own["std"]
+        axes.fill_between(own[x], low, high, color=look["color"], alpha=0.14, lw=0)
+    if x == "round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.set_xlabel(label, fontsize=8)
     axes.grid(alpha=0.3)
 
 
@@ -284,32 +247,34 @@ def curve_points(study: Study) -> pd.DataFrame:
     scores = _scores(study, rounds)
     if scores.isna().all():
         return pd.DataFrame(columns=["method", "setting", "number", *AXES, "mean", "std"])
-    ordered = rounds.copy()
-    sent = [column for column in rounds if str(column).startswith("bytes.")]
-    worked = [c for c in rounds if str(c).startswith("seconds.") and c != "seconds.evaluate"]
-    ordered["number"] = ordered.groupby("folder").cumcount() + 1
-    ordered["megabytes"] = ordered[sent].sum(axis=1) / 1e6
-    ordered["seconds"] = ordered[worked].sum(axis=1)
-    ordered[["megabytes", "seconds"]] = ordered.groupby("folder")[["megabytes", "seconds"]].cumsum()
-    ordered["score"] = scores
-    if not study.target.keys:
-        ordered["score"] = -ordered["score"]
-    columns = ["folder", "number", "megabytes", "seconds", "score"]
-    scored = ordered.loc[ordered["score"].notna(), columns]
-    places = study.scores[["method", "setting", "folder"]]
-    scored = places.merge(scored, on="folder", validate="one_to_many")
-    groups = scored.groupby(["setting", "method", "number"], sort=False)
-    points = groups.agg(
-        megabytes=("megabytes", "mean"),
-        seconds=("seconds", "mean"),
-        mean=("score", "mean"),
-        std=("score", "std"),
-        seeds=("score", "size"),
-    ).reset_index()
+    by_run = rounds.groupby("folder")["folder"]
+    sent = rounds.filter(regex=r"^bytes\.").sum(axis=1)
+    worked = rounds.filter(regex=r"^seconds\.(?!evaluate$)").sum(axis=1)
+    ordered = pd.DataFrame(
+        {
+            "folder": rounds["folder"],
+            "number": by_run.cumcount() + 1,
+            "megabytes": sent.groupby(rounds["folder"]).cumsum() / 1e6,
+            "seconds": worked.groupby(rounds["folder"]).cumsum(),
+            "score": scores if study.target.keys else -scores,
+        }
+    )
+    scored = study.scores[["method", "setting", "folder"]].merge(
+        ordered.dropna(subset="score"), on="folder", validate="one_to_many"
+    )
+    points = (
+        scored.groupby(["setting", "method", "number"])
+        .agg(
+            megabytes=("megabytes", "mean"),
+            seconds=("seconds", "mean"),
+            mean=("score", "mean"),
+            std=("score", "std"),
+            seeds=("score", "size"),
+        )
+        .reset_index()
+    )
     most = points.groupby(["setting", "method"])["seeds"].transform("max")
-    points = points[points["seeds"] == most].sort_values(["setting", "method", "number"])
-    points["round"] = points["number"]
-    return points
+    return points[points["seeds"] == most].assign(round=lambda frame: frame["number"])
 
 
 def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
@@ -332,10 +297,6 @@ def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
     return scores
 
 
-def _known(study: Study, points: pd.DataFrame) -> list[str]:
-    return [name for name in study.conditions if (points["setting"] == name).any()]
-
-
 def _late(points: pd.DataFrame) -> str:
     """A sentence about the methods that are evaluated later than others; "" without any."""
     first = points.groupby("method", sort=False)["number"].min()
@@ -345,21 +306,7 @@ def _late(points: pd.DataFrame) -> str:
     return f" {why}, so that some curves begin later: {told}." if told else ""
 
 
-def _ranges(
-    points: pd.DataFrame, conditions: Sequence[str]
-) -> tuple[dict[str, Sequence[float]], bool]:
-    """The range of each panel, and whether it is the same: where all of them have a part in common.
-
-    Scores of an easy and of a hard data set, which are far apart, would be flat lines in one range.
-    """
-    own = {name: _limits(points[points["setting"] == name]) for name in conditions}
-    lows, highs = zip(*own.values(), strict=True)
-    if max(lows) >= min(highs):
-        return own, False
-    return dict.fromkeys(conditions, (min(lows), max(highs))), True
-
-
-def _limits(points: pd.DataFrame) -> Sequence[float]:
+def _limits(points: pd.DataFrame) -> tuple[float, float]:
     """The range of the scores without the lowest tenth: the steep rise hides later differences."""
     scores = points["mean"]
     low, high = float(scores.quantile(0.1)), float((scores + points["std"].fillna(0)).max())
@@ -371,7 +318,6 @@ def _limits(points: pd.DataFrame) -> Sequence[float]:
 
 # ---- the others
 MOST_CONDITIONS = 12  # whose label distributions are drawn
-GREY = "#555555"
 
 
 def boxes(study: Study, folder: Path) -> list[FigureFile]:
@@ -379,113 +325,95 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     clients = study.results.last_clients
     if clients.empty or not study.target.keys:
         return []
-    score = study.target.score()
-    shown = clients[(clients["split"] == "test") & (clients["metric"] == score)]
+    shown = clients[(clients["split"] == "test") & (clients["metric"] == study.target.score())]
     shown = study.scores[["method", "setting", "folder"]].merge(
         shown[["folder", "model", "value"]], on="folder", validate="one_to_many"
     )
     # Each run has the scores of the models that count, or else of the first that its clients have.
     first = shown.groupby("folder")["model"].first().to_dict()
     shown = shown[shown["model"] == shown["folder"].map(first | study.own_models)]
-    known = [name for name in study.conditions if (shown["setting"] == name).any()]
-    files = []
-    for name, conditions in pages(known, "clients"):
-        picture, grid = panels(conditions, height=1.3 + 0.24 * len(study.methods))
-        for axes, condition in zip(grid, conditions, strict=True):
-            here = shown[shown["setting"] == condition]
-            for place, (method, look) in enumerate(looks(study.methods).items()):
-                values = here.loc[here["method"] == method, "value"].dropna()
-                if values.empty:
-                    continue
-                drawn = axes.boxplot(
-                    [values],
-                    positions=[place],
-                    orientation="horizontal",
-                    widths=0.65,
-                    patch_artist=True,
-                    flierprops={"marker": look.marker, "markersize": 2.5, "alpha": 0.6},
-                    medianprops={"color": "black", "linewidth": 1.4},
-                )
-                for box in drawn["boxes"]:
-                    box.set(facecolor=f"{look.color}66", edgecolor=look.color, hatch=look.hatch)
-            methods_at(axes, study.methods, inverted=True)
-            axes.set_xlabel(f"{study.title} of a client", fontsize=8)
-            axes.grid(axis="x", alpha=0.3)
-        same_range(grid, "x")
-        widen(picture, study.methods, len(grid))
-        caption = (
-            f"{study.title.capitalize()} of the clients on their own test data at the last"
-            " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
-            " distance, and single clients beyond. A client with few test samples has few possible"
-            " scores, and widens its box by chance."
+    groups = shown.dropna(subset="value").groupby(["setting", "method"])["value"]
+    values = {place: own.to_numpy() for place, own in groups}
+
+    def draw(axes: Axes, condition: str) -> None:
+        drawn = axes.boxplot(
+            [values.get((condition, method), []) for method in study.methods],
+            positions=range(len(study.methods)),
+            orientation="horizontal",
+            widths=0.65,
+            patch_artist=True,
+            flierprops={"markersize": 2.5, "alpha": 0.6},
+            medianprops={"color": "black", "linewidth": 1.4},
         )
-        alt = (
-            f"Box plots over clients for {len(study.methods)} methods in"
-            f" {len(conditions)} settings."
-        )
-        files.append(store(picture, folder, name, caption, alt))
-    return files
+        for box, look in zip(drawn["boxes"], looks(study.methods).values(), strict=True):
+            box.set(facecolor=f"{look['color']}66", edgecolor=look["color"])
+        methods_at(axes, study.methods)
+        axes.set_xlabel(f"{study.title} of a client", fontsize=8)
+        axes.grid(axis="x", alpha=0.3)
+
+    caption = (
+        f"{study.title.capitalize()} of the clients on their own test data at the last"
+        " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
+        " distance, and single clients beyond. A client with few test samples has few possible"
+        " scores, and widens its box by chance."
+    )
+    known = study.known(shown)
+    alt = f"Box plots over clients for {len(study.methods)} methods in {len(known)} settings."
+    layout = {"height": 1.3 + 0.24 * len(study.methods), "beside": study.methods, "share": "x"}
+    return figures(known, draw, folder, "clients", caption, alt, **layout)
 
 
 def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
     """Draw the samples of each client by class, a panel per condition, of its first seed."""
-    partitions = {}
+    first: dict[str, FoundRun] = {}
     for cell in study.cells:
-        condition = study.place(cell)[1]
-        if condition not in partitions:
-            partition = study.results.partition(cell)
-            counts = np.array(partition.get("counts") or [[]])
-            if counts.size and counts.ndim == 2:
-                seed = cell.axes.get("seed", cell.summary.get("seed"))
-                partitions[condition] = (counts, f"{condition}, seed {seed}")
-    files = []
-    for name, conditions in pages(list(partitions)[:MOST_CONDITIONS], "labels"):
-        picture, grid = panels([partitions[s][1] for s in conditions], height=3.0)
-        for axes, condition in zip(grid, conditions, strict=True):
-            counts = partitions[condition][0]
-            shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-            image = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            axes.set_xlabel("client", fontsize=8)
-            axes.set_ylabel("class", fontsize=8)
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(MaxNLocator(integer=True))
-            bar = picture.colorbar(image, ax=axes, pad=0.02)
-            bar.ax.tick_params(labelsize=7)
-        caption = (
-            "Label distribution: the share of each class (rows) among the training samples of each"
-            " client (columns), of the first seed of each setting."
-        )
-        if len(partitions) > MOST_CONDITIONS:
-            caption += f" Only the first {MOST_CONDITIONS} of {len(partitions)} settings are drawn."
-        alt = f"Maps of classes by clients in {len(conditions)} settings."
-        files.append(store(picture, folder, name, caption, alt))
-    return files
+        first.setdefault(study.place(cell)[1], cell)
+    partitions = {}
+    for condition, cell in first.items():
+        counts = np.array(study.results.partition(cell).get("counts") or [[]])
+        if counts.size and counts.ndim == 2:
+            partitions[f"{condition}, seed {study.place(cell)[2]}"] = counts
+
+    def draw(axes: Axes, condition: str) -> None:
+        counts = partitions[condition]
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+        image = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_xlabel("client", fontsize=8)
+        axes.set_ylabel("class", fontsize=8)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.figure.colorbar(image, ax=axes, pad=0.02).ax.tick_params(labelsize=7)
+
+    caption = (
+        "Label distribution: the share of each class (rows) among the training samples of each"
+        " client (columns), of the first seed of each setting."
+    )
+    if len(partitions) > MOST_CONDITIONS:
+        caption += f" Only the first {MOST_CONDITIONS} of {len(partitions)} settings are drawn."
+    shown = list(partitions)[:MOST_CONDITIONS]
+    alt = f"Maps of classes by clients in {len(shown)} settings."
+    return figures(shown, draw, folder, "labels", caption, alt, height=3.0)
 
 
 def win_matrix(study: Study, folder: Path) -> list[FigureFile]:
     """Draw how often each method beats each other one."""
     blocks = study.blocks(study.metric).dropna(axis=1, how="all")
-    methods = list(blocks.columns)
-    if len(methods) < 2:
+    count = len(blocks.columns)
+    if count < 2:
         return []
-    count = len(methods)
-    share = np.full((count, count), math.nan)
-    names = [shortened(m, LABEL) for m in methods]
-    room = 0.3 + 0.075 * max(map(len, names))
-    side = max(1.6, 0.52 * count)
-    picture = Picture(figsize=(room + side + 0.9, side + room + 0.3), dpi=110, layout="constrained")
+    pairs = blocks.notna().astype(int)
+    both = (pairs.T @ pairs).to_numpy()
+    wins = np.array([(blocks.gt(blocks[m], axis=0)).sum() for m in blocks]).T
+    share = np.where(np.eye(count, dtype=bool) | (both == 0), math.nan, wins / np.maximum(both, 1))
+    names = [shortened(str(method), LABEL) for method in blocks]
+    side = 1.2 + 0.52 * count + 0.075 * max(map(len, names))
+    picture = Picture(figsize=(side, side), dpi=110, layout="constrained")
     axes = picture.subplots()
-    for i, first in enumerate(methods):
-        for j, second in enumerate(methods):
-            both = blocks[[first, second]].dropna()
-            if i == j or both.empty:
-                continue
-            wins = int((both[first] > both[second]).sum())
-            share[i, j] = wins / len(both)
-            color = "white" if share[i, j] > 0.65 else "black"
-            text = f"{wins}/{len(both)}"
-            axes.text(j, i, text, ha="center", va="center", fontsize=7, color=color)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for row, column in np.argwhere(~np.isnan(share)):
+        color = "white" if share[row, column] > 0.65 else "black"
+        text = f"{wins[row, column]}/{both[row, column]}"
+        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
     axes.set_xticks(range(count), names, rotation=90, fontsize=8)
     axes.set_yticks(range(count), names, fontsize=8)
     caption = (
@@ -512,30 +440,25 @@ def differences(
         return []
     methods = [str(name) for name in found["a"]]
     several = len(own) > 1
-    picture, (axes,) = panels([""], height=1.0 + 0.36 * len(methods), legend=0.4)
-    picture.set_size_inches(8.6, picture.get_size_inches()[1])
-    axes.axvline(0, color="black", linewidth=1)
-    for place, row in enumerate(found.itertuples()):
-        shown = row.verdict == SHOWN
-        color = COLORS[0 if row.difference > 0 else 1] if shown else GREY
-        axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.2)
-        filled = color if shown else "white"
-        axes.plot(row.difference, place, "o", color=color, markerfacecolor=filled, markersize=9)
-        for i, those in enumerate(own.values() if several else ()):
-            if row.a in those.index:
-                marker = MARKERS[1:][i % (len(MARKERS) - 1)]
-                axes.plot(those[row.a], place + 0.3, marker, color=GREY, markersize=4, alpha=0.8)
-    methods_at(axes, methods, inverted=True)
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel(f"difference in {score} from {reference}: better to the right", fontsize=8)
-    if several and len(own) < len(MARKERS):
-        looks_ = [
-            Line2D([], [], color=GREY, marker=MARKERS[1:][i], markersize=4, linestyle="")
-            for i in range(len(own))
-        ]
-        names = [shortened(name, 40) for name in own]
-        picture.legend(looks_, names, loc="lower center", ncols=4, fontsize=8, frameon=False)
-    widen(picture, methods, 1)
+
+    def draw(axes: Axes, _: str) -> None:
+        axes.axvline(0, color="black", linewidth=1)
+        for place, row in enumerate(found.itertuples()):
+            shown = row.verdict == SHOWN
+            color = COLORS[0 if row.difference > 0 else 1] if shown else GREY
+            filled = color if shown else "white"
+            axes.plot([row.low, row.high], [place, place], color=color, linewidth=2.2)
+            axes.plot(row.difference, place, "o", color=color, markerfacecolor=filled, markersize=9)
+        named = several and len(own) < len(MARKERS)
+        places = np.arange(len(methods)) + 0.3
+        for (name, gains), marker in zip(own.items() if several else (), cycle(MARKERS[1:])):
+            label = shortened(name) if named else None
+            (marks,) = axes.plot(gains.reindex(methods), places, marker, color=GREY, label=label)
+            marks.set(markersize=4, alpha=0.8)
+        methods_at(axes, methods)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_xlabel(f"difference in {score} from {reference}: better to the right", fontsize=8)
+
     caption = (
         f"Each method's difference from {reference} with its 95 % interval: large marks are"
         " the mean over all settings, filled where the test shows it (blue: better, orange: worse)"
@@ -543,70 +466,60 @@ def differences(
         " may leave out 0 where nothing is shown."
     )
     caption += " Small marks are single settings." if several else ""
-    alt = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
-    return [store(picture, folder, "differences", caption, f"Differences: {alt}.")]
+    told = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
+    alt = f"Differences: {told}."
+    layout = {"height": 1.4 + 0.36 * len(methods), "beside": methods}
+    return figures([""], draw, folder, "differences", caption, alt, **layout)
 
 
 def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
     """Draw the validation score of the trials by each value that was tried."""
     trials = study.results.trials
-    cells = [cell for cell in study.results.source.cells if cell.trial]
     if trials.empty:
         return []
+    cells = [cell for cell in study.results.source.cells if cell.trial]
     trials = trials.assign(
-        method=[str(value) for value in trials[study.compare]] if study.compare in trials else "",
+        method=[str(cell.axes.get(study.compare, "")) for cell in cells],
         setting=[study.condition_of(cell.axes) for cell in cells],
         validation=[study.validation(cell) for cell in cells],
-    )
+    ).dropna(subset="validation")
     files = []
-    for column in [c for c in trials if str(c).startswith("tuned.")]:
-        known = trials[trials[column].notna() & trials["validation"].notna()]
-        present = [name for name in study.conditions if (known["setting"] == name).any()]
-        key = str(column).removeprefix("tuned.")
-        slug = "".join(c if c.isalnum() else "-" for c in key)
-        for name, conditions in pages(present, f"tuning-{slug}"):
-            picture, grid = panels(conditions, legend=legend_height(study.methods))
-            for axes, condition in zip(grid, conditions, strict=True):
-                _response(study, axes, known[known["setting"] == condition], str(column))
-                axes.set_xlabel(shortened(key, 40), fontsize=8)
-                axes.set_ylabel("validation score", fontsize=8)
-            same_range(grid, "y")
-            add_legend(picture, grid, study.methods)
-            caption = (
-                f"The trials of the tuning: score on the clients' validation data by {key}; points"
-                " are trials, and lines join the best ones of each value. Trials that failed or"
-                " diverged have no point."
-            )
-            alt = f"Validation score by {key}, one line for each method that tunes it."
-            files.append(store(picture, folder, name, caption, alt))
+    for column in [str(name) for name in trials if str(name).startswith("tuned.")]:
+        known = trials.dropna(subset=column)
+        key = column.removeprefix("tuned.")
+
+        def draw(axes: Axes, condition: str, known: pd.DataFrame = known, key: str = key) -> None:
+            here = known[known["setting"] == condition]
+            _response(study, axes, here.assign(x=here[f"tuned.{key}"]))
+            axes.set_xlabel(shortened(key), fontsize=8)
+            axes.set_ylabel("validation score", fontsize=8)
+
+        caption = (
+            f"The trials of the tuning: score on the clients' validation data by {key}; points"
+            " are trials, and lines join the best ones of each value. Trials that failed or"
+            " diverged have no point."
+        )
+        alt = f"Validation score by {key}, one line for each method that tunes it."
+        name = "tuning-" + "".join(c if c.isalnum() else "-" for c in key)
+        files += figures(study.known(known), draw, folder, name, caption, alt, share="y")
     return files
 
 
-def _response(study: Study, axes: Axes, trials: pd.DataFrame, column: str) -> None:
-    values = pd.to_numeric(trials[column], errors="coerce")
-    numeric = values.notna().all()
-    names = sorted({str(value) for value in trials[column]})
-    x = values if numeric else trials[column].map(lambda value: names.index(str(value)))
+def _response(study: Study, axes: Axes, trials: pd.DataFrame) -> None:
+    """Draw the validation scores of trials by their `x`, which is a number or a text."""
+    values = pd.to_numeric(trials["x"], errors="coerce")
+    if values.isna().any():
+        names = sorted(set(map(str, trials["x"])))
+        values = trials["x"].map(lambda value: names.index(str(value)))
+        axes.set_xticks(range(len(names)), [shortened(name, 12) for name in names])
+    elif values.min() > 0 and values.max() / values.min() > 10:
+        axes.set_xscale("log")
     for method, look in looks(study.methods).items():
         own = trials["method"] == method
-        if not own.any():
-            continue
-        points = pd.DataFrame({"x": x[own], "y": trials.loc[own, "validation"]})
-        axes.scatter(
-            points["x"], points["y"], s=10, color=look.color, marker=look.marker, alpha=0.5
-        )
-        best = points.groupby("x")["y"].max()
-        axes.plot(
-            best.index,
-            best.to_numpy(),
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
-            markersize=4,
-            label=shortened(method, 40),
-        )
-    if numeric and values.min() > 0 and values.max() / values.min() > 10:
-        axes.set_xscale("log")
-    elif not numeric:
-        axes.set_xticks(range(len(names)), [shortened(name, 12) for name in names])
+        if own.any():
+            x, y = values[own], trials.loc[own, "validation"]
+            mark = {"color": look["color"], "marker": look["marker"]}
+            axes.scatter(x, y, s=10, alpha=0.5, **mark)
+            best = y.groupby(x).max()
+            axes.plot(best.index, best, **look, markersize=4, label=shortened(method))
     axes.grid(alpha=0.3)
