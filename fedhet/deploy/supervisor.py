@@ -32,12 +32,11 @@ END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
 _ID = re.compile(r"SuperNode ID: (\d+)")  # which a SuperNode prints when it has connected
 
 
-def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
+def run(place: ServerFolder | SiteFolder) -> int:
     """Start the SuperLink or the SuperNode and return its exit code.
 
     Args:
         place: the server or the site.
-        every: the seconds between two looks at whether the SuperNode is online.
 
     Raises:
         WriteError: the folder for the state cannot be used.
@@ -58,7 +57,7 @@ def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
     def online() -> Mapping[str, str]:
         return {node.id: node.status for node in superlink.nodes(home)}
 
-    return supervise(place.command, variables, online, every)
+    return supervise(place.command, variables, online)
 
 
 def supervise(

@@ -86,20 +86,6 @@ def device_of(run: RunSettings) -> torch.device:
     return torch.device("cpu")
 
 
-def method_class(config: Config) -> type[Method]:
-    """The class of the run's method.
-
-    Raises:
-        ConfigError: it is none of a method.
-    """
-    cls = find_target(config.cfg.method)
-    if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise ConfigError(
-            f"method._target_={config.cfg.method._target_}: it is no fedhet.core.kernel.Method"
-        )
-    return cls
-
-
 @dataclass
 class Job:
     """A configuration, and what the functions of this module build of it, each part once.
@@ -162,14 +148,23 @@ class Job:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """What the clients of this process share."""
-        run = self.config.run
+        """What the clients of this process share.
+
+        Raises:
+            ConfigError: the class of the method is none of a method.
+        """
+        run, method = self.config.run, self.config.cfg.method
+        cls = find_target(method)
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
+            raise ConfigError(
+                f"method._target_={method._target_}: it is no fedhet.core.kernel.Method"
+            )
         return Workspace(
             self.task,
             device=device_of(run),
             seed=run.seed,
             buffers=run.buffers,
-            scope=method_class(self.config).scope,
+            scope=cls.scope,
             simulated=self.engine != "flwr",
             noise=allowed_here(run.noise),
             release=account.release,

@@ -6,10 +6,11 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.colors import LogNorm
@@ -19,12 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from fedhet.core.check import counted
 from fedhet.core.targets import LossOnly, of_row
 from fedhet.data.storage import written
-from fedhet.runs.record.summary import method_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from fedhet.runs.record.summary import Row
+from fedhet.runs.record.summary import Row, method_name
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}

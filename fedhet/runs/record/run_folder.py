@@ -113,7 +113,11 @@ class Recorder(Callback):
             write_text(folder / "overrides.yaml", lines or "[]\n")
             # One number per sample.
             write_json(folder / "partition.json", partition, indent=None)
-            write_json(folder / "environment.json", self._where(environment, past))
+            where = {**versions(), **environment}
+            if past is not None and past.environment:  # one entry more for each time it goes on
+                resumed = [*past.environment.get("resumed", []), {"round": len(past.rows), **where}]
+                where = {**past.environment, "resumed": resumed}
+            write_json(folder / "environment.json", where)
             if not self.rows:
                 write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
@@ -122,14 +126,6 @@ class Recorder(Callback):
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 
-    def _where(self, environment: dict[str, Any], past: Past | None) -> dict[str, Any]:
-        """The content of environment.json: one entry more for each time that the run goes on."""
-        here = {**versions(), **environment}
-        if past is None or not past.environment:
-            return here
-        resumed = past.environment.get("resumed", [])
-        return {**past.environment, "resumed": [*resumed, {"round": len(past.rows), **here}]}
-
     @property
     def seconds(self) -> float:
         """How long the run has taken so far, without the time in which it was stopped."""
@@ -137,7 +133,8 @@ class Recorder(Callback):
 
     def begun(self, loop: Loop) -> None:
         loop.failures = self.failures
-        self.note(**loop.notes)
+        self.summary |= loop.notes
+        self._summary_file.write(self.summary)
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Record an evaluation of the clients, and the global model if it is the best so far."""
@@ -181,11 +178,6 @@ class Recorder(Callback):
         arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
         with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
             pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
-
-    def note(self, **entries: Any) -> None:
-        """Add entries to summary.json."""
-        self.summary |= entries
-        self._summary_file.write(self.summary)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Record the end of the run.
