@@ -120,7 +120,7 @@ def test_describe_prints_the_counts_and_draws(
         noise = f"{(0.1 * (pid + 1) / 3) ** 0.5:.3f}"
         numbers = [len(y), *parts, sum(n > 0 for n in counts), *counts]
         assert row == [str(pid), noise, *map(str, numbers)]
-    assert [path.read_bytes()[:4] for path in sorted(tmp_path.glob("*.png"))] == [b"\x89PNG"] * 2
+    assert [path.read_bytes()[:4] for path in tmp_path.glob("*.png")] == [b"\x89PNG"]
 
 
 def test_owners_are_named() -> None:

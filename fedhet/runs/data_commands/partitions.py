@@ -121,16 +121,15 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
 
 def describe(args: argparse.Namespace) -> None:
     """Show which client would have which samples, as a table and as figures, without training."""
-    from fedhet.runs.record.figures import partition_figures
+    from fedhet.runs.record.figures import labels, save
 
     data = _data(args.overrides)
     record = data.partition_record()
     folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = partition_figures(folder, record)
     print(table(data, record))
-    for path in paths:
-        print(f"figure: {path.resolve()}")
+    if picture := labels(record):
+        print(f"figure: {save(picture, folder / 'labels.png').resolve()}")
 
 
 def table(data: RunData, record: dict[str, Any]) -> str:
