@@ -146,7 +146,7 @@ class Normalize:
     std: tuple[float, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x - _constant(self.mean, x)).div_(_constant(self.std, x))
+        return self.in_place(x.clone())
 
     def in_place(self, x: Tensor) -> Tensor:
         """Normalise x itself.
@@ -154,18 +154,15 @@ class Normalize:
         A second tensor of a client's images is memory that the system would take back and hand out
         again each time.
         """
-        return x.sub_(_constant(self.mean, x)).div_(_constant(self.std, x))
-
-
-def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """One value per channel, in a shape that broadcasts to `like`."""
-    return _cached_constant(values, like.ndim, like.device, like.dtype)
+        mean, std = (_constant(v, x.ndim, x.device, x.dtype) for v in (self.mean, self.std))
+        return x.sub_(mean).div_(std)
 
 
 @lru_cache
-def _cached_constant(
+def _constant(
     values: tuple[float, ...], ndim: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
+    """One value per channel, in a shape that broadcasts to images or rows."""
     # The tensor is kept: a first call in inference mode must not make it unusable in training.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))

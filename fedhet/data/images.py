@@ -260,8 +260,6 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
     images = []
     for path, frame in frames.items():
         check_columns(str(path), frame.columns, ("img", "fine_label"))
-        if frame.empty:
-            raise DataError(f"{path} contains no rows")
         cells = frame["img"].tolist()
         good = [isinstance(cell, dict) for cell in cells]
         check_rows(str(path), good, lambda row, cells=cells: f"{cells[row]!r:.60} is no image")
@@ -316,8 +314,6 @@ def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Da
     expected = f"a file, a tab, and one of the {len(train.classes)} folders of the training images"
     check_rows(str(annotations), known, lambda row: f"{lines[row]!r}; expected {expected}")
     paths = [place / "val" / "images" / file for file, _ in rows]
-    there = [path.is_file() for path in paths]
-    check_rows(str(annotations), there, lambda row: f"there is no {paths[row]}")
     test = Listing(paths, [train.classes.index(label) for _, label in rows], train.classes)
     return _of_listings(name, [place], [train], [test], mode="RGB", **fields)
 

@@ -30,13 +30,9 @@ def check_settings(settings: Config) -> None:
     Raises:
         ConfigError: naming each of these settings, and of an experiment the groups that it sets.
     """
-    keys = [key_of(override) for override in settings.overrides]
-    ignored = [
-        override
-        for key, override in zip(keys, settings.overrides, strict=True)
-        if key.partition(".")[0] in REPLACED
-    ]
-    if "experiment" in keys and not ignored:
+    keys = {override: key_of(override) for override in settings.overrides}
+    ignored = [each for each, key in keys.items() if key.partition(".")[0] in REPLACED]
+    if "experiment" in keys.values() and not ignored:
         default = compose([]).cfg
         ignored = [key for key in REPLACED if settings.cfg[key] != default[key]]
     if ignored:

@@ -184,7 +184,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
             b"val_0.JPEG\tn02\nval_0.JPEG\tn03\t0\n",
             "row 1: 'val_0.JPEG.*n03.*one of the 2 folders",
         ),
-        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "row 1: there is no .*val_1.JPEG"),
+        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "val_1.JPEG cannot be read"),
         (b"", "annotations.txt is empty"),
         (b"\xff", "annotations.txt is damaged"),
     ):

@@ -122,11 +122,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"classes": 2},
         r"row 1: label '10+19.*'; expected one of the classes",
     ),
-    ({"classes": np.array("a")}, {}, r"array 'classes' is a; expected distinct names \(C,\)"),
-    ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' is .*; expected distinct names"),
-    ({"mean": np.array(0.5)}, {}, r"array 'mean' is 0.5; expected a finite number for each"),
-    ({"mean": np.array([np.nan] * 3)}, {}, r"array 'mean' is \[nan"),
-    ({"std": np.array([1, 0, 1])}, {}, r"array 'std' is .*, > 0"),
+    ({"classes": np.array("a")}, {}, r"array 'classes' is <U1 \(\); expected 1"),
+    ({"classes": np.array(["a", "a"])}, {}, r"classes=\['a', 'a'\]: .*distinct"),
+    ({"mean": np.array(0.5)}, {}, r"array 'mean' is float64 \(\); expected 1"),
+    ({"mean": np.array([np.nan] * 3)}, {}, r"dataset\.mean\[0\]=nan is not allowed"),
+    ({"std": np.array([1, 0, 1])}, {}, r"dataset\.std=\[1.*, 0.*\]: each must be > 0"),
     ({"who": np.array([0, np.nan, 1, 1])}, {"owner": "who"}, r"row 1: its owner is nan"),
     ({"x_test": np.full((2, 1, 2, 2), np.nan)}, {}, r"array 'x_test', row 0: nan at \[0, 0, 0\]"),
     (
@@ -138,7 +138,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"channels must come first"),
     ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"images as int64; expected uint8"),
     ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, int)}, {}, "contains no samples"),
-    ({"y_train": np.array([0, 1])}, {}, r"labels have shape \(2,\); expected \(4,\)"),
+    ({"y_train": np.array([0, 1])}, {}, r"labels have shape \(2,\) .*expected \(4,\)"),
     (
         {"y_train": np.array([0, 1.5, 0, 0])},
         {"target": "class"},
@@ -154,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"classes": 7},
         r"array 'y_train', row 3: label 7; expected one of the classes \['0', '1', .*'6'\]",
     ),
-    ({"who": np.arange(3)}, {"owner": "who"}, r"owners have shape \(3,\); expected \(4,\)"),
+    ({"who": np.arange(3)}, {"owner": "who"}, r"owners have shape \(3,\) .*expected \(4,\)"),
     (
         {},
         {"owner": "who"},
@@ -178,7 +178,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_wrong_arrays_are_named(
     tmp_path: Path, content: dict[str, Any], keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         load("npz", write(tmp_path, **content), **keys)
 
 

@@ -106,7 +106,11 @@ def test_what_is_not_clear_says_what_to_write() -> None:
         (np.array([[0, 1], [2, 0]]), {"target": "labels"}, r"row 1: \[2, 0\]; .*zeros and ones"),
         (np.eye(2), {"target": "labels", "classes": 3}, r"classes=3: .*has 2 columns of labels"),
         (lists([], []), {}, "no sample has a label"),
-        (lists(["a"], ["b", "c"]), {"classes": ["a", "b"]}, r"row 1: label 'c'; expected one of"),
+        (
+            lists(["a"], ["b", "c"]),
+            {"classes": ["a", "b"]},
+            r"row 1: labels \['b', 'c'\]; expected",
+        ),
     ],
 )
 def test_labels_that_do_not_fit_are_named(

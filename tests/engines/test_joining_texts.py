@@ -170,8 +170,8 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
         ("dataset.tokenizer=null", "needs the SHA-256"),
         ("dataset.tokenizer=tokenizer.json", "needs the SHA-256"),
         ("dataset.text=null", "needs the SHA-256"),
-        ("dataset.padding=null", "declare also"),
-        ("dataset.dtype=float32", "declare also"),
+        ("dataset.padding=null", "needs .*dataset.padding"),
+        ("dataset.dtype=float32", "needs .*dataset.dtype=int64"),
     ],
 )
 def test_a_declaration_that_lacks_something(lines: list[str], change: str, message: str) -> None:

@@ -135,30 +135,25 @@ class Declaration(Checked):
                 " columns of a table, or else the shape of one sample: [C,H,W], [F] or [T]"
             )
         shape = check.each(check.integer, "dataset.shape", self.shape_of_sample, low=1)
-        if len(shape) not in (1, 3) or (self.tokens and len(shape) == 3):
+        kinds = {1: ("float32", "int64"), 3: ("float32", "uint8")}
+        if self.dtype not in kinds.get(len(shape), ()):
             raise ConfigError(
-                f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
-                " or [F], or [T] token numbers (int64)"
+                f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is an image"
+                " [C,H,W] (uint8, float32), a row [F] of numbers (float32), or [T] token numbers"
+                " (int64)"
             )
-        if len(shape) == 1 and self.dtype == "uint8":
-            raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
 
     def _check_text(self) -> None:
-        if (self.text is None) != (self.tokenizer is None) or (
-            self.tokenizer is not None and not _SHA256.fullmatch(self.tokenizer)
-        ):
+        named = self.tokenizer is not None and _SHA256.fullmatch(self.tokenizer)
+        complete = named and self.tokens and self.vocabulary and self.padding is not None
+        if (self.text, self.tokenizer) != (None, None) and not (self.text and complete):
             raise ConfigError(
                 f"dataset.text={self.text} with dataset.tokenizer={self.tokenizer}: a column of"
                 " texts needs the SHA-256 of its tokenizer.json, 64 hexadecimal digits"
-                " (`sha256sum tokenizer.json`); each site has the file itself"
-            )
-        if self.text is None:
-            return
-        if not self.tokens or self.vocabulary is None or self.padding is None:
-            raise ConfigError(
-                f"dataset.text={self.text}: declare also dataset.shape=[T], the number of tokens"
-                " of each text, dataset.dtype=int64, and the tokenizer's dataset.vocabulary and"
-                " dataset.padding; `python -m fedhet data declare --text` prints them"
+                " (`sha256sum tokenizer.json`), of which each site has the file; dataset.shape=[T],"
+                " the number of tokens of each text; dataset.dtype=int64; and the tokenizer's"
+                " dataset.vocabulary and dataset.padding. `python -m fedhet data declare --text`"
+                " prints them"
             )
 
     @property
