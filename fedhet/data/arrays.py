@@ -147,7 +147,7 @@ class RawSamples:
             if not fits or 0 in values.shape[1:] or values.dtype.kind not in f"{_PLAIN_KINDS}O":
                 raise DataError(
                     f"{self.x_source}: the {what} have shape {values.shape} and type"
-                    f" {values.dtype}; expected ({len(self.x)},), a number or text for each sample"
+                    f" {values.dtype}; expected numbers or text, of shape ({len(self.x)},)"
                 )
         if self.owners is not None and self.owners.dtype.kind == "f":
             known = ~np.isnan(self.owners)

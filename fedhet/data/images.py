@@ -261,8 +261,9 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
     for path, frame in frames.items():
         check_columns(str(path), frame.columns, ("img", "fine_label"))
         cells = frame["img"].tolist()
-        good = [isinstance(cell, dict) for cell in cells]
-        check_rows(str(path), good, lambda row, cells=cells: f"{cells[row]!r:.60} is no image")
+        wrong = [row for row, cell in enumerate(cells) if not isinstance(cell, dict)]
+        if wrong:
+            raise DataError(f"{path}, row {wrong[0]}: {cells[wrong[0]]!r:.60} is no image")
         images += [
             (f"{path}, row {row}", BytesIO(cell.get("bytes") or b""))
             for row, cell in enumerate(cells)

@@ -203,6 +203,9 @@ class Columns:
         """
         (source, frame), *tests = frames
         others = [*self.labels, *([] if self.owner is None else [self.owner])]
+        named = self.features or ()
+        if isinstance(named, str) or not all(isinstance(column, str) for column in named):
+            raise ConfigError(f"dataset.features={named}: must be texts, such as ['0','1']")
         used = [str(column) for column in frame.columns if column not in others]
         by_default = self.texts is None and self.features is None
         if by_default and (unnamed := [column for column in used if UNNAMED.fullmatch(column)]):
@@ -214,7 +217,7 @@ class Columns:
         if self.texts is not None:
             used = [self.texts.column]
         elif self.features is not None:
-            used = list(check.each(check.text, "dataset.features", self.features))
+            used = list(self.features)
         if not used or set(used) & set(others):
             raise ConfigError(
                 f"dataset.features={used}: must name at least one column, and none of"
@@ -536,16 +539,14 @@ def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.n
         source: where it comes from, for messages.
         missing: whether a table may have NaN.
     """
-    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
+    kinds = "biuf" if x.ndim == 2 else "f"
+    channels_last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+    typed = x.dtype.kind in kinds or x.dtype == np.uint8
+    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or channels_last or not typed:
         raise DataError(
-            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)"
+            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), or images (n, H, W) or"
+            " (n, C, H, W), channels first, as uint8 or as floats in [0, 1]"
         )
-    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-        raise DataError(
-            f"{source} is {x.shape}; channels must come first, transpose(0, 3, 1, 2) moves them"
-        )
-    if x.ndim > 2 and x.dtype.kind != "f" and x.dtype != np.uint8:
-        raise DataError(f"{source} holds images as {x.dtype}; expected uint8, or floats in [0, 1]")
     if x.ndim == 3:
         x = x[:, None]
     if are_pixels(x):

@@ -287,7 +287,6 @@ def test_a_site_tells_nothing_of_a_column_that_it_does_not_have(sites: list[str]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["dataset.test=a.csv", *OWN], "the server cannot normalise a test set"),
         (["dataset.features=null", "dataset.shape=[3]"], "'smoker' is not among the inputs"),
         (["dataset.features=null", "dataset.shape=[1,2,2]"], "'smoker' is not among the inputs"),
         (["dataset.missing=mean"], "dataset.missing"),
@@ -311,3 +310,5 @@ def test_the_servers_test_set_is_filled_by_the_mean(sites: list[str]) -> None:
     assert data.dataset.test is not None
     pressure = data.dataset.test.x[:, 1]
     assert set(pressure.tolist()) == {data.dataset.mean[1]}
+    with pytest.raises(ConfigError, match="no mean to normalise them by"):
+        data_of(*sites, "dataset.test=c.csv", *OWN)

@@ -19,7 +19,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
-from fedhet.data.dataset import AUTO, CHOICES, OWN, REFUSE, Dataset, Statistic
+from fedhet.data.dataset import AUTO, CHOICES, REFUSE, Dataset, Statistic
 from fedhet.data.encoding import Cells
 from fedhet.data.frames import CsvFormat
 from fedhet.data.images import COLOURS
@@ -119,11 +119,6 @@ class Declaration(Checked):
                 raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
         for site, node in (self.nodes or {}).items():
             check.integer(f"dataset.nodes.{site}", node, low=0)
-        if self.mean == OWN and self.test is not None:
-            raise ConfigError(
-                f"dataset.mean=own with dataset.test={self.test}: each site normalises by its own"
-                " training part, so that the server cannot normalise a test set"
-            )
         _ = self.dataset()  # checks what is left
 
     def _check_shape(self) -> None:
@@ -274,8 +269,6 @@ class Declaration(Checked):
             samples = Samples(x, y)
         statistics: dict[str, Any] = {key: getattr(self, key) for key in STATISTICS}
         statistics |= agreed or {}
-        if self.tokens:
-            statistics |= {"mean": (0.0,), "std": (1.0,)}
         return Dataset(
             self.name,
             samples.x,
@@ -304,14 +297,6 @@ class Declaration(Checked):
                 f"{check.did_you_mean(site, self.sites)}; dataset.sites={list(self.sites)}"
             )
         return list(self.sites).index(site)
-
-    def counts(self, y: np.ndarray) -> list[int]:
-        """The number of samples of each class, or with each label; [] for numbers."""
-        if self.target == "number":
-            return []
-        if self.target == "labels":
-            return [int(count) for count in y.sum(0)]
-        return np.bincount(y, minlength=len(self.outputs)).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
