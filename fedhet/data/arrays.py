@@ -432,16 +432,10 @@ def _label_names(
     train: RawSamples, sets: np.ndarray | list[list[str]], classes: Classes
 ) -> np.ndarray:
     """The names of the labels, in the order of the columns of y."""
-    if isinstance(sets, np.ndarray):
-        count = sets.shape[1]
-        names = _column_names(train, count) if classes is None else class_names(classes)
-        if len(names) != count:
-            raise ConfigError(
-                f"dataset.classes={classes}: {train.y_source} has {count} columns of labels"
-            )
-        return names
     if classes is not None:
         return class_names(classes)
+    if isinstance(sets, np.ndarray):
+        return _column_names(train, sets.shape[1])
     found = {label for each in sets for label in each}
     if not found:
         raise DataError(f"{train.y_source}: no sample has a label")
@@ -456,8 +450,8 @@ def _zeros_and_ones(
     if isinstance(sets, np.ndarray):
         if sets.shape[1] != len(names):
             raise DataError(
-                f"{samples.y_source}: {sets.shape[1]} columns of labels; the training samples have"
-                f" {len(names)}"
+                f"{samples.y_source}: {sets.shape[1]} columns of labels; expected {len(names)}:"
+                f" {listed(names)}"
             )
         return sets
     import pandas
