@@ -49,7 +49,8 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     about, served = opened(args.run, args.view, args.client, args.inputs_of)
-    default = args.view or ("model" if args.client is None else "personal")
+    shared = args.client is None and (args.run / "model.safetensors").exists()
+    default = args.view or ("model" if shared else "personal")
     if args.client is not None:
         default += f"-{args.client}"
     out = args.out or args.run / f"{default}.{args.to}"
