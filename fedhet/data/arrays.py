@@ -451,7 +451,7 @@ def _zeros_and_ones(
         if sets.shape[1] != len(names):
             raise DataError(
                 f"{samples.y_source}: {sets.shape[1]} columns of labels; expected {len(names)}:"
-                f" {listed(names)}"
+                f" {listed(names.tolist())}"
             )
         return sets
     import pandas
