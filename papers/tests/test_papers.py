@@ -169,10 +169,6 @@ def test_a_wrong_name_is_told() -> None:
         main(["fedlex/table1", "fedlex/table2"])
     with pytest.raises(ConfigError, match="scale=cpu would"):
         main(["--verdicts", "folder", "scale=cpu"])
-    with pytest.raises(ConfigError, match="--times goes with --estimate"):
-        main(["fedlex/table1", "--times", "times.csv"])
-    with pytest.raises(ConfigError, match=r"--times nowhere/times\.csv: a file is expected"):
-        main(["fedgmm/figure6", "scale=smoke", "--estimate", "--times", "nowhere/times.csv"])
     with pytest.raises(ConfigError, match=r"nothing of client\.lr, "):
         main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
     with pytest.raises(ConfigError, match="none has such a name"):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 
 import pandas as pd
-import yaml
 
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
-from fedhet.data.forms import plain_text
 from fedhet.runs.record.summary import (
     OWN_MODELS,
     method_name,
@@ -23,7 +20,7 @@ from fedhet.runs.record.summary import (
 )
 from fedhet.study.report import statistics
 from fedhet.study.report.document import extent
-from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values
+from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values, configured
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.
@@ -273,9 +270,7 @@ class Study:
             own = found.setdefault(self.place(cell)[0], set())
             rate = cell.overrides.get("client.lr")
             if rate is None and not own:
-                with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
-                    text = plain_text(cell.folder / "config.yaml")
-                    rate = yaml.safe_load(text).get("client", {}).get("lr")
+                rate = configured(cell, "client.lr")
             if isinstance(rate, int | float):
                 own.add(float(rate))
         return {method: extent(own) for method, own in found.items() if own}

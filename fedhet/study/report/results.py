@@ -580,7 +580,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
         cell.axes = {"method": method_name(cell.summary)}
         cell.axes["dataset"] = cell.summary.get("dataset") or "a Task"
         cell.axes |= {
-            name: cell.overrides[name] if name in cell.overrides else _configured(cell, name)
+            name: cell.overrides[name] if name in cell.overrides else configured(cell, name)
             for name in names
         }
         cell.axes["seed"] = cell.summary["seed"]
@@ -600,7 +600,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
     return kept
 
 
-def _configured(cell: FoundRun, name: str) -> Any:
+def configured(cell: FoundRun, name: str) -> Any:
     """The value that a setting had without an override, from the run's config.yaml."""
     try:
         node = yaml.safe_load(unfolded(forms.plain_text(cell.folder / "config.yaml")))
