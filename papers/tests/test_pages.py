@@ -141,8 +141,6 @@ def test_a_later_time_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("name,seconds\nown/table1,7\n", "its columns are name,seconds"),
-        (f"{','.join(TIMES)}\nown/table1,cpu,1,0,soon\n", "soon"),
-        (f"{','.join(TIMES)}\nown/table1,cpu\n", "invalid literal for int"),
     ],
 )
 def test_a_file_of_something_else_is_kept(tmp_path: Path, text: str, says: str) -> None:

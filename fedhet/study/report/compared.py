@@ -168,17 +168,11 @@ class Study:
         for score in SCORES:
             if not frame[score].notna().any():
                 continue
-            for condition, rows in frame.groupby("setting"):
-                lowest = min(0.0, rows[score].min()) if rows[score].notna().any() else 0.0
-                # Only methods that have this score at all: no personal models, no bad ones.
-                having = set(frame.loc[frame[score].notna(), "method"])
-                bad = (
-                    frame["diverged"]
-                    & frame[score].isna()
-                    & (frame["setting"] == condition)
-                    & (frame["method"].isin(having) | (score in always))
-                )
-                frame.loc[bad, score] = lowest
+            lowest = frame.groupby("setting")[score].transform("min").fillna(0.0).clip(upper=0.0)
+            # Only methods that have this score at all: no personal models, no bad ones.
+            having = frame["method"].isin(frame.loc[frame[score].notna(), "method"])
+            bad = frame["diverged"] & frame[score].isna() & (having | (score in always))
+            frame[score] = frame[score].mask(bad, lowest)
         return frame
 
     def blocks(self, score: str, condition: str | None = None) -> pd.DataFrame:
