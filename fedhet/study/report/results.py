@@ -584,19 +584,13 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
             for name in names
         }
         cell.axes["seed"] = cell.summary["seed"]
-    every = {
-        axis: list(dict.fromkeys(cell.axes[axis] for cell in readable))
-        for axis in (readable[0].axes if readable else ())
-    }
-    kept = {
-        axis: values
-        for axis, values in every.items()
-        if len(values) > 1 or axis in ("method", "seed")
-    }
+    kept: dict[str, list[Any]] = {}
+    for axis in readable[0].axes if readable else ():
+        values = list(dict.fromkeys(cell.axes[axis] for cell in readable))
+        if len(values) > 1 or axis in ("method", "seed"):
+            kept[axis] = sorted(values) if axis == "seed" else values
     for cell in readable:
         cell.axes = {axis: cell.axes[axis] for axis in kept}
-    if "seed" in kept:
-        kept["seed"] = sorted(kept["seed"])
     return kept
 
 
