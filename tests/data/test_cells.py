@@ -310,5 +310,5 @@ def test_the_servers_test_set_is_filled_by_the_mean(sites: list[str]) -> None:
     assert data.dataset.test is not None
     pressure = data.dataset.test.x[:, 1]
     assert set(pressure.tolist()) == {data.dataset.mean[1]}
-    with pytest.raises(ConfigError, match="mean .*normalise "):
+    with pytest.raises(ConfigError, match=r"mean .*normalise "):
         data_of(*sites, "dataset.test=c.csv", *OWN)
