@@ -195,19 +195,8 @@ def _equal_steps() -> str:
     return "\n\n".join([*leaderboard.at_equal_steps(runs)][1:])  # without the heading
 
 
-def _searched() -> str:
-    return helps.searched(pd.read_csv(RESULTS / "helps-search.csv"))
-
-
-def _confirmed() -> str:
-    runs = RESULTS / "helps-confirm.csv"
-    search = pd.read_csv(RESULTS / "helps-search.csv")
-    return helps.confirmed(search, pd.read_csv(runs) if runs.exists() else None)
-
-
-def _computed() -> str:
-    runs = RESULTS / "helps-compute.csv"
-    return helps.computed(pd.read_csv(runs)) if runs.exists() else "Not run yet."
+def _helps(stage: str) -> pd.DataFrame:
+    return pd.read_csv(RESULTS / f"helps-{stage}.csv")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -215,9 +204,9 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"{name}, all settings": partial(_overall, name) for name in leaderboard.BOARDS},
     **{name: partial(_board, name) for name in leaderboard.BOARDS},
     "leaderboard, equal steps": _equal_steps,
-    "searched": _searched,
-    "confirmed": _confirmed,
-    "computed": _computed,
+    "searched": lambda: helps.searched(_helps("search")),
+    "confirmed": lambda: helps.confirmed(_helps("search"), _helps("confirm")),
+    "computed": lambda: helps.computed(_helps("compute")),
     "design, noise": lambda: design.noise(pd.read_csv(design.POOL)),
     "design, errors": lambda: design.errors(pd.read_csv(design.POOL)),
 }

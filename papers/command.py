@@ -13,7 +13,6 @@ digits); cpu if none is given.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,15 +44,10 @@ def main(argv: Sequence[str]) -> int:
     group.add_argument(
         "--verdicts", type=Path, metavar="FOLDER", help="the folder of finished runs"
     )
-    parser.add_argument(
-        "--times", type=Path, metavar="CSV", help="also write the estimate to a file"
-    )
     args = parser.parse_intermixed_args(argv)
     if args.list:
         print(list_text(args.words))
         return 0
-    if args.times and not args.estimate:
-        raise ConfigError("reproduce: --times goes with --estimate")
     if args.verdicts:
         if args.words:
             raise ConfigError(
@@ -71,7 +65,12 @@ def main(argv: Sequence[str]) -> int:
     paper = papers.find(names[0])
     experiment = _experiment(paper, overrides)
     if args.estimate:
-        return _estimate(experiment, args.times)
+        from fedhet.study.estimate import estimate
+
+        found = estimate(experiment)
+        print(columns(found.rows()))
+        print(found)
+        return 0
     labels = papers.as_text(experiment.labels)
     papers.refuse_open_axes(paper, str(experiment.report["compare"]), labels)
     from fedhet.study import launch
@@ -129,25 +128,4 @@ def verdicts(folder: Path) -> int:
     picture.draw(table.records(comparison), comparison.paper, report)
     print(page.read_text(encoding="utf-8"), end="")
     print(f"comparison: {page}")
-    return 0
-
-
-def _estimate(experiment: Experiment, times: Path | None) -> int:
-    from fedhet.study.estimate import estimate
-    from papers.tables import TIMES, kept, note_time
-
-    if times is not None:  # before the measuring
-        if times.is_dir() or not os.access(times if times.exists() else times.parent, os.W_OK):
-            raise ConfigError(
-                f"reproduce --times {times}: a file is expected, in a folder that exists and can be"
-                " written to"
-            )
-        kept(times, TIMES)
-    found = estimate(experiment)
-    print(columns(found.rows()))
-    print(found)
-    if times is not None:
-        scale = value_of(by_key(experiment.command)["scale"])
-        seconds = round(found.seconds)
-        note_time(times, experiment.name, scale, found.runs, found.trials, seconds)
     return 0

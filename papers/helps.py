@@ -150,15 +150,15 @@ def searched(search: pd.DataFrame) -> str:
     return f"{markdown(rows)}\n\n{_source(search)}"
 
 
-def confirmed(search: pd.DataFrame, runs: pd.DataFrame | None) -> str:
+def confirmed(search: pd.DataFrame, runs: pd.DataFrame) -> str:
     """The paired comparison of each method in its setting, on new seeds.
 
     Args:
         search: the runs of the search.
-        runs: those of the confirmation; None, or of an earlier search, whose settings were others,
-            if they have not been run yet.
+        runs: those of the confirmation; of an earlier search, with other settings, if they have
+            not been run yet.
     """
-    if runs is None or not are_of(search, runs):
+    if not are_of(search, runs):
         return "Not run yet."
     table = compared(runs)
     tuned = search.groupby(["setting", "method"])["tuned"].first()

@@ -342,29 +342,6 @@ def ranked(
         pooled: see `Board`.
     """
     ranks = mean_ranks(_pairs(runs, score))
-    yield from _scores(runs, settings, ranks, score, pooled=pooled)
-    yield from _lacking(runs, ranks)
-
-
-def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
-    """Names the methods of which a run is missing, so that they cannot be compared."""
-    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
-        yield f"Not compared, because runs have failed or are missing: {joined(lacking)}."
-
-
-def mean_ranks(scores: pd.DataFrame) -> pd.Series:
-    """The mean rank of each column, the best one first; scores that are printed alike share one."""
-    return statistics.mean_ranks(scores).sort_values(kind="stable")
-
-
-def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
-    """A row for each setting and seed, and a column for each method that has all of them."""
-    return runs.pivot_table(score, ["setting", "seed"], "method").dropna(axis=1)
-
-
-def _scores(
-    runs: pd.DataFrame, settings: Sequence[str], ranks: pd.Series, score: str, *, pooled: bool
-) -> Iterator[str]:
     groups = runs.groupby(["method", "setting"])[score]
     means, stds = groups.mean().unstack(), groups.std().unstack()
     blocks = {
@@ -393,6 +370,23 @@ def _scores(
         rows.append(row)
     yield markdown(rows)
     yield _told(int(decided["pairs"].min()), len(decided), [*margins.values()])
+    yield from _lacking(runs, ranks)
+
+
+def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
+    """Names the methods of which a run is missing, so that they cannot be compared."""
+    if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
+        yield f"Not compared, because runs have failed or are missing: {joined(lacking)}."
+
+
+def mean_ranks(scores: pd.DataFrame) -> pd.Series:
+    """The mean rank of each column, the best one first; scores that are printed alike share one."""
+    return statistics.mean_ranks(scores).sort_values(kind="stable")
+
+
+def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
+    """A row for each setting and seed, and a column for each method that has all of them."""
+    return runs.pivot_table(score, ["setting", "seed"], "method").dropna(axis=1)
 
 
 def _told(seeds: int, comparisons: int, margins: Sequence[float]) -> str:

@@ -36,19 +36,15 @@ def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
     """
     if not path.exists():
         return pd.DataFrame(columns=list(columns))
-    try:
-        # A run without a result has no scores, and a text is never missing.
-        found = pd.read_csv(
-            path,
-            dtype=dict(columns),
-            keep_default_na=False,
-            na_values={n: [""] for n, kind in columns.items() if pd.api.types.is_float_dtype(kind)},
+    # A run without a result has no scores, and a text is never missing.
+    scores = [name for name, kind in columns.items() if pd.api.types.is_float_dtype(kind)]
+    empty = {name: [""] for name in scores}
+    found = pd.read_csv(path, keep_default_na=False, na_values=empty)
+    if [*found] != [*columns]:
+        raise ConfigError(
+            f"{path}: its columns are {','.join(found)}; expected is {','.join(columns)}"
         )
-        if [*found] != [*columns]:
-            raise ValueError(f"its columns are {','.join(found)}")
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}; expected is {','.join(columns)}") from error
-    return found
+    return found.astype(dict(columns))
 
 
 def replace(path: Path, found: pd.DataFrame, key: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, field, fields
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
@@ -205,6 +206,11 @@ def installed(what: str, *packages: str, extra: str | None) -> None:
             f"{what} needs {' and '.join(missing)}, which this Python has not; install it with"
             f" pip install {how}"
         )
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """The version of each package; None where it is not installed."""
+    return {name: next((d.version for d in distributions(name=name)), None) for name in packages}
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:

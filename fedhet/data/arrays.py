@@ -40,18 +40,6 @@ _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")
 # What numbers and texts are: numpy's kinds of types, and the types of objects.
 _PLAIN_KINDS = "biufU"
 _PLAIN = (str, bool, int, float, Decimal, np.bool_, np.number)
-LEFT_OUT = "%s: samples that miss a value and are left out (dataset.missing=drop): %d"
-
-
-def place(source: str, row: int) -> str:
-    """Where a sample is, for messages.
-
-    Args:
-        source: the file, with what chooses the column in it.
-        row: counted from 0, without a header. Of a csv file it is told as editors count.
-    """
-    first = first_row(source)
-    return f"{source}, row {row + first}{' (the header is row 1)' * (first > 0)}"
 
 
 def first_row(source: str) -> int:
@@ -68,8 +56,10 @@ def listed(names: Sequence[object], most: int = 20) -> str:
 def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column: str = "") -> None:
     """Refuse samples of which one is not good.
 
+    Rows of a csv file are told as editors count them.
+
     Args:
-        source: where they come from, see `place`.
+        source: the file that they come from, with what chooses the column in it.
         good: (n,), whether each is.
         told: what the message says of a row: what it has, and what is expected.
         column: the column, where a message names it after the row.
@@ -79,8 +69,10 @@ def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column:
     """
     if len(wrong := np.flatnonzero(~np.asarray(good, bool))):
         row = int(wrong[0])
-        where = f", column {column!r}" if column else ""
-        raise DataError(f"{place(source, row)}{where}: {told(row)}")
+        first = first_row(source)
+        where = f"row {row + first}{' (the header is row 1)' * (first > 0)}"
+        where += f", column {column!r}" * bool(column)
+        raise DataError(f"{source}, {where}: {told(row)}")
 
 
 def spelled(value: Any) -> str:
@@ -135,7 +127,6 @@ class RawSamples:
         x_source: where `x` comes from, for messages.
         y_source: where `y` comes from, for messages.
         y_names: the names of the columns of `y`; empty where they have none.
-        dropped: how many further samples the file has, which are left out.
 
     Raises:
         DataError: there are no samples, or labels or owners are missing.
@@ -147,22 +138,16 @@ class RawSamples:
     x_source: str
     y_source: str
     y_names: tuple[str, ...] = ()
-    dropped: int = 0
 
     def __post_init__(self) -> None:
-        for what, values in (("labels", self.y), ("owners", self.owners)):
-            shape = () if values is None else values.shape
-            if what == "labels" and len(shape) == 2 and shape[1]:
-                shape = shape[:1]
-            if values is not None and shape != (len(self.x),):
+        for what, values, most in (("labels", self.y, 2), ("owners", self.owners, 1)):
+            if values is None:
+                continue
+            fits = values.shape[:1] == (len(self.x),) and values.ndim <= most
+            if not fits or 0 in values.shape[1:] or values.dtype.kind not in f"{_PLAIN_KINDS}O":
                 raise DataError(
-                    f"{self.x_source}: the {what} have shape {values.shape}; expected"
-                    f" ({len(self.x)},), one for each sample"
-                )
-            if values is not None and values.dtype.kind not in f"{_PLAIN_KINDS}O":
-                raise DataError(
-                    f"{self.x_source}: the {what} are {values.dtype}; expected numbers or text, so"
-                    " write dates and durations as text"
+                    f"{self.x_source}: the {what} have shape {values.shape} and type"
+                    f" {values.dtype}; expected numbers or text, of shape ({len(self.x)},)"
                 )
         if self.owners is not None and self.owners.dtype.kind == "f":
             known = ~np.isnan(self.owners)
@@ -186,7 +171,8 @@ class RawSamples:
         if count == len(missing):
             raise DataError(f"{self.x_source}: each of its {count} samples misses a value")
         where = f"{self.y_source}, without {check.counted(count, 'sample')} that miss a value"
-        return replace(self.rows(~missing), y_source=where, dropped=count)
+        log.info("%s: they are left out (dataset.missing=drop)", where)
+        return replace(self.rows(~missing), y_source=where)
 
     @property
     def lists(self) -> bool:
@@ -217,35 +203,27 @@ def dataset_arrays(
         DataError: a label is missing or not among the classes (the message names the file and the
             row), or the training or test set would be empty.
     """
-    ys, described = encoded(train, test, target, classes)
-    x, y, owners = train.x, ys[0], train.owners
-    arrays: Arrays = {}
-    test_owners = None
-    if test is not None:
-        arrays = {"test_x": test.x, "test_y": ys[1]}
-        test_owners = test.owners
-    elif test_fraction:
-        n_test = math.floor(len(x) * test_fraction + 0.5)
-        if not 0 < n_test < len(x):
+    ys, arrays = encoded(train, test, target, classes)
+    if test is None and test_fraction:
+        n, n_test = len(train.x), math.floor(len(train.x) * test_fraction + 0.5)
+        if not 0 < n_test < n:
             raise DataError(
-                f"{train.x_source}: dataset.test_fraction={test_fraction} of its {len(x)} samples"
-                f" are {n_test}; the training set and the test set need at least one each"
+                f"{train.x_source}: dataset.test_fraction={test_fraction} of its {n} samples are"
+                f" {n_test}; the training set and the test set need at least one each"
             )
-        order = generator(0, "test_fraction").permutation(len(x))
+        order = generator(0, "test_fraction").permutation(n)
         kept, held_out = np.sort(order[n_test:]), np.sort(order[:n_test])
-        arrays = {"test_x": x[held_out], "test_y": y[held_out]}
-        x, y = x[kept], y[kept]
-        if owners is not None:
-            owners, test_owners = owners[kept], owners[held_out]
-    arrays |= {"x": x, "y": y, **described}
-    if dropped := train.dropped + (test.dropped if test else 0):
-        arrays["dropped"] = np.array(dropped)
-    if owners is not None:
+        ys = [ys[0][kept], ys[0][held_out]]
+        train, test = train.rows(kept), train.rows(held_out)
+    arrays |= {"x": train.x, "y": ys[0]}
+    if test is not None:
+        arrays |= {"test_x": test.x, "test_y": ys[1]}
+    if train.owners is not None:
         # as numbers, in the order of their names
-        names, numbers = np.unique(identifiers(owners), return_inverse=True)
+        names, numbers = np.unique(identifiers(train.owners), return_inverse=True)
         arrays |= {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
-        if test_owners is not None:
-            arrays["test_owners"] = identifiers(test_owners).astype(np.str_)
+        if test is not None and test.owners is not None:
+            arrays["test_owners"] = identifiers(test.owners).astype(np.str_)
     return arrays
 
 
@@ -254,8 +232,8 @@ def assemble(
 ) -> Dataset:
     """The dataset of the arrays x, y, test_x, test_y and classes.
 
-    Further arrays are used where they are present: dropped, target, numbers, vocabulary, padding,
-    columns, by_default and unrepeated (see `fedhet.data.tables.Columns.read`), owners with
+    Further arrays are used where they are present: target, numbers, vocabulary, padding,
+    columns and unrepeated (see `fedhet.data.tables.Columns.read`), owners with
     owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or
     of the numbers to predict, stands for the array of that name where the data themselves state it.
 
@@ -273,11 +251,6 @@ def assemble(
         if fields.get(statistic) == AUTO and statistic in arrays:
             fields[statistic] = arrays[statistic].tolist()
             log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
-    if "dropped" in arrays:
-        log.info(LEFT_OUT, name, arrays["dropped"])
-    if "by_default" in arrays:
-        chosen = arrays["by_default"].tolist()
-        log.info("%s: the inputs, which dataset.features does not name: %s", name, listed(chosen))
     if "unrepeated" in arrays:
         log.warning(
             "%s: in %s no two rows have the same whole number, as in a column that numbers its"
@@ -459,16 +432,10 @@ def _label_names(
     train: RawSamples, sets: np.ndarray | list[list[str]], classes: Classes
 ) -> np.ndarray:
     """The names of the labels, in the order of the columns of y."""
-    if isinstance(sets, np.ndarray):
-        count = sets.shape[1]
-        names = _column_names(train, count) if classes is None else class_names(classes)
-        if len(names) != count:
-            raise ConfigError(
-                f"dataset.classes={classes}: {train.y_source} has {count} columns of labels"
-            )
-        return names
     if classes is not None:
         return class_names(classes)
+    if isinstance(sets, np.ndarray):
+        return _column_names(train, sets.shape[1])
     found = {label for each in sets for label in each}
     if not found:
         raise DataError(f"{train.y_source}: no sample has a label")
@@ -483,18 +450,18 @@ def _zeros_and_ones(
     if isinstance(sets, np.ndarray):
         if sets.shape[1] != len(names):
             raise DataError(
-                f"{samples.y_source}: {sets.shape[1]} columns of labels; the training samples have"
-                f" {len(names)}"
+                f"{samples.y_source}: {sets.shape[1]} columns of labels; expected {len(names)}:"
+                f" {listed(names.tolist())}"
             )
         return sets
     import pandas
 
     rows = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
     columns = pandas.Index(names).get_indexer([label for each in sets for label in each])
-    unknown = [{*each} - {*names.tolist()} for each in sets] if (columns < 0).any() else []
-    expected = f"expected one of the classes {names[:10].tolist()}"
-    good = [not each for each in unknown]
-    check_rows(samples.y_source, good, lambda row: f"label {min(unknown[row])!r}; {expected}")
+    good = np.ones(len(sets), bool)
+    good[rows[columns < 0]] = False
+    expected = f"expected classes among {names[:10].tolist()}"
+    check_rows(samples.y_source, good, lambda row: f"labels {sets[row]}; {expected}")
     y = np.zeros((len(sets), len(names)), np.float32)
     y[rows, columns] = 1
     return y

@@ -234,6 +234,19 @@ class Dataset:
         return not self.x.is_floating_point() and self.x.ndim == 2
 
 
+def label_counts(y: np.ndarray, target: str, classes: int) -> np.ndarray:
+    """(classes,) int64, the number of samples of each class, or with each label.
+
+    Args:
+        y: the targets.
+        target: what is learned.
+        classes: the number of classes or labels; 0 for numbers.
+    """
+    if target in WITH_CLASSES:
+        return np.bincount(y, minlength=classes)
+    return y[:, :classes].sum(0).astype(np.int64)
+
+
 def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
     """Refuse targets that are no classes or labels, where these are learned.
 

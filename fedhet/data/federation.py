@@ -19,9 +19,8 @@ from torch import Tensor
 from fedhet.core.errors import ConfigError
 from fedhet.core.objects import are_pixels
 from fedhet.core.streams import generator
-from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import ClientData, Samples
-from fedhet.data.dataset import OWN, Dataset
+from fedhet.data.dataset import OWN, Dataset, label_counts
 from fedhet.data.moments import Own
 from fedhet.data.partition import Partition, check_split
 
@@ -146,7 +145,7 @@ class Normalize:
     std: tuple[float, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return (x - _constant(self.mean, x)).div_(_constant(self.std, x))
+        return self.in_place(x.clone())
 
     def in_place(self, x: Tensor) -> Tensor:
         """Normalise x itself.
@@ -154,18 +153,15 @@ class Normalize:
         A second tensor of a client's images is memory that the system would take back and hand out
         again each time.
         """
-        return x.sub_(_constant(self.mean, x)).div_(_constant(self.std, x))
-
-
-def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """One value per channel, in a shape that broadcasts to `like`."""
-    return _cached_constant(values, like.ndim, like.device, like.dtype)
+        mean, std = (_constant(v, x.ndim, x.device, x.dtype) for v in (self.mean, self.std))
+        return x.sub_(mean).div_(std)
 
 
 @lru_cache
-def _cached_constant(
+def _constant(
     values: tuple[float, ...], ndim: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
+    """One value per channel, in a shape that broadcasts to images or rows."""
     # The tensor is kept: a first call in inference mode must not make it unusable in training.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))
@@ -203,13 +199,8 @@ def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:
 
     It is (clients, classes) int64, without columns where numbers are predicted.
     """
-    y = dataset.y.numpy()
-    classes = len(dataset.classes)
-    if dataset.target not in WITH_CLASSES:
-        rows = [y[indices, :classes].sum(0).astype(np.int64) for indices in partition.indices]
-    else:
-        rows = [np.bincount(y[indices], minlength=classes) for indices in partition.indices]
-    return np.stack(rows)
+    y, classes = dataset.y.numpy(), len(dataset.classes)
+    return np.stack([label_counts(y[own], dataset.target, classes) for own in partition.indices])
 
 
 @dataclass(frozen=True)
@@ -258,15 +249,12 @@ def augmentation(dataset: Dataset) -> CropFlip | None:
 # ---- the data of a configuration
 def described(dataset: Dataset) -> dict[str, Any]:
     """What partition.json says about the samples, from which a model can be built and used."""
-    normalize = transform(dataset)
-    normalised: dict[str, Any] | None = None
-    if normalize is not None:
-        normalised = {"mean": list(normalize.mean), "std": list(normalize.std)}
-    elif dataset.mean == OWN:
-        normalised = {"mean": OWN, "std": OWN}
+    normalised: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std}
+    if dataset.mean != OWN:
+        normalised = {key: list(values) for key, values in normalised.items()}
     scale = target_scale(dataset)
     return {
-        "normalised": normalised,
+        "normalised": None if dataset.text else normalised,
         "shape": list(dataset.shape),
         "columns": list(dataset.columns),
         "target": dataset.target,

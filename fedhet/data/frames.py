@@ -188,13 +188,6 @@ def _read_csv(
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         header = pandas.read_csv(StringIO(text), header=None, nrows=1, **as_text).iloc[0]
         # pandas would rename the second column to "<name>.1": the label would become a feature
-        marks = [mark for mark in ",;\t|" if mark != form.sep]
-        other = next((mark for mark in marks if len(header) == 1 and mark in header[0]), None)
-        if other:
-            raise ValueError(
-                f"its columns are separated by {other!r}; {form.sep!r} is expected, write"
-                f" dataset.read={{sep: {other!r}}}"
-            )
         if (twice := header[header.duplicated() & (header != "")]).size:
             raise ValueError(f"it names the column {twice.iloc[0]!r} twice")
         rows = _strict_rows(path, text, form, len(header))

@@ -169,12 +169,11 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
 
     train_source = next(iter(parts))
     kinds = parts[train_source].features
-    label = columns.label
-    names, several = _class_names(kinds, label)
+    names = _class_names(kinds, columns.label)
     if columns.classes is not None or columns.target not in (None, "class", "labels"):
-        names = None
+        names = []
     if names:
-        columns = replace(columns, classes=names if several else len(names))
+        columns = replace(columns, classes=names)
     image = columns.features if isinstance(columns.features, str) else None
     if columns.features is None and columns.texts is None:
         images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
@@ -209,41 +208,30 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
     return arrays | {"classes": np.array(names)} if names else arrays
 
 
-def _class_names(
-    columns: datasets.Features, label: str | Sequence[str]
-) -> tuple[list[str] | None, bool]:
-    """The names that the dataset gives the classes, and whether a sample has a list of them."""
-    kind = columns.get(label) if isinstance(label, str) else None
-    several = getattr(kind, "feature", None)  # of a list
-    names = getattr(several or kind, "names", None)
-    return (list(names) if names else None), bool(names and several)
+def _class_names(columns: datasets.Features, column: str | Sequence[str]) -> list[str]:
+    """The names that the dataset gives the classes of a column of them, or of lists of them."""
+    kind = columns.get(column) if isinstance(column, str) else None
+    return list(getattr(getattr(kind, "feature", kind), "names", None) or ())
 
 
 def _frame(part: datasets.Dataset, columns: Columns) -> pandas.DataFrame:
-    """The table; lists of class numbers become lists of the classes' names.
-
-    As numbers they could be taken for zeros and ones. Numbers of classes also become names where
-    the configuration declares texts.
-    """
+    """The table; where the names of classes are declared, they take the place of the numbers."""
     frame = part.to_pandas()
-    label = columns.label
     declared: dict[str, Sequence[str]] = dict(columns.cells.names)
-    if isinstance(label, str) and not isinstance(columns.classes, int | None):
-        declared[label] = columns.classes
+    if isinstance(columns.label, str) and not isinstance(columns.classes, int | None):
+        declared[columns.label] = columns.classes
     for column, given in declared.items():
-        names, several = _class_names(part.features, column)
-        if names and not several and {*names} & {*given}:
-            frame[column] = [
-                names[int(n)] if known else None
-                for n, known in zip(frame[column], frame[column].notna(), strict=True)
-            ]
-    names, several = _class_names(part.features, label)
-    if names and several:
-        frame[label] = [
-            None if numbers is None else [names[number] for number in numbers]
-            for numbers in frame[label]
-        ]
+        names = _class_names(part.features, column)
+        if {*names} & {*given}:
+            frame[column] = [_by_name(cell, names) for cell in frame[column]]
     return frame
+
+
+def _by_name(cell: Any, names: Sequence[str]) -> Any:
+    """The name of a class that has a number, or a list of names; None where none is known."""
+    if isinstance(cell, np.ndarray):
+        return [_by_name(one, names) for one in cell]
+    return names[int(cell)] if cell is not None and cell >= 0 else None  # NaN is not
 
 
 def _image_file(cell: dict[str, Any] | None) -> Path | BytesIO:

@@ -138,7 +138,7 @@ class Own:
                 f"dataset.mean=own: the global test set of {dataset.name} has samples of which no"
                 " client is the owner, so that there is no mean to normalise them by; use"
                 " partition=natural with all owners, or partition.pool_test=true, or dataset.mean"
-                " and dataset.std as auto or numbers"
+                " and dataset.std as auto or numbers, or, of dataset=local, no dataset.test"
             )
         return cls(torch.tensor(dataset.mean, dtype=torch.float64))
 

@@ -11,7 +11,7 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -31,9 +31,10 @@ from fedhet.data.arrays import (
     check_rows,
     class_names,
     dataset_arrays,
+    listed,
     plain,
 )
-from fedhet.data.dataset import CHOICES, REFUSE, Dataset
+from fedhet.data.dataset import REFUSE, Dataset
 from fedhet.data.encoding import Cells
 from fedhet.data.files import check_memory, find_file
 from fedhet.data.frames import CsvFormat, read_frame
@@ -147,8 +148,6 @@ class Columns:
         single = isinstance(self.label, str) or not isinstance(self.label, Sequence)
         check.each(check.text, "dataset.label", [self.label] if single else self.label)
         check.optional(check.text, "dataset.owner", self.owner)
-        if not all(isinstance(column, str) for column in self.features or ()):
-            raise ConfigError(f"dataset.features={self.features}: must be texts, such as ['0','1']")
         if self.texts is not None and (self.features is not None or self.cells.key):
             raise ConfigError(
                 f"dataset.text={self.texts.column} with dataset.features={self.features},"
@@ -199,16 +198,14 @@ class Columns:
     ) -> tuple[Arrays, list[RawSamples]]:
         """The arrays that describe the inputs of such tables, and the samples of each.
 
-        `by_default` are the inputs that `features` does not name, and `unrepeated` those of them
-        that have a different whole number in each row, as a column of row numbers has.
+        `unrepeated` are the inputs that `features` does not name and that have a different whole
+        number in each row, as a column of row numbers has.
         """
         (source, frame), *tests = frames
         others = [*self.labels, *([] if self.owner is None else [self.owner])]
-        if isinstance(self.features, str):
-            raise ConfigError(
-                f"dataset.features={self.features}: must be null, or a list of columns:"
-                f" [{self.features}]"
-            )
+        named = self.features or ()
+        if isinstance(named, str) or not all(isinstance(column, str) for column in named):
+            raise ConfigError(f"dataset.features={named}: must be texts, such as ['0','1']")
         used = [str(column) for column in frame.columns if column not in others]
         by_default = self.texts is None and self.features is None
         if by_default and (unnamed := [column for column in used if UNNAMED.fullmatch(column)]):
@@ -233,7 +230,9 @@ class Columns:
         if self.texts is None:
             described = {"columns": np.array(self.cells.inputs(used))}
             if by_default:
-                described["by_default"] = np.array(used)
+                log.info(
+                    "%s: the inputs, which dataset.features does not name: %s", source, listed(used)
+                )
                 if numbered := unrepeated(frame, [c for c in used if c not in self.cells.names]):
                     described["unrepeated"] = np.array(numbered)
             xs = [self.cells.read(frame, used, source) for source, frame in frames]
@@ -410,7 +409,7 @@ def npz(
         kind = str(stated.pop("target", "next_char" if text else "")) or None
         if target == "number":
             stated.pop("classes", None)
-        known = len(stated["classes"]) if "classes" in stated else classes
+        known = len(class_names(stated["classes"].tolist())) if "classes" in stated else classes
         arrays = dataset_arrays(train, test, known, target=target or kind) | stated
         if not text:
             return arrays
@@ -503,39 +502,32 @@ def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     check_memory(claimed, f"the content of {file.zip and file.zip.filename}")
 
 
-def _is_whole(value: np.ndarray) -> bool:
-    return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 0)
-
-
-def _is_finite(values: np.ndarray) -> bool:
-    return values.ndim == 1 and values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
-
-
-_Form = tuple[Callable[[np.ndarray], bool], str]
-_NAMES: _Form = (lambda a: a.ndim == 1 and len(np.unique(a)) == len(a), "distinct names (C,)")
-_MEAN: _Form = (_is_finite, "a finite number for each channel or column")
-_STD: _Form = (lambda values: _is_finite(values) and values.min() > 0, f"{_MEAN[1]}, > 0")
-_KIND: _Form = (lambda a: a.ndim == 0 and str(a) in CHOICES, f"one of {', '.join(CHOICES)}")
-# The arrays of an npz file that describe its others, as `python -m fedhet data export` writes them.
-_DESCRIBES: dict[str, _Form] = {
-    "target": _KIND,
-    **dict.fromkeys(("classes", "numbers"), _NAMES),
-    **{"mean": _MEAN, "std": _STD, "target_mean": _MEAN, "target_std": _STD},
-    **dict.fromkeys(("vocabulary", "padding"), (_is_whole, "a whole number >= 0")),
+# The arrays of an npz file that describe its others, as `python -m fedhet data export` writes them:
+# name -> the number of their dimensions, and numpy's kinds of types.
+_DESCRIBES = {
+    "target": (0, "U"),
+    **dict.fromkeys(("classes", "numbers"), (1, "biufU")),
+    **dict.fromkeys(("mean", "std", "target_mean", "target_std"), (1, "iuf")),
+    **dict.fromkeys(("vocabulary", "padding"), (0, "iu")),
 }
 
 
 def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     """Those of the arrays that describe the others, as far as the file has these keys.
 
+    Their values are checked as those of settings.
+
     Raises:
-        DataError: one is not what its name says.
+        DataError: one is of another kind than its name says.
     """
     found = {key: arrays[key] for key in keys if key in arrays}
     for key, values in found.items():
-        good, expected = _DESCRIBES[key]
-        if not good(values):
-            raise DataError(f"{path}, array {key!r} is {values.tolist()}; expected {expected}")
+        dimensions, kinds = _DESCRIBES[key]
+        if values.ndim != dimensions or values.dtype.kind not in kinds:
+            raise DataError(
+                f"{path}, array {key!r} is {values.dtype} {values.shape}; expected {dimensions}"
+                f" dimensions, and numpy's kinds {', '.join(kinds)}"
+            )
     return found
 
 
@@ -547,16 +539,14 @@ def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.n
         source: where it comes from, for messages.
         missing: whether a table may have NaN.
     """
-    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or x.dtype.kind not in "biuf":
+    kinds = "biuf" if x.ndim == 2 else "f"
+    channels_last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+    typed = x.dtype.kind in kinds or x.dtype == np.uint8
+    if x.ndim not in (2, 3, 4) or 0 in x.shape[1:] or channels_last or not typed:
         raise DataError(
-            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), (n, H, W) or (n, C, H, W)"
+            f"{source} is {x.dtype} {x.shape}; expected numbers (n, F), or images (n, H, W) or"
+            " (n, C, H, W), channels first, as uint8 or as floats in [0, 1]"
         )
-    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-        raise DataError(
-            f"{source} is {x.shape}; channels must come first, transpose(0, 3, 1, 2) moves them"
-        )
-    if x.ndim > 2 and x.dtype.kind != "f" and x.dtype != np.uint8:
-        raise DataError(f"{source} holds images as {x.dtype}; expected uint8, or floats in [0, 1]")
     if x.ndim == 3:
         x = x[:, None]
     if are_pixels(x):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -205,13 +205,6 @@ def read_authority(folder: Path) -> Authority:
     if authority.certificate.public_key() != authority.key.public_key():
         raise DataError(f"{folder / 'ca.key'} is not the key of ca.crt beside it")
     return authority
-
-
-def names_of(certificate: x509.Certificate) -> Sequence[str]:
-    """The host names and addresses for which a certificate is valid."""
-    values = [extension.value for extension in certificate.extensions]
-    alternatives = [one for one in values if isinstance(one, x509.SubjectAlternativeName)]
-    return [str(name.value) for names in alternatives for name in names]
 
 
 def _read(path: Path, load: Callable[[bytes], T], expected: str) -> T:

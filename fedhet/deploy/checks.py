@@ -117,10 +117,8 @@ def _server_certificate(place: ServerFolder) -> str:
     try:
         check_names(certificate, key, ca, names)
     except ssl.SSLCertVerificationError as error:
-        has = ", ".join(certificates.names_of(certificates.read_certificate(certificate)))
         raise DataError(
-            f"{certificate}: {error.verify_message} (it has the names {has}, and needs"
-            f" {', '.join(names)}): {RENEW}"
+            f"{certificate}: {error.verify_message} (it needs {', '.join(names)}): {RENEW}"
         ) from error
     except ssl.SSLError as error:
         raise DataError(f"{certificate} and {key} do not belong together: {error}") from error

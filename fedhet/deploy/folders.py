@@ -10,7 +10,6 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -305,5 +304,4 @@ def split_address(name: str, address: str) -> tuple[str, int]:
 
 def versions() -> dict[str, Any]:
     """The versions of Python and of what must be equal on all machines; None: not installed."""
-    found = {name: next((d.version for d in distributions(name=name)), None) for name in PACKAGES}
-    return {"python": platform.python_version(), **found}
+    return {"python": platform.python_version(), **check.installed_versions(PACKAGES)}

@@ -61,7 +61,6 @@ def main(argv: Sequence[str]) -> int:
         "overrides": {"nargs": "*", "help": "of a run, whose data are then read"},
         "--disk": {"type": float, "default": 2, "metavar": "GB", "help": "that must be free"},
     }
-    every: dict[str, Any] = {"type": float, "default": supervisor.EVERY, "help": argparse.SUPPRESS}
     table: dict[str, tuple[Call | None, str, Arguments]] = {
         "init": (_init, "make authority, certificate, keys and folders", new),
         "code": (_code, "print the digest of the app; let sites execute it", code),
@@ -76,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         "run": (
             _run,
             "start the SuperLink, or a SuperNode and watch it",
-            place | {"--every": every},
+            place,
         ),
         "status": (_status, "who is online, and the runs", whole),
         "link": (None, "a SuperLink without /docs: its folder, and its options", {}),
@@ -119,9 +118,6 @@ def _create(args: argparse.Namespace) -> None:
     for name in ("sites", "server"):
         if getattr(args, name) is None:
             raise ConfigError(f"--{name} is missing: init --sites a,b --server HOST --out DIR")
-    host, colon, port = args.server.rpartition(":")
-    if colon and port.isdigit() and ":" not in host:
-        raise ConfigError(f"--server {args.server}: write --server {host} --port {port}")
     deployment = kit.Deployment(
         certificates.check_host("--server", args.server),
         check.integer("--port", PORT if args.port is None else args.port, low=1, high=65535),
@@ -183,9 +179,8 @@ def _check(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     place = folders.read(args.folder)
-    every = check.number("--every", args.every, open_low=0)
     terminal.log_to_stderr()
-    return supervisor.run(place, every)
+    return supervisor.run(place)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -47,10 +47,6 @@ def digest(app: Path) -> str:
     Raises:
         ConfigError: the folder is no app, or cannot be packed.
     """
-    if not (app / "pyproject.toml").is_file():
-        raise ConfigError(
-            f"{app} is no app of Flower: it has no pyproject.toml; --app names another folder"
-        )
     with tempfile.TemporaryDirectory() as temporary:
         home, folder = Path(temporary), app.resolve()
         try:

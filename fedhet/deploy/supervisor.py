@@ -14,10 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import partial
 
 from fedhet.core.errors import RunFailed
@@ -31,20 +29,14 @@ log = logging.getLogger("fedhet.deploy")
 EVERY = 60.0  # seconds between two looks
 PATIENCE = 3  # looks in a row that do not find the node, before it is ended
 END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
-# Two heartbeats and a little more: so long the SuperLink takes a killed SuperNode for connected.
-REFUSED_SECONDS = 75.0
-PAUSE_SECONDS = 5.0  # before a SuperNode that was refused is started again
-# What matters of what a SuperNode prints: its number when it has connected, and Flower's exit code
-# of one that cannot connect.
-_TOLD = re.compile(r"SuperNode ID: (\d+)|Exit Code: 305")
+_ID = re.compile(r"SuperNode ID: (\d+)")  # which a SuperNode prints when it has connected
 
 
-def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
+def run(place: ServerFolder | SiteFolder) -> int:
     """Start the SuperLink or the SuperNode and return its exit code.
 
     Args:
         place: the server or the site.
-        every: the seconds between two looks at whether the SuperNode is online.
 
     Raises:
         WriteError: the folder for the state cannot be used.
@@ -65,7 +57,7 @@ def run(place: ServerFolder | SiteFolder, every: float = EVERY) -> int:
     def online() -> Mapping[str, str]:
         return {node.id: node.status for node in superlink.nodes(home)}
 
-    return supervise(place.command, variables, online, every)
+    return supervise(place.command, variables, online)
 
 
 def supervise(
@@ -77,7 +69,7 @@ def supervise(
     """Run a SuperNode until it ends, or until it is alive but not online for too long.
 
     While the SuperLink cannot be asked, nothing happens: a SuperNode reconnects without help. One
-    that the SuperLink refuses is started again for `REFUSED_SECONDS`.
+    that the SuperLink refuses ends, and systemd or Docker starts it again.
 
     Args:
         command: the SuperNode's command line.
@@ -91,26 +83,6 @@ def supervise(
     Raises:
         RunFailed: it cannot be started.
     """
-    until = datetime.now() + timedelta(seconds=REFUSED_SECONDS)
-    while True:
-        code, refused = _supervise_once(command, variables, ask, every)
-        if not refused or datetime.now() > until:
-            return code
-        log.warning(
-            "the server refuses the SuperNode: one with this key was killed and still counts as"
-            " connected, for a minute, or the operator has not registered the key; it is tried"
-            f" again until {until:%H:%M:%S}"
-        )
-        time.sleep(PAUSE_SECONDS)
-
-
-def _supervise_once(
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    ask: Callable[[], Mapping[str, str]],
-    every: float,
-) -> tuple[int, bool]:
-    """The exit code of one SuperNode, and whether it has ended because it could not connect."""
     try:
         process = subprocess.Popen(
             [str(BIN / command[0]), *command[1:]],
@@ -125,8 +97,8 @@ def _supervise_once(
         )
     except OSError as error:
         raise RunFailed(f"{BIN / command[0]} cannot be started: {error.strerror}") from error
-    told: list[str] = []  # its numbers, and "" where it could not connect
-    reader = threading.Thread(target=_pass_on, args=(process, told), daemon=True)
+    ids: list[str] = []
+    reader = threading.Thread(target=_pass_on, args=(process, ids), daemon=True)
     reader.start()
     missed = 0
     try:
@@ -134,9 +106,9 @@ def _supervise_once(
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(every)
                 reader.join(1)  # for its last lines
-                return code, told[:1] == [""]
+                return code
             try:
-                status = ask().get(told[-1] if told else "", "unknown")
+                status = ask().get(ids[-1] if ids else "", "unknown")
             except RunFailed as error:
                 log.warning("the server cannot be asked whether this site is online: %s", error)
                 missed = 0
@@ -149,16 +121,16 @@ def _supervise_once(
                 )
             if missed == PATIENCE:
                 log.error("the SuperNode is ended, so that its supervisor starts it again")
-                return 1, False
+                return 1
     finally:
         _end(process)
 
 
-def _pass_on(process: subprocess.Popen[str], told: list[str]) -> None:
-    """Print what the SuperNode prints, and note what it has told."""
+def _pass_on(process: subprocess.Popen[str], ids: list[str]) -> None:
+    """Print what the SuperNode prints, and note the numbers under which it has connected."""
     assert process.stdout is not None
     for line in process.stdout:
-        told.extend(found[1] or "" for found in _TOLD.finditer(line))
+        ids.extend(_ID.findall(line))
         with suppress(OSError):
             sys.stdout.write(line)
             sys.stdout.flush()

@@ -30,13 +30,9 @@ def check_settings(settings: Config) -> None:
     Raises:
         ConfigError: naming each of these settings, and of an experiment the groups that it sets.
     """
-    keys = [key_of(override) for override in settings.overrides]
-    ignored = [
-        override
-        for key, override in zip(keys, settings.overrides, strict=True)
-        if key.partition(".")[0] in REPLACED
-    ]
-    if "experiment" in keys and not ignored:
+    keys = {override: key_of(override) for override in settings.overrides}
+    ignored = [each for each, key in keys.items() if key.partition(".")[0] in REPLACED]
+    if "experiment" in keys.values() and not ignored:
         default = compose([]).cfg
         ignored = [key for key in REPLACED if settings.cfg[key] != default[key]]
     if ignored:
@@ -204,9 +200,7 @@ def partition_record(task: Task) -> dict[str, Any]:
     }
     if task.target not in WITH_CLASSES or not isinstance(task.clients, list | tuple):
         return record
-    counts = torch.zeros(len(task.sizes), task.classes, dtype=torch.int64)
-    for pid, client in enumerate(task.clients):
-        for samples in (client.train, client.val, client.test):
-            if samples is not None:
-                counts[pid] += torch.bincount(samples.y, minlength=task.classes)
-    return {**record, "counts": counts.tolist()}
+    parts = [(client.train, client.val, client.test) for client in task.clients]
+    ys = [torch.cat([samples.y for samples in own if samples is not None]) for own in parts]
+    counts = [torch.bincount(y, minlength=task.classes).tolist() for y in ys]
+    return {**record, "counts": counts}

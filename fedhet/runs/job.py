@@ -50,11 +50,6 @@ log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 
-def data_of(cfg: DictConfig, engine: str) -> RunData | LocalData:
-    """The clients' data as this machine reads them."""
-    return LocalData.simulated(cfg, engine) if is_local(cfg) else RunData.of(cfg)
-
-
 def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
     """The learning problem that a configuration makes of the data."""
     dataset = data.dataset
@@ -89,60 +84,6 @@ def device_of(run: RunSettings) -> torch.device:
     if run.device == "cuda":
         raise ConfigError(f"device=cuda with engine.num_gpus=0; {A_GPU}")
     return torch.device("cpu")
-
-
-def method_class(config: Config) -> type[Method]:
-    """The class of the run's method.
-
-    Raises:
-        ConfigError: it is none of a method.
-    """
-    cls = find_target(config.cfg.method)
-    if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise ConfigError(
-            f"method._target_={config.cfg.method._target_}: it is no fedhet.core.kernel.Method;"
-            " docs/upgrading.md says what has become of the FedStrategy of fedhet 0.2"
-        )
-    return cls
-
-
-def site_of(config: Config, task: Task, engine: str, limits: Limits) -> Workspace:
-    """What the clients of this process share."""
-    run = config.run
-    return Workspace(
-        task,
-        device=device_of(run),
-        seed=run.seed,
-        buffers=run.buffers,
-        scope=method_class(config).scope,
-        simulated=engine != "flwr",
-        noise=allowed_here(run.noise),
-        release=account.release,
-        min_count=least_count(run.min_count, limits),
-        limits=limits,
-        evaluation=run.evaluation,
-        speed=run.engine.speed,
-    )
-
-
-def strategy_of(config: Config, workspace: Workspace, plugins: list[Plugin]) -> FedStrategy:
-    """The strategy of the configured method with these plug-ins.
-
-    Raises:
-        ConfigError: the method, the plug-ins and their settings do not fit together.
-    """
-    cfg, run = config.cfg, config.run
-    server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
-    check_merge(cfg, merge, workspace.task)
-    setting = Setting(
-        workspace,
-        run.local,
-        plugins=plugins,
-        server_opt=server_opt,
-        merge=merge,
-        **{each.name: getattr(run, each.name) for each in fields(Course)},
-    )
-    return FedStrategy(setting, instantiate(cfg.method))
 
 
 @dataclass
@@ -184,7 +125,11 @@ class Job:
 
     @cached_property
     def _data(self) -> RunData | LocalData:
-        return self.local or data_of(self.config.cfg, self.engine)
+        """The clients' data as this machine reads them."""
+        cfg = self.config.cfg
+        if is_local(cfg):
+            return self.local or LocalData.simulated(cfg, self.engine)
+        return RunData.of(cfg)
 
     @cached_property
     def task(self) -> Task:
@@ -203,8 +148,31 @@ class Job:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """What the clients of this process share."""
-        return site_of(self.config, self.task, self.engine, self.limits)
+        """What the clients of this process share.
+
+        Raises:
+            ConfigError: the class of the method is none of a method.
+        """
+        run, method = self.config.run, self.config.cfg.method
+        cls = find_target(method)
+        if not (isinstance(cls, type) and issubclass(cls, Method)):
+            raise ConfigError(
+                f"method._target_={method._target_}: it is no fedhet.core.kernel.Method"
+            )
+        return Workspace(
+            self.task,
+            device=device_of(run),
+            seed=run.seed,
+            buffers=run.buffers,
+            scope=cls.scope,
+            simulated=self.engine != "flwr",
+            noise=allowed_here(run.noise),
+            release=account.release,
+            min_count=least_count(run.min_count, self.limits),
+            limits=self.limits,
+            evaluation=run.evaluation,
+            speed=run.engine.speed,
+        )
 
     @cached_property
     def plugins(self) -> list[Plugin]:
@@ -217,8 +185,23 @@ class Job:
 
     @cached_property
     def strategy(self) -> FedStrategy:
-        """The run's strategy."""
-        return strategy_of(self.config, self.workspace, self.plugins)
+        """The run's strategy.
+
+        Raises:
+            ConfigError: the method, the plug-ins and their settings do not fit together.
+        """
+        cfg, run = self.config.cfg, self.config.run
+        server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
+        check_merge(cfg, merge, self.task)
+        setting = Setting(
+            self.workspace,
+            run.local,
+            plugins=self.plugins,
+            server_opt=server_opt,
+            merge=merge,
+            **{each.name: getattr(run, each.name) for each in fields(Course)},
+        )
+        return FedStrategy(setting, instantiate(cfg.method))
 
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None

@@ -19,6 +19,11 @@ log = logging.getLogger("fedhet")
 
 
 GLOBAL = ("model", "best_val")  # weights that `load` knows, of the global model
+_NOT_CHOSEN = (
+    "no evaluation has chosen a model; that takes a global model, which some methods and"
+    " buffers=local do without, eval.clients=true and clients with validation samples"
+    " (partition.split)"
+)
 OWN = ("personal", "personal_best_val", "finetuned", "finetuned_best_val", "best_val")
 
 
@@ -34,7 +39,7 @@ def load_run(folder: str | Path) -> Run:
     path = Path(folder)
     read_json(path, "summary.json")
     if not (path / "model.safetensors").exists():
-        raise ConfigError(f"{path / 'model.safetensors'} is missing: {_why_missing('model')}")
+        raise ConfigError(f"{path / 'model.safetensors'} is missing: the run has not ended")
     return Run.read(path)
 
 
@@ -92,8 +97,9 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
     file = folder / f"{weights}.safetensors"
     summary = read_json(folder, "summary.json")
     if not file.exists():
-        delivered = "it holds what was delivered to a site, the final models"
-        why = delivered if "delivered" in summary else _why_missing(weights)
+        why = _NOT_CHOSEN if weights == "best_val" else "the run has not ended"
+        if "delivered" in summary:
+            why = "it holds what was delivered to a site, the final models"
         raise ConfigError(f"{file} is missing: {why}")
     model = model or _built(folder)
     if "global" not in (summary.get("models") or ["global"]):
@@ -140,13 +146,3 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         return read_object(folder / name, SUMMARY, ("status", "method"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
-
-
-def _why_missing(weights: str) -> str:
-    if weights == "model":
-        return "the run has not ended"
-    return (
-        "no evaluation has chosen a model; that takes a global model, which some methods and"
-        " buffers=local do without, eval.clients=true and clients with validation samples"
-        " (partition.split)"
-    )

@@ -68,11 +68,10 @@ def model_of(node: DictConfig, partition: Mapping[str, Any]) -> nn.Module:
         node: the settings `model` of the run.
         partition: the content of its partition.json.
     """
-    # The file of pretrained weights may no longer exist, and is not needed.
-    changes: dict[str, Any] = {"weights": None} if "weights" in node else {}
     outputs = len(partition.get("numbers") or partition["classes"])
     text = partition.get("vocabulary", outputs), partition.get("padding")
-    return _build(node, tuple(partition["shape"]), outputs, *text, **changes)
+    # The file of pretrained weights may no longer exist, and is not needed.
+    return _build(node, tuple(partition["shape"]), outputs, *text, pretrained=False)
 
 
 def _build(
@@ -81,10 +80,13 @@ def _build(
     outputs: int,
     vocabulary: int,
     padding: int | None,
-    **changes: Any,
+    *,
+    pretrained: bool = True,
 ) -> nn.Module:
-    tokens = {"vocabulary": vocabulary, "padding": padding} if _asks_for_vocabulary(node) else {}
-    model: Any = instantiate(node, shape=shape, classes=outputs, **tokens, **changes)
+    more: dict[str, Any] = {} if pretrained or "weights" not in node else {"weights": None}
+    if _asks_for_vocabulary(node):
+        more |= {"vocabulary": vocabulary, "padding": padding}
+    model: Any = instantiate(node, shape=shape, classes=outputs, **more)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model._target_={node._target_} makes a {type(model).__name__}; expected a"
@@ -97,8 +99,7 @@ def _check_size(node: DictConfig, most: int, *about: Any) -> None:
     """Refuse a model that is too large, before its memory is taken."""
     try:
         with torch.device("meta"):
-            changes: dict[str, Any] = {"weights": None} if "weights" in node else {}
-            model = _build(node, *about, **changes)
+            model = _build(node, *about, pretrained=False)
     except NotImplementedError:
         return  # some of torchvision and timm need values; their sizes are those of their names
     size = trees.nbytes(model.state_dict()) / 1e6

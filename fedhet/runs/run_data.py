@@ -82,17 +82,14 @@ class RunData:
     def _warn_of_left_out(self) -> None:
         """Say how many samples, and which classes, are at no client."""
         dataset = self.dataset
-        if sum(map(len, self.partition.indices)) == len(dataset.y):  # nobody shares a sample
-            return
-        left_out = np.ones(len(dataset.y), bool)
+        y = dataset.y.numpy()
+        left_out = np.ones(len(y), bool)
         left_out[np.concatenate(self.partition.indices)] = False
+        if not left_out.any():
+            return
         missing: list[str] = []
         if dataset.target in WITH_CLASSES:
-            at_clients, at_all = (
-                np.bincount(dataset.y.numpy()[rows], minlength=len(dataset.classes)) > 0
-                for rows in (~left_out, slice(None))
-            )
-            missing = [dataset.classes[c] for c in np.flatnonzero(at_all & ~at_clients)]
+            missing = [dataset.classes[c] for c in np.setdiff1d(y, y[~left_out])]
         tested = [] if dataset.test is None else dataset.test.y.unique().tolist()
         names = [name for name in missing if dataset.classes.index(name) in tested]
         where = f"; the global test set has {'them' if names == missing else listed(names)}"

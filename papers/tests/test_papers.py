@@ -163,21 +163,17 @@ def test_a_figure_that_other_runs_show_leads_to_them() -> None:
 
 
 def test_a_wrong_name_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"'fedlex/table9' .*did you mean fedlex/table"):
+    with pytest.raises(ConfigError, match=r"'fedlex/table9' .*mean fedlex/table"):
         main(["fedlex/table9"])
     with pytest.raises(ConfigError, match=r"name one reproduction, .*2"):
         main(["fedlex/table1", "fedlex/table2"])
     with pytest.raises(ConfigError, match="scale=cpu "):
         main(["--verdicts", "folder", "scale=cpu"])
-    with pytest.raises(ConfigError, match=r"--times goes .*--estimate"):
-        main(["fedlex/table1", "--times", "times.csv"])
-    with pytest.raises(ConfigError, match=r"--times nowhere/times\.csv: .*file "):
-        main(["fedgmm/figure6", "scale=smoke", "--estimate", "--times", "nowhere/times.csv"])
     with pytest.raises(ConfigError, match=r"nothing .*client\.lr, "):
         main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
     with pytest.raises(ConfigError, match=r"--list nonsense: "):
         main(["--list", "nonsense"])
-    with pytest.raises(ConfigError, match=r"scale=cpuu .*did you mean cpu"):
+    with pytest.raises(ConfigError, match=r"scale=cpuu .*mean cpu"):
         main(["fedlex/table1", "scale=cpuu"])
 
 

@@ -69,22 +69,22 @@ def test_blanks_that_are_part_of_a_value() -> None:
 def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     init = ["deploy", "init", "--sites", "a", "--out", str(tmp_path / "out")]
     assert main.main([*init, "--server", "host.example.org:9092"]) == 2
-    told = "--server host.example.org:9092: .*--server host.example.org --port 9092"
-    assert re.search(told, capsys.readouterr().err)
+    told = capsys.readouterr().err
+    assert "--server 'host.example.org:9092'" in told and "without scheme and port" in told
     assert main.main(["deploy", "check", str(tmp_path / "gone")]) == 2
     assert f"{tmp_path / 'gone'} " in capsys.readouterr().err
     assert main.main(["deploy", "check", str(tmp_path)]) == 2
     assert re.search(r"site\.toml.*server\.toml", capsys.readouterr().err)
 
 
-def test_labels_of_a_regression_say_why_not(launch: Callable[..., Any]) -> None:
+def test_a_regression_has_no_labels(launch: Callable[..., Any]) -> None:
     run = launch("method=fedavg", "rounds=1", task=toy_task(2))
     run.plot("labels")
     (run.dir / "partition.json").write_text(
         '{"name": "task", "clients": 2}'
     )  # as a regression's, which counts nothing
     run.summary["target"] = "number"
-    with pytest.raises(ConfigError, match=r"=labels: .* class.* number"):
+    with pytest.raises(ConfigError, match="figure=labels"):
         run.plot("labels")
 
 

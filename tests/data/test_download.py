@@ -142,7 +142,7 @@ def test_every_kind_of_archive(
     monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", md5(cifar))
     tar(tmp_path / "images", cinic, ".")
     archive = Archive(["http://x/CINIC-10.tar.gz"], md5(cinic), "CINIC-10")
-    monkeypatch.setattr(download, "_CINIC10", archive)
+    monkeypatch.setitem(download.OTHERS, "cinic10", archive)
     with zipfile.ZipFile(emnist, "w") as file:
         for i, inner in enumerate(sorted(write_mnist(tmp_path / "source").iterdir())):
             part, what = ("test", "train")[i // 2], inner.name.partition("-")[2]
@@ -159,8 +159,8 @@ def test_every_kind_of_archive(
 
 def test_published_addresses_are_torchvisions() -> None:
     """Each file has an address and a checksum, and becomes what its loader looks for."""
-    for name, archives in download.PUBLISHED.items():
-        for archive in archives():
+    for name in download.PUBLISHED:
+        for archive in download.archives(name):
             assert all(url.startswith("http") for url in archive.urls), name
             assert len(archive.md5) == 32, name
     files = [
@@ -168,7 +168,7 @@ def test_published_addresses_are_torchvisions() -> None:
         for part in ("t10k", "train")
         for what in ("images-idx3", "labels-idx1")
     ]
-    assert sorted(archive.target for archive in download.PUBLISHED["mnist"]()) == files
+    assert sorted(archive.target for archive in download.archives("mnist")) == files
 
 
 def test_what_cannot_be_downloaded_says_how(capsys: pytest.CaptureFixture[str]) -> None:

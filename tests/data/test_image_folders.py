@@ -136,7 +136,7 @@ def test_a_class_without_images_and_a_broken_link(tmp_path: Path) -> None:
         load_folder(tmp_path)
     (tmp_path / "mine" / "train" / "b2").rmdir()
     (tmp_path / "mine" / "test" / "b" / "9.png").symlink_to("nowhere")
-    with pytest.raises(DataError, match=r"test/b/9\.png .*read: No such file"):
+    with pytest.raises(DataError, match=r"test/b/9\.png .*read: No .*file"):
         load_folder(tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
             b"val_0.JPEG\tn02\nval_0.JPEG\tn03\t0\n",
             "row 1: 'val_0.JPEG.*n03.*one .*2 folders",
         ),
-        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "row 1: .*val_1.JPEG"),
+        (b"val_0.JPEG\tn02\nval_1.JPEG\tn01\n", "val_1.JPEG .*read"),
         (b"", "annotations.txt .*empty"),
         (b"\xff", "annotations.txt .*damaged"),
     ):

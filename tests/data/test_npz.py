@@ -122,11 +122,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"classes": 2},
         r"row 1: label '10+19.*'; .*one .*classes",
     ),
-    ({"classes": np.array("a")}, {}, r"array 'classes' .*distinct names \(C,\)"),
-    ({"classes": np.array(["a", "a"])}, {}, r"array 'classes' .*; .*distinct names"),
-    ({"mean": np.array(0.5)}, {}, r"array 'mean' .*0.5; .*finite number "),
-    ({"mean": np.array([np.nan] * 3)}, {}, r"array 'mean' .*\[nan"),
-    ({"std": np.array([1, 0, 1])}, {}, r"array 'std' .*, > 0"),
+    ({"classes": np.array("a")}, {}, r"array 'classes' .*<U1 \(\); .*1"),
+    ({"classes": np.array(["a", "a"])}, {}, r"classes=\['a', 'a'\]: .*distinct"),
+    ({"mean": np.array(0.5)}, {}, r"array 'mean' .*float64 \(\); .*1"),
+    ({"mean": np.array([np.nan] * 3)}, {}, r"dataset\.mean\[0\]=nan "),
+    ({"std": np.array([1, 0, 1])}, {}, r"dataset\.std=\[1.*, 0.*\]: .*> 0"),
     ({"who": np.array([0, np.nan, 1, 1])}, {"owner": "who"}, r"row 1: .*owner .*nan"),
     ({"x_test": np.full((2, 1, 2, 2), np.nan)}, {}, r"array 'x_test', row 0: nan .*\[0, 0, 0\]"),
     (
@@ -135,10 +135,10 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r"array 'x_train' .*<U1 \(4, 3\); .*numbers \(n, F\)",
     ),
     ({"x_train": np.zeros(4)}, {}, r"float64 \(4,\); .*numbers"),
-    ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"channels .*come first"),
-    ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"images .*int64; .*uint8"),
+    ({"x_train": np.zeros((4, 5, 5, 3))}, {}, r"\(4, 5, 5, 3\); .*channels first"),
+    ({"x_train": np.zeros((4, 5, 5), np.int64)}, {}, r"int64 \(4, 5, 5\); .*uint8"),
     ({"x_train": np.zeros((0, 3)), "y_train": np.zeros(0, int)}, {}, "samples"),
-    ({"y_train": np.array([0, 1])}, {}, r"labels .*shape \(2,\); .*\(4,\)"),
+    ({"y_train": np.array([0, 1])}, {}, r"labels .*shape \(2,\) .*shape \(4,\)"),
     (
         {"y_train": np.array([0, 1.5, 0, 0])},
         {"target": "class"},
@@ -154,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"classes": 7},
         r"array 'y_train', row 3: label 7; .*one .*classes \['0', '1', .*'6'\]",
     ),
-    ({"who": np.arange(3)}, {"owner": "who"}, r"owners .*shape \(3,\); .*\(4,\)"),
+    ({"who": np.arange(3)}, {"owner": "who"}, r"owners .*shape \(3,\) .*shape \(4,\)"),
     (
         {},
         {"owner": "who"},
@@ -178,7 +178,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_wrong_arrays_are_named(
     tmp_path: Path, content: dict[str, Any], keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         load("npz", write(tmp_path, **content), **keys)
 
 

@@ -102,11 +102,9 @@ def test_wrong_cells_are_named(tmp_path: Path, column: str, value: str, message:
         load("csv", tmp_path, label="kind", owner="town")
 
 
-@pytest.mark.parametrize(("mark", "told"), [(";", "';'"), ("\t", r"'\\t'")])
-def test_another_separator_is_named(tmp_path: Path, mark: str, told: str) -> None:
-    (tmp_path / "train.csv").write_text("a,b,y\n1,2,0\n3,4,1\n".replace(",", mark))
-    message = rf"train\.csv .*: .*columns .*separated .*{told}; ',' "
-    with pytest.raises(DataError, match=message):
+def test_another_separator_is_seen_in_the_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a;b;y\n1;2;0\n3;4;1\n")
+    with pytest.raises(DataError, match=r"train\.csv .*column 'y'; .*a;b;y"):
         load("csv", tmp_path, label="y")
 
 

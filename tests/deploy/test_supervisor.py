@@ -23,11 +23,6 @@ from fedhet.deploy import folders, supervisor
 NODE = """#!{python}
 import pathlib, signal, subprocess, sys, time
 pathlib.Path(sys.argv[1], "pid").write_text(str(__import__("os").getpid()))
-if "refused" in sys.argv:
-    tries = pathlib.Path(sys.argv[1], "tries")
-    tries.write_text(tries.read_text() + "." if tries.exists() else ".")
-    if len(tries.read_text()) < 3:
-        sys.exit("ERROR :     Exit Code: 305")
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "nameless" not in sys.argv:
@@ -158,25 +153,6 @@ supervisor.supervise([{node!r}, {str(tmp_path)!r}, "deaf"], os.environ, dict)
         watcher.send_signal(signal.SIGKILL)
     psutil.Process(int((tmp_path / "child").read_text())).kill()  # which knows nothing of this
     assert gone(tmp_path)
-
-
-def test_a_node_that_is_refused_is_started_again(
-    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(supervisor, "PAUSE_SECONDS", 0.05)
-    words = ("refused", "ends")
-    with caplog.at_level(logging.WARNING, "fedhet.deploy"):
-        assert watch(tmp_path, node, SuperLink(tmp_path), *words, every=120) == 7
-    assert (tmp_path / "tries").read_text() == "..."
-    assert caplog.text.count("it is tried again until ") == 2
-
-
-def test_a_node_that_is_refused_for_too_long_ends(
-    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "REFUSED_SECONDS", -1)
-    assert watch(tmp_path, node, SuperLink(tmp_path), "refused", every=120) == 1
-    assert (tmp_path / "tries").read_text() == "."
 
 
 @pytest.mark.parametrize("folder", ["server", "sites/a"])

@@ -170,8 +170,8 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
         ("dataset.tokenizer=null", "SHA-256"),
         ("dataset.tokenizer=tokenizer.json", "SHA-256"),
         ("dataset.text=null", "SHA-256"),
-        ("dataset.padding=null", "declare "),
-        ("dataset.dtype=float32", "declare "),
+        ("dataset.padding=null", "dataset.padding"),
+        ("dataset.dtype=float32", "dataset.dtype=int64"),
     ],
 )
 def test_a_declaration_that_lacks_something(lines: list[str], change: str, message: str) -> None:

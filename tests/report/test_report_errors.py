@@ -124,7 +124,7 @@ def test_folders_of_two_experiments(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name in ("one", "other"):
         make_experiment(tmp_path / name, {"method": ["A"]}, lambda axes: 0.5, name=name)
     assert main(["report", str(tmp_path / "one"), str(tmp_path / "other")]) == 2
-    assert "('one' and 'other')" in capsys.readouterr().err
+    assert "experiment is one in the first and other in" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")

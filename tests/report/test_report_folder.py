@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -124,17 +123,17 @@ def test_a_file_that_no_report_has_written_is_not_replaced(made: Path, name: str
 
 
 def test_what_the_record_of_a_foreign_report_names_is_not_removed(made: Path, theirs: Path) -> None:
-    """A record can name any file, of which only tables and figures are a report's."""
+    """A record can name any file, of which only those in tables/ and figures/ are a report's."""
     home = made / "report"
     report.write(made)
-    (home / "tables" / "mine.csv").write_text("mine")
+    (home / "mine.csv").write_text("mine")
     (home / "tables" / "missing.csv").symlink_to(theirs / "a.pdf")
-    names = ["../../theirs/a.pdf", str(theirs / "a.pdf"), "tables/mine.csv", "tables/missing.csv"]
+    names = ["../../theirs/a.pdf", str(theirs / "a.pdf"), "mine.csv", "tables/missing.csv"]
     record = json.loads((home / "files.json").read_text())["files"]
     (home / "files.json").write_text(json.dumps({"files": [*record, *names]}))
     before = content(theirs)
     report.write(made)
-    assert content(theirs) == before and (home / "tables" / "mine.csv").exists()
+    assert content(theirs) == before and (home / "mine.csv").exists()
     assert (home / "tables" / "missing.csv").is_symlink()
 
 
@@ -143,21 +142,3 @@ def test_a_damaged_record_is_one_error(made: Path) -> None:
     (made / "report" / "files.json").write_text('{"files": [1]}')
     with pytest.raises(DataError, match=r"files\.json .*damaged: files .*\[1\]"):
         report.write(made)
-
-
-def test_a_report_of_an_earlier_version_is_replaced_and_its_rest_is_told(
-    made: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It has no record: what may be of it and is no longer true cannot be told from other files."""
-    home = made / "report"
-    report.write(made)
-    (home / "files.json").unlink()
-    (home / "tables" / "missing.csv").write_text("old")
-    page = (home / "index.html").read_bytes()
-    (home / "index.html").write_bytes(page.replace(b"A made experiment", b"Another title"))
-    with caplog.at_level(logging.WARNING, "fedhet"):
-        report.write(made)
-    assert (home / "index.html").read_bytes() == page
-    assert (home / "tables" / "missing.csv").read_text() == "old"
-    (told,) = caplog.messages
-    assert "tables/missing.csv" in told and "stay" in told

@@ -19,7 +19,7 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.targets import WITH_CLASSES
 from fedhet.core.task import Samples
 from fedhet.data.arrays import Classes, class_names
-from fedhet.data.dataset import AUTO, CHOICES, OWN, REFUSE, Dataset, Statistic
+from fedhet.data.dataset import AUTO, CHOICES, REFUSE, Dataset, Statistic
 from fedhet.data.encoding import Cells
 from fedhet.data.frames import CsvFormat
 from fedhet.data.images import COLOURS
@@ -119,11 +119,6 @@ class Declaration(Checked):
                 raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
         for site, node in (self.nodes or {}).items():
             check.integer(f"dataset.nodes.{site}", node, low=0)
-        if self.mean == OWN and self.test is not None:
-            raise ConfigError(
-                f"dataset.mean=own with dataset.test={self.test}: each site normalises by its own"
-                " training part, so that the server cannot normalise a test set"
-            )
         _ = self.dataset()  # checks what is left
 
     def _check_shape(self) -> None:
@@ -135,30 +130,25 @@ class Declaration(Checked):
                 " columns of a table, or else the shape of one sample: [C,H,W], [F] or [T]"
             )
         shape = check.each(check.integer, "dataset.shape", self.shape_of_sample, low=1)
-        if len(shape) not in (1, 3) or (self.tokens and len(shape) == 3):
+        kinds = {1: ("float32", "int64"), 3: ("float32", "uint8")}
+        if self.dtype not in kinds.get(len(shape), ()):
             raise ConfigError(
-                f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is [C,H,W]"
-                " or [F], or [T] token numbers (int64)"
+                f"dataset.shape={list(shape)} with dataset.dtype={self.dtype}: a sample is an image"
+                " [C,H,W] (uint8, float32), a row [F] of numbers (float32), or [T] token numbers"
+                " (int64)"
             )
-        if len(shape) == 1 and self.dtype == "uint8":
-            raise ConfigError("dataset.dtype=uint8 is for images; a table is float32")
 
     def _check_text(self) -> None:
-        if (self.text is None) != (self.tokenizer is None) or (
-            self.tokenizer is not None and not _SHA256.fullmatch(self.tokenizer)
-        ):
+        named = self.tokenizer is not None and _SHA256.fullmatch(self.tokenizer)
+        complete = named and self.tokens and self.vocabulary and self.padding is not None
+        if (self.text, self.tokenizer) != (None, None) and not (self.text and complete):
             raise ConfigError(
                 f"dataset.text={self.text} with dataset.tokenizer={self.tokenizer}: a column of"
                 " texts needs the SHA-256 of its tokenizer.json, 64 hexadecimal digits"
-                " (`sha256sum tokenizer.json`); each site has the file itself"
-            )
-        if self.text is None:
-            return
-        if not self.tokens or self.vocabulary is None or self.padding is None:
-            raise ConfigError(
-                f"dataset.text={self.text}: declare also dataset.shape=[T], the number of tokens"
-                " of each text, dataset.dtype=int64, and the tokenizer's dataset.vocabulary and"
-                " dataset.padding; `python -m fedhet data declare --text` prints them"
+                " (`sha256sum tokenizer.json`), of which each site has the file; dataset.shape=[T],"
+                " the number of tokens of each text; dataset.dtype=int64; and the tokenizer's"
+                " dataset.vocabulary and dataset.padding. `python -m fedhet data declare --text`"
+                " prints them"
             )
 
     @property
@@ -279,8 +269,6 @@ class Declaration(Checked):
             samples = Samples(x, y)
         statistics: dict[str, Any] = {key: getattr(self, key) for key in STATISTICS}
         statistics |= agreed or {}
-        if self.tokens:
-            statistics |= {"mean": (0.0,), "std": (1.0,)}
         return Dataset(
             self.name,
             samples.x,
@@ -309,14 +297,6 @@ class Declaration(Checked):
                 f"{check.did_you_mean(site, self.sites)}; dataset.sites={list(self.sites)}"
             )
         return list(self.sites).index(site)
-
-    def counts(self, y: np.ndarray) -> list[int]:
-        """The number of samples of each class, or with each label; [] for numbers."""
-        if self.target == "number":
-            return []
-        if self.target == "labels":
-            return [int(count) for count in y.sum(0)]
-        return np.bincount(y, minlength=len(self.outputs)).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedhet.core.counts import counts_few, withheld
 from fedhet.core.errors import DataError, Rejected
 from fedhet.core.task import PARTS, Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
+from fedhet.data.dataset import label_counts
 from fedhet.data.forms import has_form
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.moments import Moments, Own, joined, moments
@@ -64,7 +66,8 @@ class SiteDescription:
         """
         counts = None
         if min_count is not None and declared.target != "number":
-            exact = np.sum([declared.counts(part.y.numpy()) for part in parts.values()], axis=0)
+            y = torch.cat([part.y for part in parts.values()]).numpy()
+            exact = label_counts(y, declared.target, len(declared.outputs))
             hidden = withheld(exact.tolist(), min_count)
             counts = [None if h else n for h, n in zip(hidden, exact.tolist(), strict=True)]
         sizes = [len(parts[part]) if part in parts else 0 for part in PARTS]

@@ -20,7 +20,7 @@ import torch
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import PARTS, Samples
-from fedhet.data.arrays import LEFT_OUT, encoded
+from fedhet.data.arrays import encoded
 from fedhet.data.federation import split
 from fedhet.data.frames import SUFFIXES, CsvFormat
 from fedhet.data.images import COLOURS, list_images, log_unread, read_images
@@ -185,7 +185,6 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
         how: Any = {"text": declared.tokens, "missing": declared.missing}
         raw = array_samples(path, found, x, y, **how)
         (targets,), _ = encoded(raw, None, declared.target, classes)
-        _log_dropped(f"{path}, {part}", raw.dropped)
         samples[part] = _samples(raw.x, targets)
     return samples
 
@@ -210,13 +209,7 @@ def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path |
     about = declared.label, declared.target, classes, declared.features, texts
     columns = Columns(*about, cells=declared.cells)
     arrays = columns.arrays([(str(path), columns.frame(path, form))])
-    _log_dropped(str(path), int(arrays.get("dropped", 0)))
     return _samples(arrays["x"], arrays["y"])
-
-
-def _log_dropped(where: str, count: int) -> None:
-    if count:
-        log.info(LEFT_OUT, where, count)
 
 
 def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str, Samples]:

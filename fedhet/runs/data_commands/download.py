@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import urllib.request
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,58 +56,53 @@ class Archive:
     inner: str = ""
 
 
-def _of_mnist(class_name: str) -> list[Archive]:
+# Torchvision has these datasets.
+TORCHVISION = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "emnist": "EMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+}
+# It does not have these two, and their publishers state no checksum: these are the ones that many
+# public projects check against.
+OTHERS = {
+    "cinic10": Archive(
+        ["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
+        "6ee4d0c996905fe93221de577967a372",
+        "CINIC-10",
+    ),
+    "tiny_imagenet": Archive(
+        ["http://cs231n.stanford.edu/tiny-imagenet-200.zip"],
+        "90528d7ca1a48142e341f4ef8d21d0de",
+        "tiny-imagenet-200",
+        "tiny-imagenet-200",
+    ),
+}
+PUBLISHED = (*TORCHVISION, *OTHERS)
+
+
+def archives(dataset: str) -> list[Archive]:
+    """The files of one of the published datasets."""
     from torchvision import datasets
 
-    kind = getattr(datasets, class_name)
+    if dataset in OTHERS:
+        return [OTHERS[dataset]]
+    kind = getattr(datasets, TORCHVISION[dataset])
+    if dataset == "emnist":
+        return [Archive([kind.url], kind.md5, "EMNIST/raw", "gzip")]
+    if hasattr(kind, "tgz_md5"):
+        return [Archive([kind.url], kind.tgz_md5, kind.base_folder, kind.base_folder)]
     unzipped = {file: file.removesuffix(".gz") for file, _ in kind.resources}
     return [
         Archive(
             [mirror + file for mirror in kind.mirrors],
             md5,
-            f"{class_name}/raw/{unzipped[file]}",
+            f"{TORCHVISION[dataset]}/raw/{unzipped[file]}",
             unzipped[file],
         )
         for file, md5 in kind.resources
     ]
-
-
-def _of_cifar(class_name: str) -> list[Archive]:
-    from torchvision import datasets
-
-    kind = getattr(datasets, class_name)
-    return [Archive([kind.url], kind.tgz_md5, kind.base_folder, kind.base_folder)]
-
-
-def _of_emnist() -> list[Archive]:
-    from torchvision.datasets import EMNIST
-
-    return [Archive([EMNIST.url], EMNIST.md5, "EMNIST/raw", "gzip")]
-
-
-# Torchvision does not have these two, and their publishers state no checksum: these are the ones
-# that many public projects check against.
-_CINIC10 = Archive(
-    ["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
-    "6ee4d0c996905fe93221de577967a372",
-    "CINIC-10",
-)
-_TINY_IMAGENET = Archive(
-    ["http://cs231n.stanford.edu/tiny-imagenet-200.zip"],
-    "90528d7ca1a48142e341f4ef8d21d0de",
-    "tiny-imagenet-200",
-    "tiny-imagenet-200",
-)
-
-PUBLISHED: dict[str, Callable[[], list[Archive]]] = {
-    "mnist": lambda: _of_mnist("MNIST"),
-    "fashion_mnist": lambda: _of_mnist("FashionMNIST"),
-    "emnist": _of_emnist,
-    "cifar10": lambda: _of_cifar("CIFAR10"),
-    "cifar100": lambda: _of_cifar("CIFAR100"),
-    "cinic10": lambda: [_CINIC10],
-    "tiny_imagenet": lambda: [_TINY_IMAGENET],
-}
 
 
 def add_commands(commands: Any) -> None:
@@ -147,7 +142,7 @@ def main(args: Namespace) -> None:
         )
         raise DataError(f"{args.dataset} cannot be downloaded by this command. {how}")
     data_dir = Path(args.data_dir).expanduser().absolute()
-    for archive in PUBLISHED[args.dataset]():
+    for archive in archives(args.dataset):
         target = data_dir / archive.target
         if target.exists():
             print(f"{target} is already there")

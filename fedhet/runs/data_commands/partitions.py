@@ -12,7 +12,7 @@ import numpy as np
 
 from fedhet.core.check import counted
 from fedhet.core.errors import ConfigError
-from fedhet.data.dataset import OWN
+from fedhet.data.dataset import AUTO, OWN
 from fedhet.data.storage import written
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
     The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
     such samples. They are what the client would use, before normalisation: uint8 or floating, with
     its noise, and with missing cells filled; where each client normalises by its own mean and std,
-    they are normalised. `classes`, `mean` and `std` are those of the dataset, and so are `target`
-    and what else describes its targets and texts, where it has them.
+    they are normalised. `target`, `classes`, `mean` and `std` are those of the dataset, and so is
+    what else describes its targets and texts, where it has that.
 
     Raises:
         ConfigError: there is no such client.
@@ -99,15 +99,13 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
     dataset = data.dataset
     if dataset.mean == OWN:
         dataset = replace(dataset, mean=(0.0,), std=(1.0,))
-    keys = ["classes", "mean", "std"]  # what `dataset=npz` reads
-    if dataset.target == "number":
-        keys = ["mean", "std", "target", "numbers", "target_mean", "target_std"]
-    elif dataset.target != "class":
-        keys.append("target")
-    if dataset.text:
-        keys += ["vocabulary", *([] if dataset.padding is None else ["padding"])]
-        keys += [] if "target" in keys else ["target"]
-    arrays = {key: np.array(getattr(dataset, key)) for key in keys}
+    # What `dataset=npz` reads, as far as the dataset has it.
+    keys = ["target", "classes", "numbers", "mean", "std", "target_mean", "target_std"]
+    keys += ["vocabulary", "padding"] if dataset.text else []
+    values = {key: getattr(dataset, key) for key in keys}
+    arrays = {
+        key: np.array(value) for key, value in values.items() if value not in (None, AUTO, ())
+    }
     for part in ("train", "val", "test"):
         samples = getattr(client, part)
         if samples is not None:
@@ -121,16 +119,15 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
 
 def describe(args: argparse.Namespace) -> None:
     """Show which client would have which samples, as a table and as figures, without training."""
-    from fedhet.runs.record.figures import partition_figures
+    from fedhet.runs.record.figures import labels, save
 
     data = _data(args.overrides)
     record = data.partition_record()
     folder: Path = args.out or Path("outputs", "partitions", f"{record['name']}-{record['hash']}")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = partition_figures(folder, record)
     print(table(data, record))
-    for path in paths:
-        print(f"figure: {path.resolve()}")
+    if picture := labels(record):
+        print(f"figure: {save(picture, folder / 'labels.png').resolve()}")
 
 
 def table(data: RunData, record: dict[str, Any]) -> str:

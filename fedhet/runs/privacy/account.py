@@ -10,24 +10,22 @@ import logging
 from collections import Counter
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fedhet.core.client.client import FedClient
+from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
+from fedhet.core.messages import Broadcast, Upload
 from fedhet.core.noise import Content, Draw, seeded, unpredictable
 from fedhet.core.owners import releases_in
 from fedhet.core.server.callbacks import Callback, Row
+from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import TimetableEntry, sample_cohort
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.runs.privacy.ledger import composed, locked, spend
-
-if TYPE_CHECKING:
-    from fedhet.core.client.client import FedClient
-    from fedhet.core.client.state import Store
-    from fedhet.core.messages import Broadcast, Upload
-    from fedhet.core.server.loop import Loop
-    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply

@@ -6,10 +6,11 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.colors import LogNorm
@@ -19,12 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from fedhet.core.check import counted
 from fedhet.core.targets import LossOnly, of_row
 from fedhet.data.storage import written
-from fedhet.runs.record.summary import method_name
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from fedhet.runs.record.summary import Row
+from fedhet.runs.record.summary import Row, method_name
 
 # Okabe and Ito's colours, which can be told apart with any kind of colour vision.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
@@ -200,20 +196,6 @@ def _zoom(axes: Axes, scores: np.ndarray) -> None:
 
 
 # ---- which client has how many samples of which class
-def partition_figures(folder: Path, partition: dict[str, Any]) -> list[Path]:
-    """Save labels.png and circles.png, and a PDF beside each.
-
-    Args:
-        folder: an existing folder.
-        partition: the content of partition.json.
-
-    Returns:
-        The paths of the PNG files.
-    """
-    pictures = {"labels": labels(partition), "circles": circles(partition)}
-    return [save(picture, folder / f"{name}.png") for name, picture in pictures.items() if picture]
-
-
 def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> Picture | None:
     """Plot the samples of each client by class; None where the partition has no counts.
 
@@ -305,37 +287,3 @@ def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) 
     axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
     axes.set_xlabel(kind)
     return axes  # type: ignore[no-any-return]
-
-
-def circles(partition: dict[str, Any]) -> Picture | None:
-    """Plot samples per client and class as papers do: a circle's area is their number.
-
-    None where the samples have no classes or labels.
-
-    Args:
-        partition: the content of partition.json.
-    """
-    counts = np.array(partition["counts"])
-    clients, classes = counts.shape
-    if not classes:
-        return None
-    width = min(16.0, 2 + 0.3 * clients)
-    height = min(12.0, 1.5 + 0.3 * classes)
-    picture = Picture(figsize=(width, height), dpi=120, layout="constrained")
-    axes = picture.add_subplot()
-    client, label = counts.nonzero()
-    sizes = counts[client, label]
-    # The width of a cell in points; the rest is margin.
-    cell = 72 * min(width / (clients + 6), height / (classes + 4))
-    axes.scatter(client, label, s=cell**2 * sizes / max(1, sizes.max(initial=0)), linewidths=0)
-    axes.set(
-        xlabel="client",
-        ylabel=kind_of(partition),
-        xlim=(-1, clients),
-        ylim=(-1, classes),
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    picture.suptitle(title(None, partition), fontsize=11)
-    fontsize = "small" if classes <= 20 else "xx-small"
-    axes.set_yticks(np.arange(classes), partition["classes"], fontsize=fontsize)
-    return picture

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
-from fedhet.core.targets import Classes
 from fedhet.core.trees import Tree
 from fedhet.data.forms import read_object
 from fedhet.data.storage import read_tensors
@@ -81,34 +80,25 @@ class Run:
         else:
             picture = accuracy(self.summary, self._steps, partition)
         if picture is None:
-            why = "this run has recorded nothing for it"
-            if figure == "labels" and self.summary.get("target", Classes.name) != Classes.name:
-                why = f"it counts samples by class, and this run learns {self.summary['target']}"
-            raise ConfigError(f"figure={figure}: {why}")
+            raise ConfigError(f"figure={figure}: this run has recorded nothing for it")
         return picture
 
     @property
     def _steps(self) -> list[dict[str, Any]]:
         return list(read_steps(self.dir / "rounds.jsonl"))
 
-    @property
-    def _place(self) -> str:
-        """The folder, relative to the current one where it is below it."""
-        here = Path.cwd()
-        return str(self.dir.relative_to(here) if self.dir.is_relative_to(here) else self.dir)
-
     def __repr__(self) -> str:
         summary = self.summary
         data = summary["dataset"] or "data given as a Task"
         data += f", {summary['partition']['clients']} clients"
         parts = [f"{method_name(summary)} on {data}: {summary['status']}", *headline(summary)]
-        return f"Run({', '.join(parts)}; {self._place})"
+        return f"Run({', '.join(parts)}; {self.dir})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<tr><th style="text-align:left">{html.escape(name)}</th>'
             f'<td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in [*summary_rows(self.summary), ("folder", self._place)]
+            for name, value in [*summary_rows(self.summary), ("folder", str(self.dir))]
         )
         images = "".join(
             f'<img style="max-width:49%" alt="{path.stem}" src="data:image/png;base64,'

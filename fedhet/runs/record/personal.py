@@ -6,8 +6,8 @@ A client's model is stored as what it has beside, or in place of, what all clien
     personal/round-000020/personal/3.safetensors    client 3's own part of the view "personal"
 
 There are such folders for the last evaluation and for the best one of each view, by its own
-validation. The clients are asked for their models only in the last evaluation and after it; until
-then they keep the states from which the best ones are made.
+validation. The clients are asked for their models only after the training; until then they keep the
+states from which the best ones are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -30,11 +30,9 @@ from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.parts import joined
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.evaluation import Moment, evaluation_messages, evaluation_moment
+from fedhet.core.server.loop import Loop
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.data.storage import fitting, read_tensors, save_tensors
-
-if TYPE_CHECKING:
-    from fedhet.core.server.loop import Loop
-    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 MB = 1e6
@@ -63,9 +61,7 @@ class PersonalModels(Callback):
         self._wanted: list[Choice] = []
         self._best: dict[str, float] = {}
         self._chosen: dict[str, Moment] = {}  # by "view.which": the evaluation of these models
-        self._stored: set[tuple[str, int]] = set()  # views with the rounds of which all is stored
         self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
-        self._asked: dict[str, tuple[nn.Module, nn.Module]] = {}  # the views of a message: modules
 
     def begun(self, loop: Loop) -> None:
         """Decide what is kept before any work is done: the last models, then the best ones."""
@@ -111,21 +107,8 @@ class PersonalModels(Callback):
         self._record["not_kept"][f"{view}.{which}"] = reason
 
     # ---- during the run
-    def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
-        """Let the messages of the last evaluation also ask for the models."""
-        self._asked = {}
-        if loop.evaluating and loop.last:
-            # Of an evaluation before the last step was undone.
-            shutil.rmtree(self._home / f"round-{loop.round:06d}", ignore_errors=True)
-            self._ask(plan, [view for view, which in self._wanted if which == LAST])
-
-    def accepted(self, loop: Loop, update: Upload) -> None:
-        """Store the models that the update of an evaluation carries."""
-        self._store(loop.plan[0], update)
-
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Take note of the evaluation that has just been made, and of its scores."""
-        self._stored |= {(view, row["round"]) for view in self._asked}
         moment = evaluation_moment(self._strategy)
         for view, which in self._wanted:
             if which == LAST:
@@ -140,40 +123,41 @@ class PersonalModels(Callback):
                 self._strategy.pin(view)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
-        """Ask for the models that are still missing, after the training."""
+        """Ask the clients for the models, after the training."""
         if status != "ok":
             return
         moments = {moment["round"]: moment for moment in self._chosen.values()}
-        chosen = [(view, self._chosen.get(f"{view}.{which}")) for view, which in self._wanted]
-        wanted = {(view, moment["round"]) for view, moment in chosen if moment}
-        for round in sorted({round for _, round in wanted - self._stored}):
-            views = sorted(view for view, at in wanted - self._stored if at == round)
-            plan = evaluation_messages(self._strategy, moments[round])
-            self._ask(plan, views)
+        for round, moment in sorted(moments.items()):
+            asked = {view for view, which in self._wanted if self._round(view, which) == round}
+            if not asked:
+                continue
+            plan = evaluation_messages(self._strategy, moment)
+            for msg in plan:
+                msg.extras = {**msg.extras, KEEP: ",".join(sorted(asked))}
             for reply in loop.exchange(plan):
                 if isinstance(reply, Failure):
                     loop.failures.append({"round": round, **vars(reply)})
                     log.warning("round %d: %s", round, reply)
                 else:
-                    self._store(plan[0], reply)
+                    self._store(plan[0], reply, asked)
         for view, which in self._wanted:
-            if moment := self._chosen.get(f"{view}.{which}"):
-                self._record["kept"].setdefault(view, {})[which] = moment["round"]
+            if round_kept := self._round(view, which):
+                self._record["kept"].setdefault(view, {})[which] = round_kept
         self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
 
-    def _ask(self, plan: list[Broadcast], views: Sequence[str]) -> None:
-        """Let the messages ask for the models of the views."""
-        model = self._strategy.workspace.model  # only its names are used
-        self._asked = {view: _module(self._strategy.method.client, view, model) for view in views}
-        if views:
-            for msg in plan:
-                msg.extras = {**msg.extras, KEEP: ",".join(views)}
+    def _round(self, view: str, which: str) -> int | None:
+        """The round of the evaluation of these models; None where there was none."""
+        moment = self._chosen.get(f"{view}.{which}")
+        return moment["round"] if moment else None
 
-    def _store(self, msg: Broadcast, update: Upload) -> None:
-        """Store the models of an update to such a message."""
-        common = {**self._strategy.workspace.initial, **msg.weights} if self._asked else {}
+    def _store(self, msg: Broadcast, update: Upload, views: set[str]) -> None:
+        """Store the models of an update to such a message; a view that fails is asked no more."""
+        workspace = self._strategy.workspace
+        common = {**workspace.initial, **msg.weights}
         folder = self._home / f"round-{msg.round:06d}"
-        for view, modules in dict(self._asked).items():
+        for view in sorted(views):
+            # Only the names in the model are used.
+            modules = _module(self._strategy.method.client, view, workspace.model)
             try:
                 own = update.tree(f"{KEEP}.{view}")
                 joined(*modules, common, own)  # what cannot be loaded is no use
@@ -181,11 +165,10 @@ class PersonalModels(Callback):
                 if not (folder / SHARED).exists():
                     save_tensors(folder / SHARED, common)
             except (ValueError, OSError) as error:
-                self._fail(view, f"client {update.pid}: {error}")
-                del self._asked[view]
-            update.extras.pop(f"{KEEP}.{view}", None)
+                views.remove(view)
+                self._drop(view, f"client {update.pid}: {error}")
 
-    def _fail(self, view: str, reason: str) -> None:
+    def _drop(self, view: str, reason: str) -> None:
         """Keep no models of the view: a run that has ended well does not fail for want of them."""
         for choice in [choice for choice in self._wanted if choice[0] == view]:
             self._wanted.remove(choice)

@@ -21,7 +21,7 @@ from fedhet.runs.record.summary import sums
 log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_METRICS_DIR"
 STATES = ("running", "ok", "failed", "interrupted")
-_failed: set[Path] = set()  # files of which the log has said that they cannot be written
+_failed: set[str] = set()  # folders of which the log has said that they cannot be written
 
 # Pairs of labels and a value.
 Values = Iterable[tuple[dict[str, str], float]]
@@ -35,26 +35,23 @@ def update(
 ) -> None:
     """Replace the file of the server, if there is to be one.
 
+    One that cannot be written is reported once, and the run goes on.
+
     Args:
         summary: the content of summary.json so far.
         rows: the lines of rounds.jsonl so far.
         failures: the clients that have failed so far, also in a step that has ended the run.
         status: one of STATES.
     """
-    if folder := os.environ.get(VARIABLE):
-        write(Path(folder) / "fedhet-server.prom", text(summary, rows, failures, status))
-
-
-def write(file: Path, content: str) -> None:
-    """Replace a file; one that cannot be written is reported once, and the run goes on."""
-    if file in _failed:
+    folder = os.environ.get(VARIABLE)
+    if not folder or folder in _failed:
         return
     try:
-        with written(file) as part:
-            part.write_text(content, encoding="utf-8")
+        with written(Path(folder) / "fedhet-server.prom") as part:
+            part.write_text(text(summary, rows, failures, status), encoding="utf-8")
             part.chmod(0o644)  # the collector is another user, whatever the umask
     except WriteError as error:
-        _failed.add(file)
+        _failed.add(folder)
         log.warning("%s: %s", VARIABLE, error)
 
 

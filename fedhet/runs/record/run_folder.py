@@ -10,13 +10,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from fedhet.core.errors import RunFailed, WriteError, reason_of
+from fedhet.core.messages import Upload
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.server.loop import recorded_numbers
+from fedhet.core.server.loop import Loop, recorded_numbers
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.timing import now
 from fedhet.data.storage import (
     LastingJson,
@@ -33,11 +35,6 @@ from fedhet.runs.record import prometheus
 from fedhet.runs.record.card import write_card
 from fedhet.runs.record.schema import COLUMNS, FORMAT
 from fedhet.runs.record.summary import summarise, versions
-
-if TYPE_CHECKING:
-    from fedhet.core.messages import Upload
-    from fedhet.core.server.loop import Loop
-    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
@@ -116,7 +113,11 @@ class Recorder(Callback):
             write_text(folder / "overrides.yaml", lines or "[]\n")
             # One number per sample.
             write_json(folder / "partition.json", partition, indent=None)
-            write_json(folder / "environment.json", self._where(environment, past))
+            where = {**versions(), **environment}
+            if past is not None and past.environment:  # one entry more for each time it goes on
+                resumed = [*past.environment.get("resumed", []), {"round": len(past.rows), **where}]
+                where = {**past.environment, "resumed": resumed}
+            write_json(folder / "environment.json", where)
             if not self.rows:
                 write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
@@ -125,14 +126,6 @@ class Recorder(Callback):
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 
-    def _where(self, environment: dict[str, Any], past: Past | None) -> dict[str, Any]:
-        """The content of environment.json: one entry more for each time that the run goes on."""
-        here = {**versions(), **environment}
-        if past is None or not past.environment:
-            return here
-        resumed = past.environment.get("resumed", [])
-        return {**past.environment, "resumed": [*resumed, {"round": len(past.rows), **here}]}
-
     @property
     def seconds(self) -> float:
         """How long the run has taken so far, without the time in which it was stopped."""
@@ -140,12 +133,12 @@ class Recorder(Callback):
 
     def begun(self, loop: Loop) -> None:
         loop.failures = self.failures
-        self.note(**loop.notes)
+        self.summary |= loop.notes
+        self._summary_file.write(self.summary)
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Record an evaluation of the clients, and the global model if it is the best so far."""
-        own = {update.pid: {**update.metrics, **_cells(update)} for update in updates}
-        self.clients(row["round"], own)
+        self._write_clients(row["round"], updates)
         if loop.best == loop.round and "global" in loop.method.views:
             save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
 
@@ -165,20 +158,18 @@ class Recorder(Callback):
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")
 
-    def clients(self, round: int, metrics: dict[int, dict[str, float]]) -> None:
+    def _write_clients(self, round: int, updates: Sequence[Upload]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
 
-        Args:
-            round: the round of the evaluation.
-            metrics: client -> `split.model.metric` -> value.
+        Of their metrics these are the ones whose names are `split.model.metric`.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         rows = [
-            (round, pid, *name.split("."), value)
-            for pid, values in sorted(metrics.items())
-            for name, value in values.items()
+            (round, update.pid, *name.split("."), value)
+            for update in sorted(updates, key=lambda update: update.pid)
+            for name, value in {**update.metrics, **_cells(update)}.items()
             if name.count(".") == 2
         ]
         number, text = pa.int32(), pa.string()
@@ -187,11 +178,6 @@ class Recorder(Callback):
         arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
         with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
             pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
-
-    def note(self, **entries: Any) -> None:
-        """Add entries to summary.json."""
-        self.summary |= entries
-        self._summary_file.write(self.summary)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Record the end of the run.

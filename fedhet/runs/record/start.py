@@ -11,14 +11,14 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.core.errors import ConfigError, DataError
+from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Speed
 from fedhet.core.server.phases import TimetableEntry
 from fedhet.core.workspace import Workspace
@@ -52,21 +52,21 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         ConfigError: the folder cannot be used, or its run cannot go on.
         RunFailed: a file cannot be written.
     """
-    workspace = (
-        job.strategy.workspace
-    )  # before the folder: settings that do not fit leave none behind
+    strategy, workspace = job.strategy, job.workspace
+    # So far there is no folder: settings that do not fit leave none behind.
     config = job.config
     tracker = tracker_of(config.cfg)
     cfg = recorded_config(config.cfg, workspace) if job.given else config.cfg
     folder = Path(config.run_dir)
     if not config.resumes:
         folder = claim(folder, explicit=config.run_dir_given)
-    with _locked(folder) as lock:
+    with ExitStack() as on_error:
+        lock = Lock(folder)
+        on_error.callback(lock.release)
         checkpoints = CheckpointFolder(folder, digest(cfg))
         found, past = None, None
         if config.resumes:
             check_run(folder, cfg, job.partition, job.given is not None)
-            strategy = job.strategy
             at_sites = job.engine == "flwr"
             found, past = reopen(
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
@@ -87,19 +87,9 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         tracking = Tracking(config.choices["tracker"], tracker, folder)
         settings: Any = OmegaConf.to_container(cfg)
         tracking.begin(settings, recorder.rows)
+        on_error.pop_all()
     kept = Checkpoints(recorder, checkpoints, config.run.checkpoint_every, found)
     return recorder, tracking, kept, lock
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[Lock]:
-    """The lock of the folder, which is released if the block fails."""
-    lock = Lock(folder)
-    try:
-        yield lock
-    except BaseException:
-        lock.release()
-        raise
 
 
 def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
@@ -166,6 +156,7 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
 
     Raises:
         ConfigError: it says why the run cannot go on.
+        DataError: its config.yaml is damaged.
     """
     summary = resumable(folder)
     if summary and given != (summary["dataset"] is None):
@@ -173,7 +164,7 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             f"resume={folder}: the task of this run was "
             + ("not given as objects" if given else "given as objects; give it again, as task=...")
         )
-    before = _recorded_config(folder)
+    before = OmegaConf.to_container(read_config(folder))
     for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
         raise ConfigError(
             f"resume={folder}: {key} was {was} in this run, and would be {now}: the settings,"
@@ -195,14 +186,6 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             raise ConfigError(
                 f"resume={folder}: the run has ended; rounds=<more than {executed}> continues it"
             )
-
-
-def _recorded_config(folder: Path) -> Any:
-    """The configuration of the run so far."""
-    try:
-        return OmegaConf.to_container(read_config(folder))
-    except (ConfigError, DataError) as error:
-        raise ConfigError(f"resume={folder}: config.yaml is missing or damaged") from error
 
 
 def _differences(

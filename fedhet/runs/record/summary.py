@@ -10,23 +10,21 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedhet.core import trees
-from fedhet.core.check import counted
+from fedhet.core.check import counted, installed_versions
 from fedhet.core.client.state import state_sizes
 from fedhet.core.messages import STEPS
 from fedhet.core.metrics import comm_cost, effective_rounds
-from fedhet.core.targets import TARGETS, Classes, LossOnly
+from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
 from fedhet.core.timing import SHARE
 
 if TYPE_CHECKING:
     from fedhet.core.server.strategy import FedStrategy
-    from fedhet.core.targets import Target
 
 KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes
 RECORDED_PACKAGES = (
@@ -49,11 +47,7 @@ def versions() -> dict[str, Any]:
         "cpu": cpu(),
         "cpus": os.cpu_count(),
     }
-    for package in RECORDED_PACKAGES:
-        try:
-            environment[package] = version(package)
-        except PackageNotFoundError:
-            environment[package] = None
+    environment |= installed_versions(RECORDED_PACKAGES)
     if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
@@ -266,10 +260,6 @@ def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[s
     return scores
 
 
-def _has_global(rows: Sequence[Row], target: Target) -> bool:
-    return any(row.get(target.key("global")) is not None for row in rows)
-
-
 def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
     """Return the test score at three evaluations.
 
@@ -319,7 +309,8 @@ def measures(
     clients = target.clients_key()
     scored = [row for row in rows if row[clients] is not None]
     last = scored[-1] if scored else {}
-    key = target.key("global") if _has_global(rows, target) else clients
+    has_global = any(row.get(target.key("global")) is not None for row in rows)
+    key = target.key("global") if has_global else clients
     scores = [row[key] for row in rows if row[key] is not None][-last_k:]
     worst = target.key("clients_worst_decile")
     return {
@@ -383,11 +374,10 @@ def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int 
 
 def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Add up the values of equal names."""
-    totals: dict[str, Any] = {}
+    totals: Counter[str] = Counter()
     for named in counts:
-        for name, value in named.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
+        totals.update(named)
+    return dict(totals)
 
 
 def all_steps(rows: Sequence[Row]) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +32,6 @@ log = logging.getLogger("fedhet")
 Observer = Callable[[Row], object]
 NO_GLOBAL_MODEL = "no global model: each client evaluates a model of its own"
 ON_TEST_SET = "(global model, global test set)"
-UNITS = ("B", "kB", "MB", "GB")
 
 
 class Output(Console):
@@ -171,14 +171,6 @@ def _shown_in_notebook(title: str, steps: int, done: int) -> Observer:
     return lambda row: place.update(shown(step_line(row)), raw=True)
 
 
-def readable_size(n: float) -> str:
-    """Return a number of bytes in a readable unit."""
-    power = 0
-    while n >= 1000 and power < len(UNITS) - 1:
-        n, power = n / 1000, power + 1
-    return f"{n:.{min(power, 1)}f} {UNITS[power]}"
-
-
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print the table at the end of a run, with the paths of its figures.
 
@@ -222,12 +214,12 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         "seconds": f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
         f" evaluation {seconds['evaluate']:.1f})",
         **{
-            f"sent {way}": ", ".join(f"{kind} {readable_size(n)}" for kind, n in kinds.items())
+            f"sent {way}": ", ".join(f"{kind} {decimal(n)}" for kind, n in kinds.items())
             or "nothing"
             for way, kinds in summary["bytes"].items()
         },
-        "stored by the clients": f"{readable_size(state['bytes'])} in total, the largest"
-        f" {readable_size(state['largest'])}"
+        "stored by the clients": f"{decimal(state['bytes'])} in total, the largest"
+        f" {decimal(state['largest'])}"
         if state["bytes"]
         else None,
         **dict(privacy_spent(summary)),
@@ -241,7 +233,7 @@ def _personal_models(summary: dict[str, Any]) -> str | None:
     """What the clients' own models take in the run folder, if there are any."""
     record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
     kept = [f"{view} ({', '.join(rounds)})" for view, rounds in record["kept"].items()]
-    parts = [f"{', '.join(kept)}: {readable_size(record['bytes'])}"] if kept else []
+    parts = [f"{', '.join(kept)}: {decimal(record['bytes'])}"] if kept else []
     reasons: dict[str, list[str]] = {}
     for choice, reason in record["not_kept"].items():
         reasons.setdefault(reason, []).append(choice.replace(".", " "))
@@ -275,7 +267,7 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | No
         **{
             f"until {decides} {wanted[score]:g}": "not reached"
             if wanted["rounds"] is None
-            else f"round {wanted['rounds']}, after {readable_size(wanted['bytes'])}"
+            else f"round {wanted['rounds']}, after {decimal(wanted['bytes'])}"
             f" and {wanted['seconds']:.1f} s"
             for wanted in summary["thresholds"]
         },

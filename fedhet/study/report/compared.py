@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 
 import pandas as pd
-import yaml
 
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
 from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
-from fedhet.data.forms import plain_text
 from fedhet.runs.record.summary import (
     OWN_MODELS,
     method_name,
@@ -23,7 +20,7 @@ from fedhet.runs.record.summary import (
 )
 from fedhet.study.report import statistics
 from fedhet.study.report.document import extent
-from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values
+from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values, configured
 
 SEED = "seed"
 # Score of a run -> its title, in the order of the tables.
@@ -171,17 +168,11 @@ class Study:
         for score in SCORES:
             if not frame[score].notna().any():
                 continue
-            for condition, rows in frame.groupby("setting"):
-                lowest = min(0.0, rows[score].min()) if rows[score].notna().any() else 0.0
-                # Only methods that have this score at all: no personal models, no bad ones.
-                having = set(frame.loc[frame[score].notna(), "method"])
-                bad = (
-                    frame["diverged"]
-                    & frame[score].isna()
-                    & (frame["setting"] == condition)
-                    & (frame["method"].isin(having) | (score in always))
-                )
-                frame.loc[bad, score] = lowest
+            lowest = frame.groupby("setting")[score].transform("min").fillna(0.0).clip(upper=0.0)
+            # Only methods that have this score at all: no personal models, no bad ones.
+            having = frame["method"].isin(frame.loc[frame[score].notna(), "method"])
+            bad = frame["diverged"] & frame[score].isna() & (having | (score in always))
+            frame[score] = frame[score].mask(bad, lowest)
         return frame
 
     def blocks(self, score: str, condition: str | None = None) -> pd.DataFrame:
@@ -273,9 +264,7 @@ class Study:
             own = found.setdefault(self.place(cell)[0], set())
             rate = cell.overrides.get("client.lr")
             if rate is None and not own:
-                with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
-                    text = plain_text(cell.folder / "config.yaml")
-                    rate = yaml.safe_load(text).get("client", {}).get("lr")
+                rate = configured(cell, "client.lr")
             if isinstance(rate, int | float):
                 own.add(float(rate))
         return {method: extent(own) for method, own in found.items() if own}

@@ -14,6 +14,7 @@ import jinja2
 import pandas as pd
 import yaml
 from markupsafe import Markup
+from rich.filesize import decimal
 
 from fedhet.core.errors import clean
 
@@ -207,11 +208,8 @@ def mean_std(values: pd.Series, form: str = ".3f") -> TableEntry:
 
 def size(count: float) -> str:
     """Bytes in the unit that suits them, with steps of a thousand."""
-    units = ("B", "kB", "MB", "GB", "TB")
-    power = 0
-    while abs(count) >= 1000 and power < len(units) - 1:
-        count, power = count / 1000, power + 1
-    return f"{count:.3g} {units[power]}"
+    text, unit = decimal(int(count), precision=2).split()
+    return f"{float(text.replace(',', '')):g} {unit}"
 
 
 def extent(numbers: Collection[float]) -> str:

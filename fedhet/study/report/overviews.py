@@ -171,13 +171,30 @@ THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
 COSTS = ("rounds", "bytes", "seconds")
 NEVER = TableEntry("never reached")
 NOT_RECORDED = "not recorded"
+CAPTIONS = {
+    "seconds": (
+        "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
+        " machines named below. The start of a run is not in them, so that they add up to less than"
+        " those of the whole run."
+    ),
+    "bytes": (
+        "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
+        " mean over seeds: payloads, without evaluations and the overhead of the transport. The"
+        " kind “model” is the weights; other kinds begin with the name of what sends them, whose"
+        " help says what they are (for instance python -m fedhet --help method=scaffold)."
+    ),
+}
+SHARED = (
+    " Some runs shared a process and have shares of its seconds, by which methods cannot be"
+    " compared; with engine.fused=off every run has its own."
+)
 RUN_COSTS = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
 PLACE = ["setting", "method"]
 
 
 def cost_tables(study: Study) -> list[Table]:
     """All tables of costs that the runs have something for."""
-    made = [thresholds(study), run_costs(study), seconds(study), sent(study)]
+    made = [thresholds(study), run_costs(study), phases(study, "seconds"), phases(study, "bytes")]
     return [table for table in made if table]
 
 
@@ -242,83 +259,35 @@ def _place(study: Study) -> Columns:
     return [("setting", "setting"), (study.compare, "method")]
 
 
-def _bytes(count: float, absent: str = NOT_RECORDED) -> TableEntry:
-    return TableEntry(absent) if pd.isna(count) else TableEntry(size(count), count)
+def _bytes(count: float | None, absent: str = NOT_RECORDED) -> TableEntry:
+    return TableEntry(absent) if count is None or pd.isna(count) else TableEntry(size(count), count)
 
 
-def seconds(study: Study) -> Table | None:
-    """Seconds of a run by phase and kind of work."""
-    means = _by_phase(study, "seconds.")
-    if means is None:
-        return None
-    means.insert(0, "sum", means.sum(axis=1))
-    caption = (
-        "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
-        " machines named below. The start of a run is not in them, so that they add up to less than"
-        " those of the whole run."
-    )
-    if not study.comparable_seconds:
-        caption += (
-            " Some runs shared a process and have shares of its seconds, by which methods cannot be"
-            " compared; with engine.fused=off every run has its own."
-        )
-    columns: Columns = [
-        *_place(study),
-        ("phase", "phase"),
-        *(
-            (kind.removeprefix("seconds."), lambda r, kind=kind: number(r[kind], "z.2f"))
-            for kind in map(str, means)
-        ),
-    ]
-    return Table.of(
-        "seconds", "Seconds by phase", caption, means.reset_index(), columns, folded=True
-    )
-
-
-def sent(study: Study) -> Table | None:
-    """Bytes of a run by phase, direction and kind."""
-    means = _by_phase(study, "bytes.")
-    if means is None:
-        return None
-    records = [
-        dict(zip((*PLACE, "phase"), place[:3], strict=True))
-        | dict(zip(("way", "kind"), place[3].split(".", 2)[1:], strict=True))
-        | {"bytes": mean}
-        for place, mean in means.stack().items()
-        if mean > 0
-    ]
-    caption = (
-        "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
-        " mean over seeds: payloads, without evaluations and the overhead of the transport. The"
-        " kind “model” is the weights; other kinds begin with the name of what sends them, whose"
-        " help says what they are (for instance python -m fedhet --help method=scaffold)."
-    )
-    return Table.of(
-        "bytes",
-        "Bytes by phase",
-        caption,
-        records,
-        [
-            *_place(study),
-            ("phase", "phase"),
-            ("direction", "way"),
-            ("kind", "kind"),
-            ("bytes", lambda r: _bytes(r["bytes"])),
-        ],
-        folded=True,
-    )
-
-
-def _by_phase(study: Study, prefix: str) -> pd.DataFrame | None:
-    """The mean over runs of the sums over each phase's steps, of the columns with this prefix."""
+def phases(study: Study, name: str) -> Table | None:
+    """Seconds or bytes of a run by phase and kind, as `name` says; None where none are recorded."""
     rounds = study.results.rounds
-    columns = [column for column in rounds if str(column).startswith(prefix)]
+    columns = [str(column) for column in rounds if str(column).startswith(f"{name}.")]
     if not columns or "phase" not in rounds:
         return None
     sums = rounds.groupby(["folder", "phase"], sort=False)[columns].sum().reset_index()
-    places = study.scores[["method", "setting", "folder"]]
-    runs = places.merge(sums, on="folder", validate="one_to_many")
-    return runs.groupby([*PLACE, "phase"], sort=False)[columns].mean()
+    runs = study.scores[[*PLACE, "folder"]].merge(sums, on="folder", validate="one_to_many")
+    means = runs.groupby([*PLACE, "phase"], sort=False)[columns].mean()
+    caption = CAPTIONS[name]
+    if name == "seconds":
+        means.insert(0, "sum", means.sum(axis=1))
+        caption += "" if study.comparable_seconds else SHARED
+    kinds: Columns = [
+        (
+            kind.removeprefix(f"{name}."),
+            lambda r, kind=kind: (
+                number(r[kind], "z.2f") if name == "seconds" else _bytes(r[kind] or None, NOTHING)
+            ),
+        )
+        for kind in map(str, means)
+    ]
+    title = f"{name.capitalize()} by phase"
+    shown = [*_place(study), ("phase", "phase"), *kinds]
+    return Table.of(name, title, caption, means.reset_index(), shown, folded=True)
 
 
 def run_costs(study: Study) -> Table:

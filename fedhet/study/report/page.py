@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from fedhet.core.check import counted
@@ -27,24 +24,10 @@ from fedhet.study.report.document import Document, Section, as_html, as_latex, a
 from fedhet.study.report.places import Written, refuse_links
 from fedhet.study.report.results import Results, results
 
-log = logging.getLogger("fedhet")
 PAGE = "index.html"
 OWN = "report"
-# The names, without their ends, of all tables and figures that a report may have.
-TABLES = (
-    "comparison|scores|all_scores|details|sites|pairs|ranks|thresholds|targets|costs|seconds|bytes"
-    "|memory|methods|tuned|missing|runs|environment"
-)
-FIGURES = (
-    "differences|wins|critical-distance|(curves-by-(round|megabytes|seconds)|clients|labels)(-[0-9]+)?"
-    r"|tuning-[\w-]+"
-)
-KINDS = {
-    "tables": (("csv", "tex"), TABLES),
-    "figures": (("png", "svg", "pdf"), FIGURES),
-}
+KINDS = {"tables": ("csv", "tex"), "figures": ("png", "svg", "pdf")}
 FILES = "files.json"  # what a report has written, so that the next one removes nothing else
-MARK = b"default-src 'none'; img-src data:"  # of a page, at its beginning
 NO_THRESHOLDS = (
     "No thresholds were set, so that what it costs to reach one is unknown;"
     " eval.thresholds=[.8,.9] records it."
@@ -84,26 +67,27 @@ def _replace(home: Path, made: Path) -> None:
         WriteError: a file cannot be written or removed, is a link, or was written by somebody else.
     """
     names = {path.relative_to(made).as_posix() for path in made.rglob("*.*")}
-    before = _written_before(home)
+    try:
+        record = read_object(home / FILES, {"files": [str]}, ("files",))
+        before = set(record["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        before = set()
     for path in sorted(home / name for name in names):
         refuse_links(path)
-        if before is not None and path.relative_to(home).as_posix() not in before and path.exists():
+        if path.relative_to(home).as_posix() not in before and path.exists():
             raise WriteError(
                 f"{path} was not written by a report, which would replace it: remove it, or name"
                 " another folder with --out"
             )
-    # What an earlier report has left, so that nothing in the folder contradicts the page.
-    others = {
-        path.relative_to(home).as_posix(): path
-        for folder, (ends, pattern) in KINDS.items()
-        for path in sorted((home / folder).glob("*.*"))
-        if path.suffix[1:] in ends and re.fullmatch(pattern, path.stem)
-    }
+    # What an earlier report has left, so that nothing in the folder contradicts the page. Its
+    # record may name any file.
     old = {
-        name: path
-        for name, path in others.items()
-        if name not in names and name in (before or ()) and not path.is_symlink()
+        path.relative_to(home).as_posix(): path
+        for folder, ends in KINDS.items()
+        for path in sorted((home / folder).glob("*.*"))
+        if path.suffix[1:] in ends and not path.is_symlink()
     }
+    old = {name: path for name, path in old.items() if name in before - names}
     # First what will be there: a killed process then leaves no file of which nobody knows.
     write_json(home / FILES, {"files": sorted({*names, *old})})
     for name in sorted(names):
@@ -115,29 +99,6 @@ def _replace(home: Path, made: Path) -> None:
         except OSError as error:
             raise unwritable(path, error) from error
     write_json(home / FILES, {"files": sorted(names)})
-    if foreign := others.keys() - names - old.keys():
-        log.warning(
-            "%s: these files have names of a report's, but this one has not written them, and they"
-            " stay: %s",
-            home,
-            clean(", ".join(sorted(foreign))),
-        )
-
-
-def _written_before(home: Path) -> set[str] | None:
-    """The files of the earlier report; None if a version wrote it that has recorded none.
-
-    Raises:
-        DataError: the record is damaged.
-    """
-    try:
-        return set(read_object(home / FILES, {"files": [str]}, ("files",))["files"])
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    with suppress(OSError), (home / PAGE).open("rb") as page:
-        if MARK in page.read(1000):
-            return None
-    return set()
 
 
 def compose(found: Results, pictures: Path) -> Document:

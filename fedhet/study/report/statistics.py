@@ -31,14 +31,12 @@ COLUMNS = [
 SHOWN, NOT_SHOWN, NOT_TESTED = "shown", "not shown", "not tested"
 
 
-def smallest_p(pairs: int) -> float:
-    """The smallest two-sided p-value that Wilcoxon's signed-rank test can have: 2 / 2^pairs."""
-    return min(1.0, 2.0 / 2.0**pairs)
-
-
 def enough(pairs: int, comparisons: int) -> bool:
-    """Whether Wilcoxon's test can find anything after Holm's correction of so many comparisons."""
-    return comparisons * smallest_p(pairs) <= LEVEL
+    """Whether Wilcoxon's test can find anything after Holm's correction of so many comparisons.
+
+    The smallest two-sided p-value that it can have is 2 / 2^pairs.
+    """
+    return comparisons * 2.0 / 2.0**pairs <= LEVEL
 
 
 def pairs_needed(comparisons: int) -> int:
@@ -121,19 +119,6 @@ def beyond(differences: np.ndarray, margin: float) -> np.ndarray:
     return differences - np.sign(mean) * margin
 
 
-def couples(blocks: pd.DataFrame, reference: str | None = None) -> dict[tuple[str, str], int]:
-    """All pairs of columns with rows in common -> how many; they are one family of tests.
-
-    With a reference, only the pairs of each other column with it.
-    """
-    known = blocks.notna()
-    pairs = list(combinations(blocks.columns, 2))
-    if reference is not None:
-        pairs = [(name, reference) for name in blocks if name != reference]
-    shared = {(a, b): int((known[a] & known[b]).sum()) for a, b in pairs}
-    return {couple: rows for couple, rows in shared.items() if rows}
-
-
 def differences(
     blocks: pd.DataFrame,
     reference: str | None = None,
@@ -156,19 +141,24 @@ def differences(
         standard deviation), and `p` of Wilcoxon's test, without a correction.
     """
     rows = []
-    for (a, b), n in couples(blocks, reference).items():
+    pairs = list(combinations(blocks.columns, 2))
+    if reference is not None:
+        pairs = [(name, reference) for name in blocks if name != reference]
+    for a, b in pairs:
         own = np.round(blocks[a].to_numpy(float) - blocks[b].to_numpy(float), DECIMALS)
         own = own[~np.isnan(own)]
+        if not len(own):
+            continue
         mean = float(own.mean())
         if mean < 0 and reference is None:
             a, b, mean, own = b, a, -mean, -own
         low, high = interval(own) if effects else (math.nan, math.nan)
-        spread = float(own.std(ddof=1)) if n > 1 else 0.0
+        spread = float(own.std(ddof=1)) if len(own) > 1 else 0.0
         rows.append(
             {
                 "a": a,
                 "b": b,
-                "pairs": n,
+                "pairs": len(own),
                 "wins": int((own > 0).sum()),
                 "losses": int((own < 0).sum()),
                 "ties": int((own == 0).sum()),
