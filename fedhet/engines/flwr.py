@@ -28,7 +28,8 @@ from fedhet.data.storage import LastingJson
 from fedhet.runs import delivery
 from fedhet.runs.config import pieces
 from fedhet.runs.config.catalogue import CONF
-from fedhet.runs.config.interpolations import RUN_DIR, literal
+from fedhet.runs.config.hydra_settings import RUN_DIR
+from fedhet.runs.config.interpolations import literal
 from fedhet.runs.config.resuming import RESUME
 from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder

@@ -114,8 +114,8 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
         del settings["hydra"]
         overrides.check_keys(parsed, settings)
         raise
-    with _as_config_error():
-        checked = _checked(cfg, cfg.hydra, "")
+    with as_config_error():
+        checked = _checked(cfg, texts)
         return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
 
@@ -185,9 +185,10 @@ def launching(lines: Sequence[str]) -> Launching:
     Raises:
         ConfigError: one of them is wrong.
     """
-    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with _as_config_error():
-        hydra_settings.check(cfg.hydra)
+    texts = overrides.of_single_run(overrides.parse(lines))
+    cfg = _hydra_config(texts)
+    with as_config_error():
+        hydra_settings.check(cfg.hydra, texts)
         settings: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         settings.pop("_target_", None)
         folder = Path(cfg.hydra.sweep.dir).absolute()
@@ -204,7 +205,7 @@ def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> s
         bases: what composes the runs of the sweep.
     """
     cfg = bases(lines)
-    with _as_config_error():
+    with as_config_error():
         cfg.hydra.job.update(num=number, override_dirname=varied)
         return str(cfg.hydra.sweep.subdir)
 
@@ -221,9 +222,9 @@ def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool
     Raises:
         ConfigError: it cannot be composed, or has no such key.
     """
-    compose(lines)
+    compose([line for line in lines if not hydra_settings.is_hydras(key_of(line))])
     cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with open_dict(cfg), _as_config_error():
+    with open_dict(cfg), as_config_error():
         for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
             cfg.pop(key)
         found = OmegaConf.select(cfg, package) if package else cfg
@@ -283,7 +284,7 @@ def of_sweep() -> Bases:
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:
     """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
-    with _LOCK, _as_config_error():
+    with _LOCK, as_config_error():
         running = GlobalHydra.instance().hydra
         GlobalHydra.instance().hydra = None
         try:
@@ -297,7 +298,8 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
         return cfg
 
 
-def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
+def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
+    hydra = cfg.hydra
     choices = {
         str(group): str(name)
         for group, name in hydra.runtime.choices.items()
@@ -306,18 +308,17 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     validation.check_fixed_choices(choices)
     cfg = _of_run(cfg)
     interpolations.resolve(cfg)
-    hydra_settings.check(hydra)
+    hydra_settings.check(hydra, lines)
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
     OmegaConf.set_readonly(cfg, True)
-    given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
-    run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
-    lines = tuple(line.lstrip("+") for line in given["task"])
+    run_dir_given = any(key_of(line) == hydra_settings.RUN_DIR for line in lines)
+    lines = tuple(line.lstrip("+") for line in lines if not hydra_settings.is_hydras(key_of(line)))
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }
-    config = Config(cfg, names, run_dir, run_dir_given, lines)
+    config = Config(cfg, names, "", run_dir_given, lines)
     _ = config.run  # checks the values
     return config
 
@@ -332,7 +333,7 @@ def _of_run(cfg: DictConfig) -> DictConfig:
 
 
 @contextmanager
-def _as_config_error() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError of one line.
 
     Both keep the key and the cause apart from the message; here they become one.

@@ -15,10 +15,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.core.errors import ConfigError
+from fedhet.runs.config.hydra_settings import RUN_DIR
 from fedhet.runs.config.instantiation import walk
 from fedhet.runs.config.lines import key_of
 
-RUN_DIR = "hydra.run.dir"
 # `${a.b}`: another setting by its full name. It is the only form that no machine's own state and
 # no resolver is part of; `hydra` has the machine's folders and variables.
 SETTING = re.compile(r"\$\{(?!hydra\b)[A-Za-z_]\w*(\.\w+)*\}")
