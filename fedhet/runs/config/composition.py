@@ -44,7 +44,7 @@ EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code",
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Config:
     """One run's configuration.
 
@@ -77,15 +77,13 @@ class Config:
         return tuple(str(name) for name in self.cfg.plugin)
 
 
-def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = None) -> Config:
+def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
     """Compose and check the configuration of one run from its overrides.
 
     Safe in threads and inside a Hydra application.
 
     Args:
         lines: the overrides.
-        sent: whether they come from another machine. They then set nothing of Hydra's but the run
-            folder.
         bases: what composes the runs of the same sweep.
 
     Raises:
@@ -95,7 +93,7 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
     folder, lines = resuming.continued(lines)
     if folder is not None:
         try:
-            resumed = compose(lines, sent=sent)
+            resumed = compose(lines)
         except UnknownChoice as error:
             raise UnknownChoice(
                 f"{error} (the run in {folder} has it; a folder of your own is given by"
@@ -103,7 +101,6 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
             ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
-    interpolations.check_lines(lines, sent=sent)
     texts = overrides.of_single_run(parsed)
     try:
         cfg = bases(texts) if bases else _hydra_config(texts)
@@ -121,12 +118,12 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
 
 @lru_cache(maxsize=32)
 def cached(lines: tuple[str, ...]) -> Config:
-    """Compose overrides from another machine once: a client composes for each of its messages.
+    """Compose the overrides of an app once: each of its nodes does so for every message.
 
     The run folder is left out, because its name contains the time, and two runs with the same
     overrides need two folders.
     """
-    return replace(compose(lines, sent=True), run_dir="")
+    return replace(compose(lines), run_dir="")
 
 
 def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
@@ -294,7 +291,9 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
                 cfg = hydra_compose("config", list(texts), return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = running
-        validation.check_keys(cfg)
+        name = cfg.hydra.runtime.choices.get("experiment")
+        where = "a file of the chosen groups" if name is None else f"the file of experiment={name}"
+        validation.check_keys(cfg, where, skip=("hydra",))
         return cfg
 
 
