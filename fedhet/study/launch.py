@@ -64,8 +64,6 @@ def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
 def _run(lines: list[str]) -> int:
     """Make one run, or go on with one, and return the exit code."""
     settings = composition.compose(lines)
-    if not settings.resumes:
-        composition.refuse_own_plugin(lines)
     made = make_here(make, settings)
     name = f"resume={settings.run_dir}" if settings.resumes else composition.label(lines)
     return DEGRADED if made is not None and is_degraded(made.summary, name) else 0

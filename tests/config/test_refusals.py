@@ -28,10 +28,6 @@ REFUSED = [
         ],
     ),
     ("plugin=[fednorm,fednova]", ["unknown plugin 'fednova': it is a method"]),
-    (
-        "plugin=[fednorm,fedprox,fednorm]",
-        ["plugin=[fednorm,fedprox,fednorm]", "'fednorm' twice"],
-    ),
     ("dataset=digit", ["unknown dataset 'digit'", "did you mean digits", "mnist"]),
     ("model=zzz", ["unknown model 'zzz'", "mlp"]),
     ("experiment=smok", ["unknown experiment 'smok'", "did you mean smoke"]),

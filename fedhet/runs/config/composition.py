@@ -140,7 +140,6 @@ def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
     Raises:
         ConfigError: as `compose` does; it names the first run that is wrong.
     """
-    refuse_own_plugin(lines)
     parsed = overrides.parse(lines)
     runs = overrides.product(parsed)
     groups = catalogue.groups()
@@ -242,24 +241,6 @@ def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
     varied = [line for line in lines if key_of(line) not in fixed]
     own = [line for line in varied or lines if not line.lstrip("+").startswith("hydra")]
     return " ".join(line.lstrip("+") for line in own) or "the defaults"
-
-
-def refuse_own_plugin(lines: Sequence[str]) -> None:
-    """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
-
-    A sweep over methods may have one `plugin=[...]` for all of them.
-    """
-    parsed = overrides.parse(lines)
-    given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
-    if not {"method", "plugin"} <= given.keys():
-        return
-    method, plugins = (given[key].value() for key in ("method", "plugin"))
-    own = {name for group, name in catalogue.brought("method", str(method)) if group == "plugin"}
-    if twice := own.intersection(map(str, plugins if isinstance(plugins, list) else [plugins])):
-        raise ConfigError(
-            f"{given['plugin'].input_line!r} names the plug-in {min(twice)!r} twice, because"
-            f" method={method} brings it; it acts once in a run"
-        )
 
 
 def raw(lines: Sequence[str]) -> DictConfig:
