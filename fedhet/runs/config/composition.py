@@ -44,7 +44,7 @@ EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code",
 _LOCK = threading.Lock()  # Hydra's state is one object per process
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Config:
     """One run's configuration.
 
@@ -65,6 +65,9 @@ class Config:
     run_dir_given: bool
     overrides: tuple[str, ...]
     resumes: bool = False
+
+    def __hash__(self) -> int:
+        return id(self)  # for caches: settings have no hash
 
     @cached_property
     def run(self) -> RunSettings:
