@@ -1,4 +1,4 @@
-"""Flower's ClientApp: composes the run's overrides and serves a message (fedhet/flower/apps.py)."""
+"""Flower's ClientApp: serves a message (fedhet/flower/apps.py)."""
 
 from fedhet.runs import process
 
@@ -15,7 +15,7 @@ app = ClientApp()
 @app.train()  # type: ignore[untyped-decorator]
 def train(msg: Message, context: Context) -> Message:
     """Return the reply to a message of a step, or to the question who the node is."""
-    return apps.answer(msg, context, lambda: apps.client_for(context, store_at_site))
+    return apps.answer(msg, context, lambda: apps.client_for(msg, context, store_at_site))
 
 
 @app.evaluate()  # type: ignore[untyped-decorator]

@@ -28,9 +28,7 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     # Before torch is imported, so that what is wrong is reported immediately.
     settings = config.compose(overrides)
     from fedhet.runs.config import experiment_file
-    from fedhet.runs.config.composition import refuse_own_plugin
 
-    refuse_own_plugin(overrides)
     experiment_file.refuse(overrides)
     if task is None:
         from fedhet.runs.config.instantiation import instantiate

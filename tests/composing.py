@@ -18,7 +18,6 @@ def check_overrides(lines: Sequence[str], *, sweep: bool = False) -> list[tuple[
     """Check a run, or all runs of a sweep, as the command line does; return their overrides."""
     if sweep:
         return composition.sweep_runs(lines, composition.of_sweep())
-    composition.refuse_own_plugin(lines)
     compose(lines)
     return [tuple(lines)]
 

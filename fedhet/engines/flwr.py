@@ -7,10 +7,8 @@ status, and every process that was started is ended.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
@@ -19,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +25,8 @@ from typing import TYPE_CHECKING, Any
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
 from fedhet.data.storage import LastingJson
 from fedhet.runs import delivery
-from fedhet.runs.config import pieces
+from fedhet.runs.config import pieces, sent
 from fedhet.runs.config.catalogue import CONF
-from fedhet.runs.config.interpolations import RUN_DIR, literal
-from fedhet.runs.config.resuming import RESUME
 from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.record.lock import Lock
@@ -63,7 +60,6 @@ def run(job: Job) -> Path:
         )
     if (folder / "summary.json").exists() and not job.config.resumes:
         raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
-    run_entries = _run_config(job, folder)
     before = read_or_empty(folder / "summary.json")  # of an earlier part of the run
 
     def recorded_end() -> dict[str, Any]:
@@ -83,15 +79,8 @@ def run(job: Job) -> Path:
         # At once, because Flower's and Ray's own ends take up to a minute and then leave some.
         stack.callback(temporary.end_processes)
         (home / "config.toml").write_text(SUPERLINK)
-        run_config = home / "run.toml"
-        run_config.write_text(run_entries, encoding="utf-8")
-        options = [
-            "--stream",
-            "--federation-config",
-            _resources(job),
-            "--run-config",
-            str(run_config),
-        ]
+        sent.save(replace(job.config, run_dir=str(folder)), Path(environment[SUBMITTED]))
+        options = ["--stream", "--federation-config", _resources(job)]
         command = ["run", str(app), "local", *options]
         run_id = _submit(command, environment, recorded_end, temporary.end_processes)
         if not (end := recorded_end()):
@@ -106,14 +95,6 @@ def run(job: Job) -> Path:
 
 
 # ---- what Flower is given
-def _run_config(job: Job, folder: Path) -> str:
-    """The run's overrides as Flower's run config, which the server app and the client app read."""
-    overrides = shlex.join([*job.config.overrides, f"{RUN_DIR}={literal(str(folder))}"])
-    resumed = str(folder) if job.config.resumes else ""
-    entries = {"overrides": overrides, RESUME: resumed}
-    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in entries.items())
-
-
 def _resources(job: Job) -> str:
     """The number of nodes, and the CPUs and GPUs of each client."""
     engine = job.config.run.engine
@@ -138,7 +119,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
-        SUBMITTED: "1",
+        SUBMITTED: str(home / "settings.json"),
         **flower_environment(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),

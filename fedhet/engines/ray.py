@@ -26,13 +26,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from fedhet.core.errors import ConfigError, RunFailed, printed
 from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.trees import Tree
 from fedhet.engines.pool import Pool
-from fedhet.runs.config import Config
+from fedhet.runs.config import sent
 from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.config.instantiation import trusted
 from fedhet.runs.config.settings import Engine
@@ -174,7 +172,9 @@ class RayCourier(Pool):
         # Not restarted by Ray, which would serve a message once more, also in a run that ends.
         asked: Any = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus, "max_restarts": 0}
         actor: Any = ray.remote(**asked)(RayClients)
-        self._actor = partial(actor.remote, _settings(job.config), str(Path.cwd()), job.data_digest)
+        self._actor = partial(
+            actor.remote, sent.written(job.config), str(Path.cwd()), job.data_digest
+        )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         places = sum(_places(node, engine) for node in nodes)
         for _ in range(min(places, len(job.task.sizes))):
@@ -241,10 +241,7 @@ class RayClients:
         from fedhet.runs.job import Job
         from fedhet.runs.process import pin_threads
 
-        content = json.loads(self._settings)
-        cfg = OmegaConf.create(content["cfg"])
-        OmegaConf.set_readonly(cfg, True)
-        config = Config(cfg, content["choices"], "", False, tuple(content["overrides"]))
+        config = sent.read(self._settings)
         pin_threads(config.run.engine.threads)
         job = Job(config, engine="ray")
         if job.data_digest != self._data:
@@ -262,11 +259,6 @@ class RayClients:
             logging.getLogger("fedhet").debug("client %d", msg.pid, exc_info=True)
             cause = f"its node cannot serve this run: {type(error).__name__}: {error}"
             return Failure(msg.pid, msg.phase, msg.step, cause), store
-
-
-def _settings(config: Config) -> str:
-    parts = {"choices": config.choices, "overrides": config.overrides}
-    return json.dumps({"cfg": OmegaConf.to_container(config.cfg), **parts})
 
 
 def _places(node: dict[str, float], engine: Engine) -> int:

@@ -110,10 +110,10 @@ def strategy(
         ConfigError: the settings do not fit together, or not the task.
     """
     from fedhet.flower.adapter import StrategyAdapter
-    from fedhet.flower.tasks import job_of, lines_of
+    from fedhet.flower.tasks import job_of, lines_of, settings_of
     from fedhet.runs.privacy.account import Account
 
-    job = job_of(lines_of(method, plugins, overrides), task)
+    job = job_of(settings_of(lines_of(method, plugins, overrides)), task)
     noise = job.workspace.noise
     StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
     return job.strategy
@@ -141,12 +141,13 @@ def client_app(
     from flwr.client import ClientApp
 
     from fedhet.flower.clientapp import client_at
-    from fedhet.flower.tasks import lines_of
+    from fedhet.flower.tasks import lines_of, settings_of
     from fedhet.runs.stores import ContextStore
 
     lines = lines_of(method, plugins, overrides)
 
     def client_fn(context: Context) -> Client:
-        return client_at(context, lines, task, ContextStore(context.state)).to_client()
+        settings = settings_of(lines)
+        return client_at(context, settings, task, ContextStore(context.state)).to_client()
 
     return ClientApp(client_fn=client_fn)

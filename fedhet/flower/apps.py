@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from fedhet.core.errors import (
     DataError,
     Rejected,
     RunFailed,
-    UnknownChoice,
     clean,
     told,
     traceback_wanted,
@@ -35,26 +34,24 @@ from fedhet.core.errors import (
 from fedhet.core.limits import Limits
 from fedhet.core.server.loop import Loop
 from fedhet.data.files import confined
-from fedhet.data.forms import has_form
 from fedhet.flower import wire
-from fedhet.flower.grid import ASKS, RAISED
+from fedhet.flower.grid import ASKS, RAISED, SETTINGS
 from fedhet.flower.nodes import Nodes, place_of
 from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
-from fedhet.runs import config
-from fedhet.runs.config import experiment_file, pieces
+from fedhet.runs.config import Config, compose, experiment_file, sent
 from fedhet.runs.config.interpolations import literal
-from fedhet.runs.config.overrides import leaf_keys, parse
-from fedhet.runs.config.resuming import RESUME, is_resumption
+from fedhet.runs.config.lines import refuse_repeated
+from fedhet.runs.config.resuming import RESUME
+from fedhet.runs.config.validation import check_keys
 from fedhet.runs.job import Job, begin, try_settings
 from fedhet.runs.local_data import LocalData, is_local
 from fedhet.runs.process import pin_threads
 from fedhet.runs.record import terminal
 
 log = logging.getLogger("fedhet")
-LONGEST_OVERRIDES = 100_000  # characters
-# The keys of the run config that set one setting each, by the names that other Flower apps use.
+# The keys of the run config that set one setting each, most by the names that other apps use.
 FLOWER_NAMES = {
     "num-server-rounds": "rounds",
     "fraction-train": "fraction",
@@ -65,6 +62,7 @@ FLOWER_NAMES = {
     "dataset": "dataset",
     "partition": "partition",
     "alpha": "partition.alpha",
+    RESUME: RESUME,
 }
 
 
@@ -106,11 +104,13 @@ def served(client: NumPyClient, content: RecordDict) -> RecordDict:
     return Parcels()(tensors, {**metrics, wire.EXAMPLES: examples})
 
 
-def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPyClient:
+def client_for(
+    message: Message, context: Context, store: Store | Callable[[str], Store]
+) -> NumPyClient:
     """The client of one message, which may be for any of the clients that its node hosts.
 
     Args:
-        context: Flower's context of the node.
+        message, context: as Flower gives them.
         store: where the clients' states are; where that depends on the run, a function.
 
     Raises:
@@ -119,59 +119,61 @@ def client_for(context: Context, store: Store | Callable[[str], Store]) -> NumPy
     """
     node = context.node_config
     limits, own = Limits.of(node), OwnData.of(node)
-    overrides = _overrides(context)
+    if own is None:
+        place = place_of(node, f", or, with data of its own, {EXAMPLE}")
+    settings = settings_in(message)
+    check_threads(settings)
     if own is not None:
-        return _cached_site(overrides, own, store)  # type: ignore[arg-type]
-    place = place_of(node, f", or, with data of its own, {EXAMPLE}")
-    check_threads(overrides)
-    job = _cached_job(overrides, limits)
+        return _cached_site(settings, own, store)  # type: ignore[arg-type]
+    job = _cached_job(settings, limits)
     with foreign():
         client = job.client(store, {**place, "data": job.data_digest})
     wire.Adapter(client)
     return client
 
 
-def composed(
-    lines: tuple[str, ...], compose: Callable[[tuple[str, ...]], config.Config] = config.cached
-) -> config.Config:
-    """The run's settings.
+def settings_in(message: Message) -> Config:
+    """The run's settings, which every message has.
 
     Raises:
-        ConfigError: one is wrong; of a name that only other machines know, the message says how
-            this one gets to know it.
+        ConfigError: there are none, or this machine cannot have them.
     """
-    try:
-        return compose(lines)
-    except UnknownChoice as error:
+    text = message.content.config_records.get(SETTINGS, {}).get(SETTINGS)
+    if not isinstance(text, str):
         raise ConfigError(
-            f"{error}. A piece that is not part of fedhet must be on every machine of the run:"
-            " install its package on each, or start its processes with"
-            f" {pieces.SEARCH_PATH} and {pieces.TRUST}"
-        ) from None
+            "the message has no settings of a run: start a fedhet.flower.Strategy in the server's"
+            " @app.main()"
+        )
+    return _read(text)
 
 
-def check_threads(overrides: tuple[str, ...]) -> config.Config:
-    """The run's settings, by whose number of threads this process then computes.
+@lru_cache(maxsize=8)
+def _read(text: str) -> Config:
+    settings = sent.read(text)
+    check_keys(settings.cfg, "the run's settings")
+    return settings
+
+
+def check_threads(settings: Config) -> None:
+    """Compute with the run's number of threads in this process from now on.
 
     Raises:
-        ConfigError: this node has not so many cores, or a setting is wrong.
+        ConfigError: this node has not so many cores.
     """
-    settings = composed(overrides)
     threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
         raise ConfigError(f"engine.threads={threads}: this node has {cores} cores, and no more")
     pin_threads(threads)
-    return settings
 
 
 @lru_cache(maxsize=1)
-def _cached_job(overrides: tuple[str, ...], limits: Limits) -> Job:
+def _cached_job(settings: Config, limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages.
 
     Raises:
         DataError: the data cannot be read, or are not as the run's settings say.
     """
-    job = Job(config.cached(overrides), engine="flwr", limits=limits)
+    job = Job(settings, engine="flwr", limits=limits)
     try:
         if not is_local(job.config.cfg):
             with foreign():
@@ -188,10 +190,10 @@ def foreign() -> AbstractContextManager[None]:
 
 @lru_cache(maxsize=1)
 def _cached_site(
-    overrides: tuple[str, ...], own: OwnData, store: Store | Callable[[str], Store]
+    settings: Config, own: OwnData, store: Store | Callable[[str], Store]
 ) -> SiteClient:
     """The site of this process, which reads its data once for all messages of a run."""
-    return SiteClient(check_threads(overrides), own, store)
+    return SiteClient(settings, own, store)
 
 
 class ConfiguredStrategy(Strategy):
@@ -207,7 +209,7 @@ class ConfiguredStrategy(Strategy):
         ConfigError: the settings do not fit together.
     """
 
-    def __init__(self, settings: config.Config) -> None:
+    def __init__(self, settings: Config) -> None:
         self._lines, self._own = (), None
         self._sites: SiteNodes | None = None
         self.job = Job(settings, engine="flwr")
@@ -264,71 +266,31 @@ def strategy_of(context: Context) -> ConfiguredStrategy:
     terminal.log_to_stderr()
     # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
     logging.getLogger("flwr").addFilter(lambda record: bool(record.getMessage().strip()))
-    settings = _server_settings(_overrides(context), str(context.run_config.get(RESUME, "")))
+    file = os.environ.get(SUBMITTED)
+    settings = sent.load(Path(file)) if file else _composed(context)
     pin_threads(settings.run.engine.threads)
     return ConfiguredStrategy(settings)
 
 
-def _server_settings(lines: tuple[str, ...], resumed: str) -> config.Config:
-    """The run's configuration; the clients compose the same one, without the server's folders.
+def _composed(context: Context) -> Config:
+    """The configuration that the run config of another machine describes.
+
+    It has the overrides in its text `overrides`, and some settings by names of their own.
 
     Raises:
-        ConfigError: a setting is wrong, or resume=... is among the overrides.
-    """
-    if is_resumption(lines):
-        raise ConfigError(
-            f"{RESUME}=... among the overrides does not reach the clients: repeat the run's own"
-            f" overrides, and name its folder beside them (--run-config \"overrides='...'"
-            f" {RESUME}='<run folder>'\")"
-        )
-    settings = composed(lines, partial(config.compose, sent=True))
-    if SUBMITTED not in os.environ:  # engine=flwr submits the runs of an experiment one by one
-        experiment_file.refuse(lines)
-    if not resumed:
-        return settings
-    folder = str(Path(resumed).resolve())
-    return replace(settings, run_dir=folder, run_dir_given=True, resumes=True)
-
-
-def _overrides(context: Context) -> tuple[str, ...]:
-    """The overrides in the run config: those of its text `overrides`, and its other keys.
-
-    Raises:
-        ConfigError: they are so long that reading them would take minutes, or set the same twice.
+        ConfigError: a setting is wrong, is given twice, or would read this machine.
     """
     given = context.run_config
-    text = str(given.get("overrides", ""))
-    named = {
-        key: f"{name}={value if isinstance(value, str) else literal(value)}"
+    named = [
+        f"{name}={value if isinstance(value, str) else literal(value)}"
         for key, name in FLOWER_NAMES.items()
         if (value := given.get(key, "")) != ""
-    }
-    checked_lines([text, *named.values()])
-    lines = shlex.split(text)
-    both = {
-        leaf: override.input_line
-        for override in parse(lines if named else [])
-        for leaf in leaf_keys(override.value(), override.key_or_group)
-    }
-    for key in named:
-        if line := both.get(FLOWER_NAMES[key]):
-            raise ConfigError(
-                f"the run config has {key}={given[key]!r} and, among its overrides, {line!r}: both"
-                f" set {FLOWER_NAMES[key]}; leave one out"
-            )
-    return (*lines, *named.values())
-
-
-def checked_lines(lines: Any) -> tuple[str, ...]:
-    """Overrides that come from another machine.
-
-    Raises:
-        ConfigError: they are no texts, or so long that reading them would take minutes.
-    """
-    if not has_form(lines, [str]):
-        raise ConfigError("the run's overrides are no list of texts")
-    if (length := sum(map(len, lines))) > LONGEST_OVERRIDES:
-        raise ConfigError(
-            f"the run's overrides have {length} characters; at most {LONGEST_OVERRIDES} are read"
-        )
-    return tuple(lines)
+    ]
+    lines = [*shlex.split(str(given.get("overrides", ""))), *named]
+    refuse_repeated(lines)
+    for line in lines:
+        if "${" in line:
+            raise ConfigError(f"{line!r}: a run from another machine has values alone, and no ${{")
+    settings = compose(lines)
+    experiment_file.refuse(lines)
+    return settings

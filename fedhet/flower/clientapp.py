@@ -14,10 +14,11 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.limits import Limits
 from fedhet.core.task import Task
 from fedhet.flower import apps, wire
-from fedhet.flower.grid import ASKS, CONFIG, LINES, SETTINGS
+from fedhet.flower.grid import ASKS, CONFIG
 from fedhet.flower.nodes import OWN_LOOP, place_of
 from fedhet.flower.own_loop import OwnersSite, OwnLoop, check_own_loop
 from fedhet.flower.tasks import job_of, told_of
+from fedhet.runs.config import Config
 from fedhet.runs.stores import store_at_site
 
 
@@ -38,14 +39,8 @@ def client_of(
         ConfigError, DataError, ImportError, OSError: the message is of something else, the node's
             configuration is wrong, or this machine cannot serve the run.
     """
-    records = message.content.config_records
-    if SETTINGS not in records:
-        raise ConfigError(
-            "the message is not of a fedhet.flower.Strategy: start one in the server's @app.main()"
-        )
-    lines = apps.checked_lines(records[SETTINGS].get(LINES))
-    client = client_at(context, lines, task, store_at_site)
-    config = dict(records.get(CONFIG, {}))
+    client = client_at(context, apps.settings_in(message), task, store_at_site)
+    config = dict(message.content.config_records.get(CONFIG, {}))
     if loop is None and config and ASKS in message.content:
         raise ConfigError(
             f"train_config={config} has no effect without a training loop of your own: give its"
@@ -60,7 +55,7 @@ def client_of(
 
 def client_at(
     context: Context,
-    lines: tuple[str, ...],
+    settings: Config,
     task: Task | Callable[[Context], Task],
     store: Store | Callable[[str], Store],
 ) -> FedClient:
@@ -68,7 +63,7 @@ def client_at(
 
     Args:
         context: Flower's context of the node.
-        lines: the run's settings as overrides.
+        settings: the run's.
         task: as for `fedhet.flower.train`.
         store: where the client's state is.
 
@@ -76,9 +71,9 @@ def client_at(
         ConfigError, DataError: the settings do not fit the node, or not the task.
     """
     place = place_of(context.node_config)
-    apps.check_threads(lines)
+    apps.check_threads(settings)
     whole = task(context) if callable(task) else task
-    job = job_of(lines, whole.at(*place.values()), Limits.of(context.node_config))
+    job = job_of(settings, whole.at(*place.values()), Limits.of(context.node_config))
     with apps.foreign():
         client = job.client(store, told_of(job, place))
     wire.Adapter(client)

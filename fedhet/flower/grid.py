@@ -1,7 +1,7 @@
 """A run's nodes by Flower's public Grid: who is connected, who they are, and what has arrived.
 
-In an app of one's own, a message has two records besides that of parcels.py: the run's settings,
-and what the owner gives to their own training loop.
+A message has two records besides that of parcels.py: the run's settings and, in an app of one's
+own, what the owner gives to their own training loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from flwr.serverapp import Grid
 from fedhet.core.errors import Rejected
 from fedhet.flower.nodes import Answer
 from fedhet.flower.parcels import UNDECODABLE
+from fedhet.runs.config import Config, sent
 
 log = logging.getLogger("fedhet")
-SETTINGS = "fedhet.settings"  # the record with the run's settings, under LINES
-LINES = "overrides"
+SETTINGS = "fedhet.settings"  # the record with the run's settings, under its own name
 CONFIG = "config"  # Flower's name of the record that the owner gives to `start` as train_config
 ASKS = "fedhet.asks"  # the record of the question who a node is, and of the answer
 RAISED = 2  # Flower's code of an error that an app at a node has raised
@@ -34,15 +34,15 @@ FAR_SECONDS = (0.1, 1.0)
 
 
 def settings_records(
-    lines: tuple[str, ...], config: Mapping[str, object] | None = None
+    settings: Config, config: Mapping[str, object] | None = None
 ) -> dict[str, ConfigRecord]:
     """The records that each message of a run has besides Flower's.
 
     Args:
-        lines: the settings; none where the run config has them.
+        settings: the run's.
         config: what the owner gives to their own training loop.
     """
-    told = {SETTINGS: ConfigRecord({LINES: list(lines)})} if lines else {}
+    told = {SETTINGS: ConfigRecord({SETTINGS: sent.written(settings)})}
     return {**told, CONFIG: ConfigRecord(dict(config))} if config else told  # type: ignore[arg-type]
 
 

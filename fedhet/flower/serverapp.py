@@ -32,7 +32,7 @@ from fedhet.flower.courier import FlowerCourier, message_of, read_message
 from fedhet.flower.grid import GridMembers, settings_records
 from fedhet.flower.nodes import Nodes, nodes_of
 from fedhet.flower.parcels import Parcels
-from fedhet.flower.tasks import job_of, lines_of
+from fedhet.flower.tasks import job_of, lines_of, settings_of
 from fedhet.runs.job import Job, begin
 from fedhet.runs.privacy import account
 from fedhet.runs.process import pinned_threads
@@ -90,7 +90,7 @@ class Strategy(FlowersStrategy):
             own = ["eval.clients=false"]
         self._lines = (*lines_of(method, plugins, overrides), *own)
         self._task = task
-        self._job = job_of(self._lines, task)
+        self._job = job_of(settings_of(self._lines), task)
         check_cohorts(self._job.strategy)
         self._own: FedAvg | None = None  # whose messages the owner's evaluate function gets
         if fraction_evaluate is not None:
@@ -166,7 +166,7 @@ class Strategy(FlowersStrategy):
             ask = partial(_evaluated, self._own, grid, evaluate_config, seconds)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
-        records = settings_records(lines, train_config)
+        records = settings_records(job.config, train_config)
         members = GridMembers(grid, records)
         with pinned_threads(job.config.run.engine.threads):
             nodes.join(members)
@@ -182,7 +182,8 @@ class Strategy(FlowersStrategy):
 
     def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
         """The objects of a run that begins with these arrays."""
-        job = job_of(lines, self._task, **folder)
+        settings = replace(settings_of(lines), **folder)
+        job = job_of(settings, self._task)
         check_cohorts(job.strategy)
         workspace = job.workspace
         given = {} if arrays is None else arrays.to_torch_state_dict()
@@ -198,7 +199,7 @@ class Strategy(FlowersStrategy):
         if not new:
             return job
         task = replace(self._task, model=partial(_with, self._task.model, given))
-        return job_of(lines, task, **folder)
+        return job_of(settings, task)
 
     def _nodes(self, job: Job) -> Nodes:
         """Which node hosts which client; it waits for those that the job has to know."""
@@ -237,7 +238,7 @@ class Strategy(FlowersStrategy):
             self._rounds = self._under_flower(arrays)
         elif _bytes(arrays) != _bytes(self._given):
             raise RunFailed(CHANGED)
-        records = settings_records(self._lines, config)
+        records = settings_records(self._job.config, config)
         self._rounds.begin(server_round, GridMembers(grid, records))
         return self._messages(grid, config)
 
@@ -301,7 +302,7 @@ class Strategy(FlowersStrategy):
 
     def _messages(self, grid: Grid, config: Mapping[str, Any]) -> list[Message]:
         assert self._rounds is not None
-        records = settings_records(self._lines, config)
+        records = settings_records(self._job.config, config)
         packer, parcel = wire.MessagePacker(), Parcels()
         asked = self._rounds.hosted(GridMembers(grid, records))
         return [message_of(msg, packer, parcel, int(node), records) for node, msg in asked]

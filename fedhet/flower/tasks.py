@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fedhet.core.errors import ConfigError
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.task import PARTS, Task
 from fedhet.flower.nodes import PLACE
-from fedhet.runs import config
+from fedhet.runs.config import Config, cached
 from fedhet.runs.config.lines import key_of
 from fedhet.runs.given import check_settings, check_task
 from fedhet.runs.job import Job
@@ -36,21 +35,28 @@ def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> t
     return (*chosen, *overrides)
 
 
-def job_of(lines: tuple[str, ...], task: Task, limits: Limits = UNLIMITED, **folder: Any) -> Job:
+def settings_of(lines: tuple[str, ...]) -> Config:
+    """The settings of a run on a task of its own.
+
+    Raises:
+        ConfigError: one of the overrides is wrong, or has no effect with a task.
+    """
+    settings = cached(lines)
+    check_settings(settings)
+    return settings
+
+
+def job_of(settings: Config, task: Task, limits: Limits = UNLIMITED) -> Job:
     """The objects of the run.
 
     Args:
-        lines: its settings as overrides.
+        settings: the run's.
         task: what is learned.
         limits: what the node of this process allows.
-        folder: the fields of the configuration that say where the run is recorded.
 
     Raises:
         ConfigError: the settings do not fit together, or not the task.
     """
-    settings = config.cached(lines)
-    settings = replace(settings, **folder) if folder else settings
-    check_settings(settings)
     job = Job(settings, task, "flwr", limits=limits)  # its clients may be real ones
     check_task(job.workspace)
     return job

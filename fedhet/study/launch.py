@@ -18,7 +18,7 @@ from fedhet.runs.cli.exits import DEGRADED, FAILED, report_error, say
 from fedhet.runs.cli.help import columns
 from fedhet.runs.config import composition, overrides, resuming
 from fedhet.runs.config.lines import key_of, refuse_repeated
-from fedhet.study import definition
+from fedhet.study import by_hydra, definition
 from fedhet.study.cells import check, covering
 from fedhet.study.code import Code
 from fedhet.study.definition import Experiment
@@ -40,23 +40,30 @@ def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
         ConfigError: an override is wrong; nothing was run.
     """
     refuse_repeated(lines)
+    hydras = by_hydra.is_asked(lines)
     if resuming.is_resumption(lines):
         if sweep:
             raise ConfigError("-m with resume=...: it continues a single run as it was set up")
     elif (experiment := definition.read(lines)) is not None:
+        if hydras:
+            raise ConfigError(
+                f"experiment={experiment.name} makes its runs itself: hydra/launcher=processes,"
+                " basic, ray and submitit_slurm are all that it takes of Hydra's own settings"
+            )
         return _foretell(experiment) if dry else run_experiment(experiment)[0]
     if dry:
         raise ConfigError(
             "--dry-run goes with an experiment, as in experiment=first_look --dry-run"
         )
+    if hydras:
+        by_hydra.start(lines, sweep=sweep)
+        return 0
     return _sweep(lines) if sweep else _run(lines)
 
 
 def _run(lines: list[str]) -> int:
     """Make one run, or go on with one, and return the exit code."""
     settings = composition.compose(lines)
-    if not settings.resumes:
-        composition.refuse_own_plugin(lines)
     made = make_here(make, settings)
     name = f"resume={settings.run_dir}" if settings.resumes else composition.label(lines)
     return DEGRADED if made is not None and is_degraded(made.summary, name) else 0

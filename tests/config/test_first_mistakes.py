@@ -17,6 +17,7 @@ import fedhet
 from fedhet import __main__ as main
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
+from fedhet.runs.config import compose
 from fedhet.runs.config.lines import refuse_blanks
 from fedhet.study.progress import Progress
 
@@ -27,19 +28,16 @@ def test_overrides_are_a_list_of_texts(given: Any) -> None:
         fedhet.run(given)
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("device=cuda:3", "device=cuda:3 .*device=cuda, .*CUDA_VISIBLE_DEVICES=3"),
-        ("device=gpu", "device=gpu .*: auto, cpu, cuda"),
-        ("plugin=[fedprox]", r"'fedprox' .*method=fedprox\b"),
-    ],
-)
-def test_a_setting_names_what_to_use_instead(line: str, told: str) -> None:
+def test_a_setting_names_what_to_use_instead() -> None:
     for check in (check_overrides, fedhet.run):
-        with pytest.raises(ConfigError, match=told):
-            check(["method=fedprox", line])
+        with pytest.raises(ConfigError, match="auto, cpu, cuda"):
+            check(["method=fedprox", "device=gpu"])
+
+
+def test_a_plug_in_that_is_named_again_acts_once() -> None:
     check_overrides(["method=fedprox,fedavg", "plugin=[fedprox]"], sweep=True)
+    for line in ("plugin=[fedprox]", "plugin=[fedprox,fedprox]"):
+        assert compose(["method=fedprox", line]).plugins == ("fedprox",)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Ways to get past the checks of Hydra's settings and of `_target_`: each is refused.
 
-Nothing may be called, written or truncated, by an override, a file, or a run from elsewhere.
+Nothing may be called, written or truncated, by a file, a run from elsewhere, or an override of a
+run that Hydra does not drive.
 """
 
 from __future__ import annotations
@@ -61,11 +62,6 @@ WRITES = {
     "format that reads attributes": (
         "+hydra.job_logging.formatters={a: {class: logging.Formatter, style: '{'}}"
     ),
-    "resolver with a composed name": "hydra.run.dir='${oc.${dataset.x}:1}'",
-    "escaped resolver": r"hydra.run.dir='\${oc.create:1}'",
-    "spaced resolver": "hydra.run.dir='${ oc.create:1}'",
-    "composed path": "hydra.run.dir='${${method.name}.x}'",
-    "relative path": "hydra.run.dir='${..run.dir}'",
     "text of an override": "+hydra.callbacks.x='${hydra.job.override_dirname}'",
     "settings as callbacks": "hydra.callbacks='${method}'",
     "a dollar and the rest": "+hydra.callbacks.x.a='$${hydra.job.name}'",

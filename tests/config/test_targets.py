@@ -189,7 +189,3 @@ def test_logging_factories_cannot_name_code(own_conf: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"hydra.job_logging=.*os.system"):
         compose(["experiment=logged"])
-
-
-def test_what_hydras_own_launcher_says_is_no_mistake() -> None:
-    compose(["hydra.launcher._target_=hydra._internal.core_plugins.basic_launcher.BasicLauncher"])

@@ -14,7 +14,7 @@ import pytest
 from asking import answered
 from contracts.hostile import Federation, skipping
 from contracts.short import slow
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common import Code, GetPropertiesRes, Status
 
 import fedhet
@@ -23,7 +23,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
-from fedhet.flower import wire
+from fedhet.flower import grid, wire
 from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
 from fedhet.flower.apps import answer, client_for
 from fedhet.flower.courier import read_message
@@ -196,15 +196,16 @@ def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:
 # ---- the server's texts at a client
 def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> None:
     context: Any = SimpleNamespace(
-        run_config={"overrides": f'"method={EVIL}"'},
-        node_config={"partition-id": 0, "num-partitions": 1},
+        run_config={}, node_config={"partition-id": 0, "num-partitions": 1}
     )
+    settings = {"cfg": {"method": {"_target_": EVIL}}, "choices": {"method": EVIL}}
+    records = {grid.SETTINGS: ConfigRecord({grid.SETTINGS: json.dumps(settings)})}
 
     def app(message: Any, context: Any) -> Any:
-        return answer(message, context, lambda: client_for(context, cast("Any", None)))
+        return answer(message, context, lambda: client_for(message, context, cast("Any", None)))
 
     with caplog.at_level(logging.ERROR, logger="fedhet"):
-        reply = answered(RecordDict(), context, app)
+        reply = answered(RecordDict(records), context, app)
     assert is_clean(str(reply.error.reason))
     assert caplog.records and all(is_clean(record.getMessage()) for record in caplog.records)
 

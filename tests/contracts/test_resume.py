@@ -230,7 +230,7 @@ def refusals() -> list[tuple[list[str], str]]:
         (["rounds=3"], r"rounds=<more than 3>"),
         (["seed=1"], r"'seed=1' with resume=.*only rounds, engine and engine\.\*"),
         (["hydra.run.dir=x"], r"only rounds, engine and engine\.\*"),
-        (["rounds=4", "resume=there"], "only one run can go on"),
+        (["rounds=4", "resume=there"], "resume is given twice"),
         (["rounds=0"], "rounds=0"),
     ]
 

@@ -204,7 +204,7 @@ def test_from_empty_machines_to_finished_runs(way: Way, tmp_path: Path) -> None:
     # its server app is killed: the run goes on
     way.machines.kill("server", "flwr-serverapp")
     assert len(rounds(third)) < 4
-    run = way.submit(*sent, resume=str(third))
+    run = way.submit(resume=str(third))
     way.wait_end(run)
     assert [row["round"] for row in rounds(third)] == [1, 2, 3, 4]
     assert summary(third)["weights_sha256"] == way.expected(tmp_path / "with-late", *four)

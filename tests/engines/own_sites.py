@@ -25,7 +25,7 @@ from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import answer, client_for
 from fedhet.flower.courier import read_message
-from fedhet.flower.grid import ASKS, read_answer
+from fedhet.flower.grid import ASKS, read_answer, settings_records
 from fedhet.flower.parcels import Parcels
 from fedhet.flower.sites import SiteNodes
 from fedhet.runs.job import Job, begin
@@ -62,8 +62,8 @@ class Node:
     ) -> None:
         self.cid = str(node_id)
         node = {key.replace("_", "-"): value for key, value in node_config.items()}
-        run_config = {"overrides": " ".join(overrides)}
-        self.context = Context(1, node_id, node, RecordDict(), run_config)
+        self.context = Context(1, node_id, node, RecordDict(), {})
+        self.run = tuple(overrides)  # that its messages are of
         self.store = MemoryStore()
         self.told: dict[str, Any] | None = None  # what it says of itself, if that is known
         self.alter: Callable[[dict[str, Any]], Any] = lambda properties: properties
@@ -72,8 +72,9 @@ class Node:
         """Its reply to a message, by a new client for each, as Flower has it."""
 
         def app(message: Message, context: Context) -> Message:
-            return answer(message, context, lambda: client_for(context, self.store))
+            return answer(message, context, lambda: client_for(message, context, self.store))
 
+        content.config_records.update(settings_records(composed(*self.run)))
         return answered(content, self.context, app)
 
     def who(self) -> Any:

@@ -20,6 +20,7 @@ from fedhet.core.errors import SUBMITTED, RunFailed
 from fedhet.core.messages import STEPS
 from fedhet.flower import apps
 from fedhet.flower import grid as flower_grid
+from fedhet.runs.config import compose, sent
 
 LINES = ["partition.clients=3", "rounds=2", "client.epochs=1", "figures=false"]
 # Seconds, and how many steps a client has taken, which a real one does not tell.
@@ -43,8 +44,6 @@ class OwnGrid(AppGrid):
         super().__init__(client_app.app, nodes)
         overrides = " ".join([*lines, f"hydra.run.dir={folder}"])
         self.context = Context(1, 1, {}, RecordDict(), {"overrides": overrides})
-        for context in self.contexts.values():
-            context.run_config = self.context.run_config
 
     def serve(self) -> None:
         server_app.main(self, self.context)
@@ -99,7 +98,9 @@ def test_a_run_whose_nodes_do_not_join_is_recorded(
     grid = OwnGrid(tmp_path / "run", "method=fedavg", *LINES, "replies.join=0")
     del grid.contexts[70]
     if submitted:
-        monkeypatch.setenv(SUBMITTED, "1")
+        lines = ["method=fedavg", *LINES, "replies.join=0", f"hydra.run.dir={tmp_path}/run"]
+        sent.save(compose(lines), tmp_path / "settings.json")
+        monkeypatch.setenv(SUBMITTED, str(tmp_path / "settings.json"))
         grid.serve()
     else:
         with pytest.raises(RunFailed, match=r"waited 0 s .*nodes .*partition-id"):

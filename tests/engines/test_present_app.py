@@ -254,17 +254,16 @@ def test_arrays_that_somebody_has_changed_are_refused() -> None:
 
 def test_an_app_of_other_messages_says_what_it_needs() -> None:
     reply = answered(RecordDict(), AppGrid(app_of(), 1).contexts[70], app_of())
-    assert "not of a fedhet.flower.Strategy" in str(reply.error.reason)
+    assert "start a fedhet.flower.Strategy" in str(reply.error.reason)
 
 
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ({}, "no list of texts"),
-        ({"overrides": "method=fedavg"}, "no list of texts"),
-        ({"overrides": ["method=" + "a" * 10**6]}, "have 1000007 characters; at most"),
-        ({"overrides": ["method=fedavg", "dataset=mnist"]}, "dataset=mnist with a Task"),
-        ({"overrides": ["method=none"]}, "unknown method 'none'"),
+        ({}, "has no settings of a run"),
+        ({"fedhet.settings": ["method=fedavg"]}, "has no settings of a run"),
+        ({"fedhet.settings": "a" * (10**6 + 1)}, "have 1000001 characters; at most"),
+        ({"fedhet.settings": "method=fedavg"}, "settings cannot be read: Expecting value"),
     ],
 )
 def test_a_node_checks_the_settings_of_a_server(told: Any, reason: str) -> None:

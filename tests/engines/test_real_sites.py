@@ -62,7 +62,7 @@ def test_a_server_that_was_killed_goes_on_with_the_states_of_its_sites(
     assert summary(folder)["status"] == "interrupted"
     before = summary(folder)["experiment"]
     assert len(rounds(folder)) < 5
-    run = sites.submit(*lines, resume=str(folder))
+    run = sites.submit(resume=str(folder))
     assert sites.wait_end(run) == "finished:completed"
     end = summary(folder)
     assert (end["status"], end["experiment"]) == ("ok", before)
@@ -184,6 +184,6 @@ def test_a_superlink_that_is_killed_and_restarted_knows_its_sites(
     sites.link.wait()
     sites.start_link()
     sites.wait_online(2)
-    run = sites.submit(*lines, resume=str(folder))
+    run = sites.submit(resume=str(folder))
     assert sites.wait_end(run) == "finished:completed"
     assert summary(folder)["weights_sha256"] == expected(tmp_path / "expected", *lines)

@@ -116,7 +116,7 @@ def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
     deployment = Deployment(folder)
     node = deployment.join("a", 1)
     for line in (["dataset=digits"], [*RUN, "partition=iid"]):
-        node.context.run_config["overrides"] = " ".join(line)
+        node.run = tuple(line)
         assert "shares" in node.problem
 
 

@@ -222,18 +222,3 @@ def test_an_error_is_told_by_its_class(error: Exception, text: str) -> None:
 def test_a_run_of_this_machine_learns_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SUBMITTED, "1")
     assert told(DataError("row 7 of /srv/x")) == "DataError: row 7 of /srv/x"
-
-
-@pytest.mark.parametrize("text", [None, "- a list", "{", "x: y"], ids=str)
-def test_no_folder_of_own_pieces(
-    tmp_path: Path, text: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder is missing, or has a file that is damaged or belongs to no group."""
-    folder = tmp_path / "secret-ward"
-    monkeypatch.setenv("FEDHET_CONF", str(folder))
-    if text is not None:
-        home = folder / ("method" if text != "x: y" else "other")
-        home.mkdir(parents=True)
-        (home / "mine.yaml").write_text(text)
-    reason = problem(tmp_path, tmp_path / "x.npz", *ONE, "dataset.classes=2", "method=mine")
-    assert "MachineError; the node's own log" in reason and "ward" not in reason

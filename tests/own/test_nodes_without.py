@@ -1,8 +1,9 @@
-"""A node composes a run with the pieces of its own machine, and says which one it lacks."""
+"""A node needs the class of a piece, not its file, and says which one it lacks."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,53 +14,34 @@ from own.conftest import forget
 from fedhet.core.errors import ConfigError
 from fedhet.flower import apps
 from fedhet.flower.apps import client_for, strategy_of
-from fedhet.flower.grid import ASKS, RAISED
+from fedhet.flower.grid import ASKS, RAISED, settings_records
+from fedhet.runs.config import compose
 from fedhet.runs.stores import MemoryStore
 
 
-def context(overrides: str, **run_config: Any) -> Context:
+def context(**run_config: Any) -> Context:
     """What Flower gives to an app of the first of three nodes."""
     node = {"partition-id": 0, "num-partitions": 3}
-    config = {"overrides": overrides, **run_config}
-    return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
+    return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run_config)
 
 
-def answer(overrides: str, **run_config: Any) -> str:
+def answer(records: Any) -> str:
     """What the node says to a message of the run, and to the question who it is."""
 
     def app(message: Message, context: Context) -> Message:
-        return apps.answer(message, context, lambda: client_for(context, MemoryStore()))
+        return apps.answer(message, context, lambda: client_for(message, context, MemoryStore()))
 
-    given = context(overrides, **run_config)
+    apps._read.cache_clear()
     replies = [
-        answered(RecordDict(records), given, app) for records in ({}, {ASKS: ConfigRecord()})
+        answered(RecordDict({**records, **more}), context(), app)
+        for more in ({}, {ASKS: ConfigRecord()})
     ]
     assert {reply.error.code for reply in replies} == {RAISED}
     (reason,) = {str(reply.error.reason) for reply in replies}
     return reason
 
 
-@pytest.mark.parametrize(
-    ("line", "piece"),
-    [
-        ("method=dynreg method.alpha=.1", "unknown method 'dynreg'"),
-        ("plugin=[mine]", "unknown plugin 'mine'"),
-        ("model=mine", "unknown model 'mine'"),
-    ],
-)
-def test_a_lacking_piece_is_named_with_the_way_to_install_it(
-    caplog: pytest.LogCaptureFixture, line: str, piece: str
-) -> None:
-    cause = answer(line)
-    assert f"its node cannot serve this run: ConfigError: {piece}" in cause
-    assert "FEDHET_CONF" in cause and "FEDHET_TRUST" in cause
-    assert piece in caplog.messages[0]
-    assert caplog.records[0].exc_info is None
-    with pytest.raises(ConfigError, match=f"{piece}.*FEDHET_CONF"):
-        strategy_of(context(line))
-
-
-def test_a_lacking_class_or_dependency_is_named_too(
+def test_a_lacking_class_or_dependency_is_named(
     site: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -68,13 +50,21 @@ def test_a_lacking_class_or_dependency_is_named_too(
     conf = tmp_path / "conf" / "method"
     conf.mkdir(parents=True)
     (conf / "mine.yaml").write_text("_target_: lacking_pkg.Mine\n")
-    monkeypatch.setenv("FEDHET_CONF", str(conf.parent))
-    assert "lacking_pkg.Mine " in answer("method=mine")
+    (site / "lacking_pkg.py").write_text("class Mine: pass\n")
+    with monkeypatch.context() as server:
+        server.setenv("FEDHET_CONF", str(conf.parent))
+        server.setenv("FEDHET_TRUST", "lacking_pkg")
+        records = settings_records(compose(["method=mine"]))
+    (site / "lacking_pkg.py").unlink()
+    cause = answer(records)
+    assert "its node cannot serve this run: ConfigError: method._target_=lacking_pkg.Mine" in cause
+    assert "is not trusted" in cause and "FEDHET_TRUST" in cause
+    assert caplog.records[0].exc_info is None
     monkeypatch.setenv("FEDHET_TRUST", "lacking_pkg")
-    assert "package lacking_pkg " in answer("method=mine seed=1")
     forget(monkeypatch, "lacking_pkg")
+    assert "finds no package lacking_pkg on this machine" in answer(records)
     (site / "lacking_pkg.py").write_text("import not_installed\n")
-    assert "ModuleNotFoundError" in answer("method=mine seed=2")
+    assert "ModuleNotFoundError; the node's own log" in answer(records)
     assert "No module named 'not_installed'" in caplog.text
 
 
@@ -83,16 +73,19 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
     """Only the key `overrides` is read, and it cannot name one."""
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "sent.yaml").write_text("_target_: fedhet.methods.fedavg.FedAvg\n")
-    found = answer("method=sent", **{setting: str(tmp_path)})
-    assert "unknown method 'sent'" in found
-    refused = answer(f"hydra.searchpath=[file://{tmp_path}] method=fedavg")
-    assert "--config-dir" in refused and "FEDHET_CONF" in refused
-    with pytest.raises(ConfigError, match=r"--config-dir.*FEDHET_CONF"):
-        strategy_of(context(f"hydra.searchpath=[file://{tmp_path}]"))
-    assert "cannot read" in answer(f"--config-dir={tmp_path} method=fedavg")
+    for overrides, problem in (
+        ("method=sent", "unknown method 'sent'"),
+        (f"hydra.searchpath=[file://{tmp_path}]", "run .*name one"),
+        (f"--config-dir={tmp_path} method=fedavg", "read"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            strategy_of(context(overrides=overrides, **{setting: str(tmp_path)}))
 
 
-@pytest.mark.usefixtures("installed")
-def test_a_node_that_has_the_piece_serves_it() -> None:
-    client = client_for(context("method=dynreg partition.clients=3"), MemoryStore())
+def test_a_node_that_has_the_class_serves_it(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = compose(["method=dynreg", "partition.clients=3"])
+    message: Any = SimpleNamespace(content=RecordDict(settings_records(settings)))
+    client = client_for(message, context(), MemoryStore())
     assert type(client.method).__name__ == "DynReg"

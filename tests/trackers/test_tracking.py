@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.flower import wire
 from fedhet.flower.apps import client_for
+from fedhet.flower.grid import settings_records
 from fedhet.runs import config
 from fedhet.runs.job import Job, begin
 from fedhet.runs.stores import MemoryStore
@@ -214,8 +216,9 @@ def test_clients_build_no_tracker(tmp_path: Path) -> None:
     (msg, *_) = job.strategy.plan(1).messages
     arrays, header = wire.write_broadcast(msg)
     node = {"partition-id": msg.pid, "num-partitions": 3}
-    context = Context(0, 0, node, RecordDict(), {"overrides": " ".join([*LINES, OWN])})
-    client: Any = client_for(context, MemoryStore())
+    context = Context(0, 0, node, RecordDict(), {})
+    sent: Any = SimpleNamespace(content=RecordDict(settings_records(job.config)))
+    client: Any = client_for(sent, context, MemoryStore())
     _, examples, _ = client.fit(arrays, header)
     assert examples > 0
     assert Listing.built == 0

@@ -19,7 +19,6 @@ from omegaconf._utils import get_yaml_loader
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import MachineError
 from fedhet.runs.config import pieces
-from fedhet.runs.config.aliases import unfolded
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -303,7 +302,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        loaded: Any = _Loader(unfolded(path.read_text(encoding="utf-8"))).get_single_data()
+        loaded: Any = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except (yaml.YAMLError, OSError) as error:
         raise MachineError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(loaded, dict):

@@ -66,6 +66,9 @@ class Config:
     overrides: tuple[str, ...]
     resumes: bool = False
 
+    def __hash__(self) -> int:
+        return id(self)  # for caches: settings have no hash
+
     @cached_property
     def run(self) -> RunSettings:
         """The settings that name no class, as checked objects."""
@@ -77,15 +80,13 @@ class Config:
         return tuple(str(name) for name in self.cfg.plugin)
 
 
-def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = None) -> Config:
+def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
     """Compose and check the configuration of one run from its overrides.
 
     Safe in threads and inside a Hydra application.
 
     Args:
         lines: the overrides.
-        sent: whether they come from another machine. They then set nothing of Hydra's but the run
-            folder.
         bases: what composes the runs of the same sweep.
 
     Raises:
@@ -95,7 +96,7 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
     folder, lines = resuming.continued(lines)
     if folder is not None:
         try:
-            resumed = compose(lines, sent=sent)
+            resumed = compose(lines)
         except UnknownChoice as error:
             raise UnknownChoice(
                 f"{error} (the run in {folder} has it; a folder of your own is given by"
@@ -103,7 +104,6 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
             ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
     parsed = overrides.parse(lines)
-    interpolations.check_lines(lines, sent=sent)
     texts = overrides.of_single_run(parsed)
     try:
         cfg = bases(texts) if bases else _hydra_config(texts)
@@ -114,19 +114,19 @@ def compose(lines: Sequence[str], *, sent: bool = False, bases: Bases | None = N
         del settings["hydra"]
         overrides.check_keys(parsed, settings)
         raise
-    with _as_config_error():
-        checked = _checked(cfg, cfg.hydra, "")
+    with as_config_error():
+        checked = _checked(cfg, texts)
         return replace(checked, run_dir=str(Path(cfg.hydra.run.dir).resolve()))
 
 
 @lru_cache(maxsize=32)
 def cached(lines: tuple[str, ...]) -> Config:
-    """Compose overrides from another machine once: a client composes for each of its messages.
+    """Compose the overrides of an app once: each of its nodes does so for every message.
 
     The run folder is left out, because its name contains the time, and two runs with the same
     overrides need two folders.
     """
-    return replace(compose(lines, sent=True), run_dir="")
+    return replace(compose(lines), run_dir="")
 
 
 def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
@@ -143,7 +143,6 @@ def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
     Raises:
         ConfigError: as `compose` does; it names the first run that is wrong.
     """
-    refuse_own_plugin(lines)
     parsed = overrides.parse(lines)
     runs = overrides.product(parsed)
     groups = catalogue.groups()
@@ -185,9 +184,10 @@ def launching(lines: Sequence[str]) -> Launching:
     Raises:
         ConfigError: one of them is wrong.
     """
-    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with _as_config_error():
-        hydra_settings.check(cfg.hydra)
+    texts = overrides.of_single_run(overrides.parse(lines))
+    cfg = _hydra_config(texts)
+    with as_config_error():
+        hydra_settings.check(cfg.hydra, texts)
         settings: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         settings.pop("_target_", None)
         folder = Path(cfg.hydra.sweep.dir).absolute()
@@ -204,7 +204,7 @@ def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> s
         bases: what composes the runs of the sweep.
     """
     cfg = bases(lines)
-    with _as_config_error():
+    with as_config_error():
         cfg.hydra.job.update(num=number, override_dirname=varied)
         return str(cfg.hydra.sweep.subdir)
 
@@ -221,9 +221,9 @@ def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool
     Raises:
         ConfigError: it cannot be composed, or has no such key.
     """
-    compose(lines)
+    compose([line for line in lines if not hydra_settings.is_hydras(key_of(line))])
     cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with open_dict(cfg), _as_config_error():
+    with open_dict(cfg), as_config_error():
         for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
             cfg.pop(key)
         found = OmegaConf.select(cfg, package) if package else cfg
@@ -246,24 +246,6 @@ def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
     return " ".join(line.lstrip("+") for line in own) or "the defaults"
 
 
-def refuse_own_plugin(lines: Sequence[str]) -> None:
-    """Refuse a plug-in that the one method of the command brings anyway, as if it acted twice.
-
-    A sweep over methods may have one `plugin=[...]` for all of them.
-    """
-    parsed = overrides.parse(lines)
-    given = {each.key_or_group: each for each in parsed if not each.is_sweep_override()}
-    if not {"method", "plugin"} <= given.keys():
-        return
-    method, plugins = (given[key].value() for key in ("method", "plugin"))
-    own = {name for group, name in catalogue.brought("method", str(method)) if group == "plugin"}
-    if twice := own.intersection(map(str, plugins if isinstance(plugins, list) else [plugins])):
-        raise ConfigError(
-            f"{given['plugin'].input_line!r} names the plug-in {min(twice)!r} twice, because"
-            f" method={method} brings it; it acts once in a run"
-        )
-
-
 def raw(lines: Sequence[str]) -> DictConfig:
     """Return what conf/ says with these overrides: unchecked, and with its interpolations.
 
@@ -283,7 +265,7 @@ def of_sweep() -> Bases:
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:
     """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
-    with _LOCK, _as_config_error():
+    with _LOCK, as_config_error():
         running = GlobalHydra.instance().hydra
         GlobalHydra.instance().hydra = None
         try:
@@ -293,11 +275,14 @@ def _hydra_config(texts: Sequence[str]) -> DictConfig:
                 cfg = hydra_compose("config", list(texts), return_hydra_config=True)
         finally:
             GlobalHydra.instance().hydra = running
-        validation.check_keys(cfg)
+        name = cfg.hydra.runtime.choices.get("experiment")
+        where = "a file of the chosen groups" if name is None else f"the file of experiment={name}"
+        validation.check_keys(cfg, where, skip=("hydra",))
         return cfg
 
 
-def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
+def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
+    hydra = cfg.hydra
     choices = {
         str(group): str(name)
         for group, name in hydra.runtime.choices.items()
@@ -306,18 +291,17 @@ def _checked(cfg: DictConfig, hydra: Any, run_dir: str) -> Config:
     validation.check_fixed_choices(choices)
     cfg = _of_run(cfg)
     interpolations.resolve(cfg)
-    hydra_settings.check(hydra)
+    hydra_settings.check(hydra, lines)
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
     check_targets(cfg)
     OmegaConf.set_readonly(cfg, True)
-    given: Any = OmegaConf.to_container(hydra.overrides)  # as written: reading one resolves it
-    run_dir_given = any(line.startswith("hydra.run.dir=") for line in given["hydra"])
-    lines = tuple(line.lstrip("+") for line in given["task"])
+    run_dir_given = any(key_of(line) == hydra_settings.RUN_DIR for line in lines)
+    lines = tuple(line.lstrip("+") for line in lines if not hydra_settings.is_hydras(key_of(line)))
     names = {
         group: _name(cfg.get(group), group, choice, lines) for group, choice in choices.items()
     }
-    config = Config(cfg, names, run_dir, run_dir_given, lines)
+    config = Config(cfg, names, "", run_dir_given, lines)
     _ = config.run  # checks the values
     return config
 
@@ -332,7 +316,7 @@ def _of_run(cfg: DictConfig) -> DictConfig:
 
 
 @contextmanager
-def _as_config_error() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError of one line.
 
     Both keep the key and the cause apart from the message; here they become one.

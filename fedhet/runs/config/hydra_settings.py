@@ -1,13 +1,14 @@
-"""Hydra's own settings, `hydra.*`: which of them are read.
+"""Hydra's own settings, `hydra.*`: what fedhet reads of them, and that no file sets any.
 
-fedhet has Hydra compose configurations and starts the runs itself. So it reads where the run
-folders lie and how a launcher works; the others would have no effect, and are refused. What is read
-are texts and numbers: nothing that these settings name is called.
+fedhet has Hydra compose configurations and starts the runs itself, for which it reads where the run
+folders lie and how its launcher works. With any other of these settings on the command line Hydra
+itself drives the runs (fedhet/study/by_hydra.py), and calls what they name.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -15,20 +16,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.core.errors import ConfigError
-from fedhet.runs.config.instantiation import walk
-from fedhet.runs.config.interpolations import SETTING, only
+from fedhet.runs.config import catalogue
 from fedhet.runs.config.lines import key_of
 
-_READ = re.compile(r"hydra\.(run\.dir|sweep\.(dir|subdir)|launcher\.[\w.]+)|hydra/launcher")
-_SECTIONS = ("run", "sweep", "launcher")
-# What choices of hydra/launcher that are not ours say; the launchers of these names are ours, too.
-_LAUNCHERS = (
-    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
-    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher",
-    "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
+RUN_DIR = "hydra.run.dir"
+_READ = re.compile(
+    r"hydra\.(run\.dir|sweep\.(dir|subdir)|launcher\.(?!.*_target_)[\w.]+)|hydra/launcher"
 )
 _NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
-# What the other sections say as long as no file changes them.
+# What they are as long as nobody changes them; Hydra calls, writes or reads nothing by the others.
 _UNCHANGED: dict[str, Any] = {
     "callbacks": {},
     "env": {},
@@ -36,7 +32,10 @@ _UNCHANGED: dict[str, Any] = {
     "job.chdir": False,
     "job.env_copy": [],
     "job.env_set": {},
+    "job.name": "fedhet",
     "job_logging": _NO_LOGGING,
+    "launcher": {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+    "mode": None,
     "output_subdir": None,
     "sweeper": {
         "_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
@@ -45,43 +44,48 @@ _UNCHANGED: dict[str, Any] = {
     },
     "verbose": False,
 }
-# Each of the resolvers returns a text or a number.
-_READABLE = (
-    SETTING,
-    re.compile(r"\$\{hydra(\.\w+)+\}"),
-    re.compile(r"\$\{(now|python_version|hydra|oc\.env|fedhet\.\w+):"),
-)
+_FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir")  # config.yaml has them
 
 
-def check(hydra: DictConfig) -> None:
-    """Refuse what has no effect, and interpolations that are more than a text.
+def is_hydras(key: str) -> bool:
+    """Whether a key is that of a setting of Hydra's own."""
+    return key.startswith(("hydra.", "hydra/"))
+
+
+def is_read(key: str) -> bool:
+    """Whether fedhet reads this setting of Hydra's."""
+    return _READ.fullmatch(key) is not None
+
+
+def check(hydra: DictConfig, lines: Sequence[str]) -> None:
+    """Refuse what overrides set in vain, and what files set at all.
 
     Args:
         hydra: Hydra's settings, with their interpolations.
+        lines: the overrides.
 
     Raises:
         ConfigError: naming the key.
     """
+    given = [line for line in lines if is_hydras(key_of(line))]
+    for line in given:
+        if not is_read(key_of(line)):
+            raise ConfigError(
+                f"{line} is not allowed: of Hydra's own settings a run reads {RUN_DIR} alone; a"
+                " command line may have the others (docs/experiments.md)"
+            )
+    overrides = {"hydra": given, "task": [line for line in lines if line not in given]}
     content: Any = OmegaConf.to_container(hydra)
-    idle = [line for line in content["overrides"]["hydra"] if not _READ.fullmatch(key_of(line))]
-    for key, value in _UNCHANGED.items():
-        if (found := reduce(getitem, key.split("."), content)) != value:
-            idle.append(f"hydra.{key}={found}")
-    if idle:
-        raise ConfigError(
-            f"{idle[0]} is not allowed, because it has no effect: of Hydra's own settings fedhet"
-            " reads hydra.run.dir, hydra.sweep.dir, hydra.sweep.subdir, hydra/launcher and"
-            " hydra.launcher.*"
-        )
-    for path, name, value in walk({key: content[key] for key in _SECTIONS}, "hydra"):
-        if name == "_target_" and (path != "hydra.launcher._target_" or value not in _LAUNCHERS):
+    default = catalogue.content("config")["hydra"]
+    expected = _UNCHANGED | {key: _at(default, key) for key in _FOLDERS} | {"overrides": overrides}
+    own = [f"{key_of(line).replace('/', '.')}." for line in given]
+    for key, value in expected.items():
+        found = _at(content, key)
+        if found != value and not any(name.startswith(f"hydra.{key}.") for name in own):
             raise ConfigError(
-                f"{path}={value} is not trusted: fedhet calls nothing that Hydra's settings name;"
-                " hydra/launcher has the launchers"
+                f"hydra.{key}={found} is not allowed: files set nothing of Hydra's own settings"
             )
-        text = isinstance(value, str) and path != "hydra.launcher"  # which is a group of settings
-        if isinstance(value, str) and not (text and only(value, _READABLE)):
-            raise ConfigError(
-                f"{path}={value} is not allowed: Hydra's settings refer to hydra.*, to other"
-                " settings by their full names, and to now, oc.env and python_version"
-            )
+
+
+def _at(content: Any, key: str) -> Any:
+    return reduce(getitem, key.split("."), content)

@@ -207,10 +207,6 @@ def _check_choice(override: Override) -> None:
     if value is None and catalogue.defaults().get(group, "") is None:
         return  # no choice is this group's default
     names = value if isinstance(value, list) else [value]
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ConfigError(
-            f"{override.input_line!r} names the plug-in {twice[0]!r} twice; it acts once in a run"
-        )
     for name in names:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
             raise ConfigError(

@@ -10,7 +10,7 @@ import yaml
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config import overrides
-from fedhet.runs.config.lines import key_of
+from fedhet.runs.config.lines import key_of, refuse_repeated
 from fedhet.runs.record.schema import resumable
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
@@ -48,9 +48,8 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
     """
     if not is_resumption(lines):
         return None, lines
+    refuse_repeated(lines)
     folders = [line.removeprefix(_OVERRIDE) for line in lines if line.startswith(_OVERRIDE)]
-    if len(folders) > 1:
-        raise ConfigError(f"resume={folders[1]}: only one run can go on, and resume names two")
     folder = Path(_unquoted(folders[0])).resolve()
     given = [line for line in lines if not line.startswith(_OVERRIDE)]
     new = {override.key_or_group: str(override.input_line) for override in overrides.parse(given)}

@@ -6,7 +6,6 @@ is checked by that class.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from fedhet.core.check import Checked, integer, one_of, setting
@@ -92,11 +91,3 @@ class RunSettings(Course):
     evaluation: Evaluation
     checkpoint_every: float | None = setting(name="checkpoint.every", low=0)
     engine: Engine
-
-    def __post_init__(self) -> None:
-        if re.fullmatch(r"cuda:\d+", str(self.device)):
-            raise ConfigError(
-                f"device={self.device} is not allowed; choose this GPU by device=cuda, with"
-                f" CUDA_VISIBLE_DEVICES={self.device[5:]} in the environment"
-            )
-        super().__post_init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import TypeVar
 
@@ -92,24 +92,24 @@ def _check_together(run: RunSettings) -> None:
         )
 
 
-def check_keys(cfg: DictConfig) -> None:
+def check_keys(cfg: DictConfig, where: str, skip: Collection[str] = ()) -> None:
     """Refuse keys that no part of fedhet reads, as a file of conf/ may misspell them.
 
     Those of a group whose choices name a class are left to its constructor.
 
     Args:
-        cfg: what the files and the overrides are composed to, with Hydra's own settings.
+        cfg: the settings.
+        where: where they stand, for messages.
+        skip: keys that are not looked at.
 
     Raises:
         ConfigError: naming the first such key, and the closest ones that there are.
     """
     known = _known_keys()
-    name = cfg.hydra.runtime.choices.get("experiment")
-    where = "a file of the chosen groups" if name is None else f"the file of experiment={name}"
     if "experiment" in cfg:
         raise ConfigError(f"{where} must begin with the line `# @package _global_`")
     for key in map(str, cfg):
-        if key not in ("hydra", *known):
+        if key not in (*skip, *known):
             below = [f"{group}: {{{key}: ...}}" for group, keys in known.items() if key in keys]
             group, _, inner = key.partition(".")
             below += [f"{group}: {{{inner}: ...}}"] if inner and group in known else []
@@ -175,12 +175,13 @@ def check_structure(cfg: DictConfig) -> None:
     """
     for key in sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{key} has no default; write {key}=<value>")
-    if "_target_" in cfg.plugin:
+    plugins = cfg.plugin if isinstance(cfg.plugin, DictConfig) else {}
+    if "_target_" in plugins:
         raise ConfigError(
             f"plugin._target_={cfg.plugin._target_}: the plug-in's file must begin with the line"
             " `# @package plugin.<name>`"
         )
-    for key in (*_GROUPS, *(f"plugin.{name}" for name in cfg.plugin)):
+    for key in (*_GROUPS, "plugin", *(f"plugin.{name}" for name in plugins)):
         value = OmegaConf.select(cfg, key)
         if not isinstance(value, DictConfig):
             raise ConfigError(

@@ -134,11 +134,9 @@ def read_config(folder: Path) -> Any:
     from omegaconf import OmegaConf
     from yaml import YAMLError
 
-    from fedhet.runs.config.aliases import unfolded
-
     file = folder / "config.yaml"
     try:
-        unfolded(plain_text(file))
+        yaml_text(file)
         config = OmegaConf.load(file)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
@@ -147,6 +145,22 @@ def read_config(folder: Path) -> Any:
     if "method" not in config:
         raise DataError(f"{file} is damaged: it names no method")
     return config
+
+
+def yaml_text(file: Path) -> str:
+    """The text of a YAML file of a run folder, in which fedhet has written no aliases.
+
+    A few lines of them can stand for more than any memory holds.
+
+    Raises:
+        yaml.YAMLError: it has aliases.
+    """
+    import yaml
+
+    text = plain_text(file)
+    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        raise yaml.YAMLError("it has aliases, which fedhet does not write")
+    return text
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

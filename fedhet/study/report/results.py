@@ -20,12 +20,11 @@ from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.core.targets import TARGETS, Classes
 from fedhet.data import forms
 from fedhet.data.forms import read_object
-from fedhet.runs.config.aliases import unfolded
 from fedhet.runs.config.lines import key_of, value_of
 from fedhet.runs.config.resuming import CELL
 from fedhet.runs.record import schema
 from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import NUMBERS, READABLE
+from fedhet.runs.record.schema import NUMBERS, READABLE, yaml_text
 from fedhet.runs.record.summary import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
@@ -170,7 +169,7 @@ def _found(folder: Path, name: str) -> FoundRun:
     cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     _add_summary(cell)
     try:
-        lines = yaml.safe_load(unfolded(forms.plain_text(folder / "overrides.yaml")))
+        lines = yaml.safe_load(yaml_text(folder / "overrides.yaml"))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
     except (OSError, ValueError, yaml.YAMLError):  # summary.json tells enough
         cell.reason = cell.reason or "overrides.yaml is missing or damaged"
@@ -597,7 +596,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
 def configured(cell: FoundRun, name: str) -> Any:
     """The value that a setting had without an override, from the run's config.yaml."""
     try:
-        node = yaml.safe_load(unfolded(forms.plain_text(cell.folder / "config.yaml")))
+        node = yaml.safe_load(yaml_text(cell.folder / "config.yaml"))
         for part in name.split("."):
             node = node[part]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
