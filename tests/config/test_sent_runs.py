@@ -217,7 +217,7 @@ def test_damaged_settings_are_one_error(change: Any) -> None:
 
 def test_texts_that_are_no_settings_are_one_error() -> None:
     for text in ("", "{", "[" * 10**5, '"x"', '{"cfg": {}}', '{"cfg": {}, "choices": {"a": 1}}'):
-        with pytest.raises(ConfigError, match="run's settings .*read"):
+        with pytest.raises(ConfigError, match=r"run's settings .*read"):
             sent.read(text)
     with pytest.raises(ConfigError, match="settings"):
         NODES[0](SimpleNamespace(content=RecordDict()))
