@@ -222,20 +222,22 @@ class CropFlip:
         dy, dx = corners.to(x.device, non_blocking=True)
         mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator)
         mirrored = mirrored.to(x.device, non_blocking=True)
-        padded = x.new_empty(b, c, h + 2 * PADDING, w + 2 * PADDING)
-        padded[:] = x.new_tensor(self.black).view(-1, 1, 1)
-        padded[..., PADDING:-PADDING, PADDING:-PADDING] = x
-        rows = torch.arange(h, device=x.device) + dy
-        columns = torch.arange(w, device=x.device) + dx
-        # A crop of the mirrored image is a mirrored crop.
-        columns = torch.where(mirrored == 1, padded.shape[-1] - 1 - columns, columns)
-        images, channels = (torch.arange(n, device=x.device) for n in (b, c))
-        return padded[
-            images[:, None, None, None],
-            channels[:, None, None],
-            rows[:, :, :, None],
-            columns[:, :, None, :],
-        ]
+        # All images padded, as they are and mirrored.
+        padded = x.new_empty(2, b, c, h + 2 * PADDING, w + 2 * PADDING)
+        for channel, black in enumerate(self.black):
+            padded[:, :, channel] = black
+        inner = padded[..., PADDING:-PADDING, PADDING:-PADDING]
+        inner[0] = x
+        inner[1] = x.flip(-1)
+        # The start of each row of a crop in `padded`. A row is contiguous there, so that rows are
+        # gathered, not pixels.
+        channel_size = padded[0, 0, 0].numel()
+        line = padded.shape[-1]
+        channels = torch.arange(b * c, device=x.device).view(b, c, 1)
+        starts = (channels + mirrored * (b * c)) * channel_size
+        starts = starts + (torch.arange(h, device=x.device) + dy) * line + dx
+        rows = padded.view(-1).unfold(0, w, 1).index_select(0, starts.flatten())
+        return rows.view(b, c, h, w)
 
 
 def augmentation(dataset: Dataset) -> CropFlip | None:

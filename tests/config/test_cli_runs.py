@@ -133,5 +133,5 @@ def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main.main(["dataset=shakespeare", f"data_dir={tmp_path}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and "\\n" not in line
-    assert re.search(f" {tmp_path}/shakespeare .*train, test", line)
+    assert re.search(f" {tmp_path}/shakespeare .*train/.*test/", line)
     assert "github.com/TalwalkarLab/leaf" in line

@@ -85,7 +85,8 @@ def test_the_environment_is_in_no_message_and_no_file(
     run = fedhet.run([*lines, "tracker=tensorboard", "data_dir=visible-5a10"])
     written = capfd.readouterr()
     assert CANARY not in written.out + written.err
-    assert len(messages) == 2 * 3 * 3  # collect, train and an evaluation of three clients
+    # Three clients collect, train, evaluate, and send their personal models.
+    assert len(messages) == 2 * 3 * 4
     assert CANARY not in str(messages)
     holding = {
         path.name

@@ -55,7 +55,7 @@ def running(folder: Path) -> Path:
 
 def experiment_of_the_future(folder: Path) -> Path:
     make_experiment(folder, {"method": ["A"]}, lambda axes: 0.5)
-    change(folder / "experiment.json", format=3)
+    change(folder / "experiment.json", format=99)
     return folder
 
 
@@ -96,7 +96,7 @@ def no_folder(folder: Path) -> Path:
         (damaged, "run: summary.json is damaged"),
         (incomplete, "run: summary.json is damaged: status is missing"),
         (running, "still running, or it was killed"),
-        (experiment_of_the_future, "has format 3"),
+        (experiment_of_the_future, "has format 99"),
         (damaged_experiment, "experiment.json is damaged"),
         (nothing_run, "cells/cell-000: not run"),
         (experiments, "the experiments one, other"),

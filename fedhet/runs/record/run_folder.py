@@ -138,7 +138,7 @@ class Recorder(Callback):
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
         """Record an evaluation of the clients, and the global model if it is the best so far."""
-        self._write_clients(row["round"], updates)
+        self.write_clients(row["round"], updates)
         if loop.best == loop.round and "global" in loop.method.views:
             save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
 
@@ -158,7 +158,7 @@ class Recorder(Callback):
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")
 
-    def _write_clients(self, round: int, updates: Sequence[Upload]) -> None:
+    def write_clients(self, round: int, updates: Sequence[Upload]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
 
         Of their metrics these are the ones whose names are `split.model.metric`.
