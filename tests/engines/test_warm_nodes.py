@@ -45,7 +45,7 @@ def test_runs_with_changed_data_give_the_bytes_of_simulations_with_them(tmp_path
             (tmp_path / "expected").rename(tmp_path / f"expected-{name}")
             arrays = dict(np.load(tmp_path / "a.npz"))
             np.savez(tmp_path / "a.npz", **arrays | {"x_train": arrays["x_train"][::-1]})
-        assert len(sites.processes("client.py", 0)) == 2  # each has a run's data
+        assert len(sites.processes("app_process.py", 0)) == 2  # each has a run's data
         sites.nodes[0].kill()
         wait_for(lambda: not sites.processes(number=0), "the end of all of the node's processes")
         sites.nodes[1].send_signal(signal.SIGTERM)

@@ -32,7 +32,10 @@ def test_only_the_made_and_the_classifier_travel(launch: Make) -> None:
     }
     assert [phase["rounds"] for phase in run.summary["phases"]] == [3, 1, 2]
     rows = [json.loads(line) for line in (run.dir / "rounds.jsonl").read_text().splitlines()]
-    assert [row["feddisk.E1"] for row in rows[:4]] == [1, 2, 3, 3]
+    done = [(1, 0), (2, 0), (3, 0), (3, 0), (3, 1), (3, 2)]
+    costs = [2 * (MADE * e1 + MODEL * e2) for e1, e2 in done]
+    assert [row["feddisk.E1"] for row in rows] == [e1 for e1, _ in done]
+    assert [row["feddisk.cost"] for row in rows] == costs
     assert (run.dir / "arrays" / "feddisk.weigh-1.safetensors").exists()
 
 

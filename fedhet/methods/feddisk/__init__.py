@@ -59,7 +59,7 @@ the equations, and trains the MADEs and the classifier.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -94,6 +94,7 @@ from fedhet.core.authors import (
     trees,
 )
 from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted
+from fedhet.core.metrics import comm_cost
 from fedhet.core.server.stopping import EarlyStopping
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
@@ -266,7 +267,7 @@ class FedDiskPlugin(Plugin):
                 validating += update.n
         new = trees.add(change.mean(reuse=True), old)
         state = {**state, "E1": state["E1"] + 1}
-        recorded: Recorded = {"E1": state["E1"]}
+        recorded = self._costs(step, state)
         if validating:
             loss = recorded["val_loss"] = total_loss / validating
             if loss < state["best"]:
@@ -282,9 +283,10 @@ class FedDiskPlugin(Plugin):
 
     def _record(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
+        costs = self._costs(step, state)
         shares = {update.pid: update["ess"] for update in updates if "ess" in update}
         if not shares:  # under privacy.noise they are not sent
-            return Merged({}, state, {"E1": state["E1"]})
+            return Merged({}, state, costs)
         low = [pid for pid, share in shares.items() if share < 0.5]
         if low:
             worst = min(low, key=shares.__getitem__)
@@ -299,14 +301,30 @@ class FedDiskPlugin(Plugin):
         ess = torch.tensor(list(shares.values()), dtype=torch.float64)
         sizes, least = step.workspace.task.sizes, self._weighed(step.workspace)
         recorded: Recorded = {
-            "E1": state["E1"],
             "ess": ess,
             "pids": torch.tensor(list(shares)),
             "ess_mean": float(ess.mean()),
             "ess_min": float(ess.min()),
             "unweighted": sum(sizes[pid] < least for pid in shares),
         }
-        return Merged({}, state, recorded)
+        return Merged({}, state, {**recorded, **costs})
+
+    def after(
+        self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
+    ) -> Merged:
+        return Merged(new, state, self._costs(step, state, step.number))
+
+    def _costs(self, step: Step, state: State, trained: int = 0) -> Recorded:
+        """E_1, and how many numbers one client has sent and received so far.
+
+        That is equation 19, or equation 18 without a MADE. `trained` is E_2.
+        """
+        model = trees.pick(step.workspace.initial, step.workspace.shared)
+        clf, made = (
+            sum(t.numel() for t in tree.values() if t.is_floating_point())
+            for tree in (model, step.slots.get(SLOT, {}))
+        )
+        return {"E1": state["E1"], "cost": comm_cost(clf, trained, made, state["E1"])}
 
     # ---- client
     @serves

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,35 +37,52 @@ class Lock(Callback):
     """
 
     def __init__(self, folder: Path, what: str = "run") -> None:
+        self._what = what
         self._path = folder.resolve() / ".lock"
-        running = ConfigError(f"{self._path.parent}: this {what} is still running; stop it first")
         if self._path in _held:
-            raise running
-        try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise uncreatable("the lock of a run", folder, error) from error
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            os.close(self._descriptor)
-            raise running from None
-        except OSError as error:  # a network file system without locks
-            log.warning(
-                "%s cannot be locked (%s): make sure yourself that no run is resumed in it"
-                " while one is running",
-                folder,
-                error.strerror,
-            )
+            raise self._refusal()
+        while True:
+            try:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise uncreatable("the lock of a run", folder, error) from error
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_current():
+                    break
+            except (BlockingIOError, PermissionError):
+                os.close(self._descriptor)
+                raise self._refusal() from None
+            except OSError as error:  # a network file system without locks
+                log.warning(
+                    "%s cannot be locked (%s): make sure yourself that no run is resumed in it"
+                    " while one is running",
+                    folder,
+                    error.strerror,
+                )
+                break
+            os.close(self._descriptor)  # its holder has removed it meanwhile
         _held.add(self._path)
+
+    def _is_current(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
+        return False
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(
+            f"{self._path.parent}: this {self._what} is still running; stop it first"
+        )
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         self.release()
 
     def release(self) -> None:
-        """Release the lock, and leave its file for the next one; a second time does nothing."""
+        """Release the lock; a second time does nothing."""
         if self._path in _held:
             _held.discard(self._path)
+            with suppress(OSError):
+                self._path.unlink()
             os.close(self._descriptor)
 
 

@@ -87,18 +87,24 @@ class Run:
     def _steps(self) -> list[dict[str, Any]]:
         return list(read_steps(self.dir / "rounds.jsonl"))
 
+    @property
+    def _place(self) -> str:
+        """The folder, relative to the current one where it is below it."""
+        here = Path.cwd()
+        return str(self.dir.relative_to(here) if self.dir.is_relative_to(here) else self.dir)
+
     def __repr__(self) -> str:
         summary = self.summary
         data = summary["dataset"] or "data given as a Task"
         data += f", {summary['partition']['clients']} clients"
         parts = [f"{method_name(summary)} on {data}: {summary['status']}", *headline(summary)]
-        return f"Run({', '.join(parts)}; {self.dir})"
+        return f"Run({', '.join(parts)}; {self._place})"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f'<tr><th style="text-align:left">{html.escape(name)}</th>'
             f'<td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in [*summary_rows(self.summary), ("folder", str(self.dir))]
+            for name, value in [*summary_rows(self.summary), ("folder", self._place)]
         )
         images = "".join(
             f'<img style="max-width:49%" alt="{path.stem}" src="data:image/png;base64,'
