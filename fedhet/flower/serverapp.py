@@ -41,8 +41,8 @@ from fedhet.runs.record.run_folder import Recorder
 
 log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-# What the round of Flower's own `start` cannot do -> the settings that ask for it.
 EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
+# What the round of Flower's own `start` cannot do -> the settings that ask for it.
 NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
     "replies.deadline": lambda method: method.setting.replies.deadline,
     "replies.enough": lambda method: method.setting.replies.enough,
