@@ -121,11 +121,11 @@ def client_for(
     limits, own = Limits.of(node), OwnData.of(node)
     if own is None:
         place = place_of(node, f", or, with data of its own, {EXAMPLE}")
-    settings = settings_in(message)
-    check_threads(settings)
+    text = _text_in(message)
+    check_threads(_read(text))
     if own is not None:
-        return _cached_site(settings, own, store)  # type: ignore[arg-type]
-    job = _cached_job(settings, limits)
+        return _cached_site(text, own, store)  # type: ignore[arg-type]
+    job = _cached_job(text, limits)
     with foreign():
         client = job.client(store, {**place, "data": job.data_digest})
     wire.Adapter(client)
@@ -138,13 +138,17 @@ def settings_in(message: Message) -> Config:
     Raises:
         ConfigError: there are none, or this machine cannot have them.
     """
+    return _read(_text_in(message))
+
+
+def _text_in(message: Message) -> str:
     text = message.content.config_records.get(SETTINGS, {}).get(SETTINGS)
     if not isinstance(text, str):
         raise ConfigError(
             "the message has no settings of a run: start a fedhet.flower.Strategy in the server's"
             " @app.main()"
         )
-    return _read(text)
+    return text
 
 
 @lru_cache(maxsize=8)
@@ -167,13 +171,13 @@ def check_threads(settings: Config) -> None:
 
 
 @lru_cache(maxsize=1)
-def _cached_job(settings: Config, limits: Limits) -> Job:
+def _cached_job(text: str, limits: Limits) -> Job:
     """The job of this process, so that it loads data and model once for all its messages.
 
     Raises:
         DataError: the data cannot be read, or are not as the run's settings say.
     """
-    job = Job(settings, engine="flwr", limits=limits)
+    job = Job(_read(text), engine="flwr", limits=limits)
     try:
         if not is_local(job.config.cfg):
             with foreign():
@@ -189,11 +193,9 @@ def foreign() -> AbstractContextManager[None]:
 
 
 @lru_cache(maxsize=1)
-def _cached_site(
-    settings: Config, own: OwnData, store: Store | Callable[[str], Store]
-) -> SiteClient:
+def _cached_site(text: str, own: OwnData, store: Store | Callable[[str], Store]) -> SiteClient:
     """The site of this process, which reads its data once for all messages of a run."""
-    return SiteClient(settings, own, store)
+    return SiteClient(_read(text), own, store)
 
 
 class ConfiguredStrategy(Strategy):

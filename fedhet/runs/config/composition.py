@@ -66,9 +66,6 @@ class Config:
     overrides: tuple[str, ...]
     resumes: bool = False
 
-    def __hash__(self) -> int:
-        return id(self)  # for caches: settings have no hash
-
     @cached_property
     def run(self) -> RunSettings:
         """The settings that name no class, as checked objects."""
