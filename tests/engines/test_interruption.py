@@ -113,7 +113,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("how", ["a finalizer", "an extension"])
+@pytest.mark.parametrize("how", ["a finalizer", "an extension", "an error in its place"])
 def test_an_interruption_that_a_library_drops(
     number: signal.Signals,
     how: str,
@@ -129,6 +129,11 @@ def test_an_interruption_that_a_library_drops(
                 steps.append(step)
                 if how == "a finalizer":
                     Interrupted(number)
+                elif how == "an error in its place":  # as omegaconf that is stopped halfway
+                    try:
+                        signal.raise_signal(number)
+                    except KeyboardInterrupt as error:
+                        raise AttributeError("'NoneType' has no such attribute") from error
                 else:  # numpy's do this when they are imported
                     with suppress(KeyboardInterrupt):
                         signal.raise_signal(number)

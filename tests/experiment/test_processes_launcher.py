@@ -296,7 +296,7 @@ def test_ctrl_c_while_the_first_process_imports_what_runs_need(tmp_path: Path) -
     time.sleep(0.5)  # it is importing torch
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert err.endswith("interrupted\n") and "Traceback" not in err
 
 

@@ -16,7 +16,10 @@ def interruptible() -> Iterator[None]:
 
     A KeyboardInterrupt is lost in a `__del__`, in the callback of a weak reference, of which every
     import has one, and in the start of many C extensions. `raise_if_interrupted` raises
-    it again.
+    it again. A library that it stops halfway may fail with an error of its own in its place.
+
+    Raises:
+        KeyboardInterrupt: the block has raised an error after a signal.
     """
     handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, interruptions.interrupt)}
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a script's background job
@@ -30,7 +33,11 @@ def interruptible() -> Iterator[None]:
     sys.unraisablehook = report_others
     try:
         with interruptions.signals_noted():
-            yield
+            try:
+                yield
+            except Exception:
+                interruptions.raise_if_interrupted()
+                raise
     finally:
         sys.unraisablehook = report
         for number, handler in handlers.items():
