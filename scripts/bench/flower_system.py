@@ -31,16 +31,15 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from harness import answer, need
+from harness import answer
 
 # Before torch, Flower and Ray are imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-need("ray")
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-from flwr.client import Client, ClientApp, NumPyClient  # noqa: E402
-from flwr.common import (  # noqa: E402
+import psutil
+import torch
+from flwr.client import Client, ClientApp, NumPyClient
+from flwr.common import (
     Context,
     FitIns,
     FitRes,
@@ -49,14 +48,14 @@ from flwr.common import (  # noqa: E402
     Scalar,
     ndarrays_to_parameters,
 )
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig  # noqa: E402
-from flwr.server.client_manager import ClientManager  # noqa: E402
-from flwr.server.client_proxy import ClientProxy  # noqa: E402
-from flwr.server.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from workloads import (  # noqa: E402
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch import nn
+from torch.nn import functional
+from workloads import (
     CLIENTS,
     COHORT,
     LR,
