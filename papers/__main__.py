@@ -55,7 +55,7 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     read = results(folder)
     name = str(read.source.experiment.get("experiment"))
     if name in (*leaderboard.BOARDS, *design.EXPERIMENTS) or name.startswith("helps/"):
-        check_experiment(read, name)
+        check_experiment(read)
     ended = [cell for cell in read.source.cells if cell.counts]
     trials = sum(cell.trial for cell in ended)
     seconds = round(sum(cell.summary["seconds"]["total"] for cell in ended))
