@@ -6,9 +6,6 @@ python -m papers FOLDER...    first take over what was run in these folders: rep
                               experiments leaderboard, leaderboard_personal, hospitals,
                               helps/search, helps/confirm, helps/compute, design and
                               design_hospitals
-python -m papers --again      make all published runs but those of scale paper once more, in
-                              experiments/, and take them over; first it says how long each
-                              experiment takes; with --estimate, no more
 python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
 
 papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
@@ -19,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,7 +26,6 @@ import pandas as pd
 
 from fedhet.core.errors import ConfigError
 from fedhet.runs.cli.exits import report_error
-from fedhet.study import cells, definition
 from fedhet.study.estimate import in_words
 from fedhet.study.report.compared import Study
 from fedhet.study.report.document import escaped
@@ -60,7 +55,7 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
     read = results(folder)
     name = str(read.source.experiment.get("experiment"))
     if name in (*leaderboard.BOARDS, *design.EXPERIMENTS) or name.startswith("helps/"):
-        check_experiment(read, name)
+        check_experiment(read)
     ended = [cell for cell in read.source.cells if cell.counts]
     trials = sum(cell.trial for cell in ended)
     seconds = round(sum(cell.summary["seconds"]["total"] for cell in ended))
@@ -84,40 +79,6 @@ def take_over(folder: Path, home: Path = RESULTS) -> None:
             few = few.astype(str).replace("nan", "")
             replace(home / "curves.csv", few, ["reproduction", "scale"])
     note_time(home / "times.csv", name, scale, len(ended) - trials, trials, seconds)
-
-
-def again(folder: Path, *, run: bool) -> None:
-    """Say how long each published experiment takes, and run all again.
-
-    The times are those of the runs that were taken over last, by the number of all. Scale paper is
-    left out, of which only a part is published.
-    """
-    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])
-    helped = [f"helps/{stage}" for stage in ("search", "confirm", "compute")]
-    names = dict.fromkeys(
-        (name, "") for name in (*leaderboard.BOARDS, *design.EXPERIMENTS, *helped)
-    )
-    names |= dict.fromkeys(place for place in times.index if place[1] != "paper")
-    total = 0.0
-    lines = {}
-    for name, scale in names:
-        lines[name, scale] = [f"experiment={name}", *([f"scale={scale}"] if scale else [])]
-        seconds = None
-        if (name, scale) in times.index:
-            planned = definition.read(lines[name, scale])
-            assert planned is not None
-            made = times.loc[(name, scale)]
-            each = made["seconds"] / (made["runs"] + made["trials"])
-            seconds = each * (len(cells.runs(planned)) + len(cells.trials(planned)))
-        print(f"{name:24} {scale:8} {in_words(seconds) if seconds else 'not measured'}")
-        total += seconds or 0
-    print(f"{'all, one after another':33} {in_words(total)}; by the number of processes less")
-    for (name, scale), own in lines.items() if run else ():
-        home = folder / name / scale
-        # Runs that fail are missing in the tables, and no reason to stop.
-        command = [sys.executable, "-m", "fedhet", *own, f"hydra.sweep.dir={home}"]
-        subprocess.run(command, check=False)
-        take_over(home)
 
 
 def _file(reproduction: str) -> str:
@@ -220,18 +181,13 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
-    for name in ("--check", "--again", "--estimate"):
-        parser.add_argument(name, action="store_true")
+    parser.add_argument("--check", action="store_true")
     options = parser.parse_args(argv)
     try:
         for folder in options.folders:
             take_over(folder)
-        if options.again or options.estimate:
-            again(Path("experiments"), run=options.again and not options.estimate)
     except ConfigError as error:
         return report_error(error)
-    if options.estimate:
-        return 0
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS}
     made = {path: filled(text) for path, text in pages.items()}
     if options.check:

@@ -155,11 +155,8 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame) -> str:
 
     Args:
         search: the runs of the search.
-        runs: those of the confirmation; of an earlier search, with other settings, if they have
-            not been run yet.
+        runs: those of the confirmation.
     """
-    if not are_of(search, runs):
-        return "Not run yet."
     table = compared(runs)
     tuned = search.groupby(["setting", "method"])["tuned"].first()
     rows = []
@@ -212,14 +209,6 @@ def verdict(row: pd.Series) -> str:
 
 def _source(runs: pd.DataFrame) -> str:
     return f"{len(runs)} runs; {' and '.join(sorted(set(runs['code'])))}."
-
-
-def are_of(search: pd.DataFrame, runs: pd.DataFrame) -> bool:
-    """Whether the runs of the confirmation have the settings that the search has found."""
-    definition = (CONF / "search.yaml").read_text(encoding="utf-8")
-    cases = yaml.safe_load(confirmation(search, definition))["axes"]["case"]
-    expected = runs["case"].map({label: " ".join(lines) for label, lines in cases.items()})
-    return bool((runs["overrides"] == expected).all())
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:

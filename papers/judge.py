@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -85,8 +85,7 @@ class Comparison:
         changed: the overrides of the command line that are no part of the reproduction.
         missing: how many runs have no result.
         code: the versions of the code that ran them.
-        figures: one row for each figure.
-        claims: one for each comparison that a claim makes.
+        rows: one for each figure, and then one for each comparison that a claim makes.
     """
 
     paper: Paper
@@ -94,13 +93,7 @@ class Comparison:
     changed: tuple[str, ...]
     missing: int
     code: tuple[str, ...]
-    figures: list[Row] = field(default_factory=list)
-    claims: list[Row] = field(default_factory=list)
-
-    @property
-    def rows(self) -> list[Row]:
-        """All rows."""
-        return [*self.figures, *self.claims]
+    rows: list[Row]
 
 
 def judge(folder: Path) -> Comparison:
@@ -137,15 +130,13 @@ def compare(
     labels = as_text(read.axes)
     refuse_open_axes(paper, axis, labels)
     bench = _Bench(paper, axis, labels, runs)
-    rows = decided([*bench.figures(), *bench.claims()], paper, scale, changed)
     return Comparison(
         paper,
         scale,
         tuple(changed),
         len(read.missing),
         tuple(sorted({_code(run) for run in runs})),
-        [row for row in rows if row.kind == FIGURE],
-        [row for row in rows if row.kind == CLAIM],
+        decided([*bench.figures(), *bench.claims()], paper, scale, changed),
     )
 
 

@@ -1,6 +1,6 @@
 """What a paper says, from the key `paper` of an experiment's file.
 
-It is read as plain YAML, so that a list of all reproductions appears at once.
+It is read without Hydra, so that a list of all reproductions appears at once.
 
 paper:
   source: FedLEx, table I            where the figures stand
@@ -25,8 +25,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
-
-import yaml
 
 from fedhet.core.check import did_you_mean, one_of
 from fedhet.core.errors import ConfigError
@@ -138,7 +136,9 @@ class Paper:
 
 def every() -> list[Paper]:
     """All reproductions, ordered by name."""
-    found = ((name, _content(name)) for name in catalogue.choices(GROUP) if "/" in name)
+    found = (
+        (name, catalogue.content(GROUP, name)) for name in catalogue.choices(GROUP) if "/" in name
+    )
     return [_read(name, content) for name, content in found if "paper" in content]
 
 
@@ -188,16 +188,6 @@ def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[s
                     f"{paper.name}: the paper's figure of {figure.method} says nothing of {axis},"
                     f" which has several values here ({', '.join(labels[axis])}); give it one"
                 )
-
-
-def _content(name: str) -> Mapping[str, Any]:
-    text = catalogue.file(f"{GROUP}/{name}").read_text(encoding="utf-8")
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the former is ten times as fast
-    try:
-        content = loader(text).get_single_data()
-    except yaml.YAMLError as error:
-        raise ConfigError(f"experiment={name}: {' '.join(str(error).split())}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def _read(name: str, file: Mapping[str, Any]) -> Paper:

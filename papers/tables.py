@@ -65,15 +65,14 @@ def note_time(path: Path, *values: str | int) -> None:
     replace(path, pd.DataFrame([values], columns=[*TIMES]), ["reproduction", "scale"])
 
 
-def check_experiment(read: Results, name: str) -> None:
+def check_experiment(read: Results) -> None:
     """Refuse runs that are not those of an experiment's file.
 
     Raises:
-        ConfigError: they are of another experiment, or of this one with other settings.
+        ConfigError: they have other settings.
     """
-    record, folder = read.source.experiment, read.source.folders[0]
-    if record["experiment"] != name:
-        raise ConfigError(f"{folder} holds the experiment {record['experiment']}, not {name}")
+    record = read.source.experiment
+    name = record["experiment"]
     experiment = definition.read([f"experiment={name}"])
     assert experiment is not None
     others = [line for line in record["fixed"] if line not in experiment.fixed]
@@ -87,5 +86,6 @@ def check_experiment(read: Results, name: str) -> None:
     others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
     if others:
         raise ConfigError(
-            f"{folder}: its runs are not those of experiment={name}: {', '.join(others)}"
+            f"{read.source.folders[0]}: its runs are not those of experiment={name}:"
+            f" {', '.join(others)}"
         )

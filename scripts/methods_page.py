@@ -38,18 +38,20 @@ Choices = list[tuple[str, str]]  # group and name
 def sections() -> dict[str, Choices]:
     """What each module defines: FedAvg, the server optimisers, then the others by their titles."""
     found: dict[str, Choices] = defaultdict(list)
-    optimizers = catalogue.built_in("server_opt")
-    for name in catalogue.built_in("method"):
-        target = catalogue.target("method", name) or ""
-        module = SERVER_OPT if name in optimizers else target.rpartition(".")[0]
-        found[module].append(("method", name))
-    for name in catalogue.built_in("plugin"):
-        target = catalogue.target("plugin", name) or ""
-        found[target.rpartition(".")[0]].append(("plugin", name))
-    found[SERVER_OPT] += [("server_opt", name) for name in optimizers if name != "none"]
+    for group in ("method", "plugin", "server_opt"):
+        for name in catalogue.built_in(group):
+            if name != "none":
+                found[module_of(group, name)].append((group, name))
     first = ("fedhet.methods.fedavg", SERVER_OPT)
     order = sorted(found, key=lambda module: (module not in first, title(found[module]).lower()))
     return {module: found[module] for module in order}
+
+
+def module_of(group: str, name: str) -> str:
+    """Where a choice is explained; server optimisers, and the methods of their names, share it."""
+    if name in catalogue.built_in("server_opt"):
+        return SERVER_OPT
+    return (catalogue.target(group, name) or "").rpartition(".")[0]
 
 
 def titles(choices: Choices) -> list[str]:
@@ -170,14 +172,11 @@ def features(group: str, choice: str) -> str:
     """
     rows = ["| feature | page | test |", "|---|---|---|"]
     for name in catalogue.built_in(group):
-        if group == "method" and name in catalogue.built_in("server_opt"):
-            page, some = notes(SERVER_OPT), (ROOT / "tests" / "methods").glob("test_*.py")
-            tests = [ROOT / "tests" / "maths" / "test_server_opt.py", *sorted(some)]
-            test = next(path for path in tests if name in path.read_text(encoding="utf-8").lower())
-        else:
-            target = catalogue.target(group, name) or ""
-            page = notes(target.rpartition(".")[0])
-            test, *_ = sorted((ROOT / "tests" / "methods").glob(f"test_{name}*.py"))
+        page = notes(module_of(group, name))
+        test, *_ = [
+            *sorted((ROOT / "tests" / "methods").glob(f"test_{name}*.py")),
+            ROOT / "tests" / "maths" / "test_server_opt.py",
+        ]
         if page.exists():
             place = f"[methods/{page.name}](methods/{page.name})"
         else:
@@ -188,12 +187,14 @@ def features(group: str, choice: str) -> str:
 
 def tables() -> dict[Path, str]:
     """The files with tables of methods -> their text as it has to be."""
-    readme, list_of_features = ROOT / "README.md", ROOT / "docs" / "features.md"
-    found = {path: path.read_text(encoding="utf-8") for path in (readme, list_of_features)}
-    found[readme] = _with(found[readme], "methods", table())
-    for group, choice in (("method", "method={}"), ("plugin", "plugin=[{}]")):
-        text = found[list_of_features]
-        found[list_of_features] = _with(text, f"{group}s", features(group, choice))
+    features_page = ROOT / "docs" / "features.md"
+    found: dict[Path, str] = {}
+    for path, name, made in (
+        (ROOT / "README.md", "methods", table()),
+        (features_page, "methods", features("method", "method={}")),
+        (features_page, "plugins", features("plugin", "plugin=[{}]")),
+    ):
+        found[path] = _with(found.get(path) or path.read_text(encoding="utf-8"), name, made)
     return found
 
 

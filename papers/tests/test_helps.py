@@ -105,22 +105,15 @@ def test_the_runs_of_the_confirmation_compose(confirm: Experiment) -> None:
         compose(list(run.overrides))
 
 
-def test_runs_of_other_settings_are_not_shown() -> None:
-    runs = pd.read_csv(RESULTS / "helps-confirm.csv")
-    assert "| FedGMM |" in helps.confirmed(pd.read_csv(SEARCH), runs)
-    runs["overrides"] = runs["overrides"].str.replace("partition.noise=1", "partition.noise=2")
-    assert helps.confirmed(pd.read_csv(SEARCH), runs) == "Not run yet."
-
-
-def test_the_runs_of_confirm_yaml_are_told_by_their_overrides(confirm: Experiment) -> None:
-    rows = [
-        {
-            "case": run.axes["case"],
-            "overrides": helps.own_overrides(run.overrides, confirm.fixed),
-        }
+def test_the_kept_runs_of_the_confirmation_have_the_settings_of_its_file(
+    confirm: Experiment,
+) -> None:
+    expected = {
+        run.axes["case"]: helps.own_overrides(run.overrides, confirm.fixed)
         for run in cells.runs(confirm)
-    ]
-    assert helps.are_of(pd.read_csv(SEARCH), pd.DataFrame(rows))
+    }
+    runs = pd.read_csv(RESULTS / "helps-confirm.csv")
+    assert (runs["overrides"] == runs["case"].map(expected)).all()
 
 
 @pytest.mark.parametrize(

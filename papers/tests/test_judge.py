@@ -78,8 +78,12 @@ def folder(tmp_path: Path) -> Path:
     return made_folder(tmp_path)
 
 
+def claims_of(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if row.kind == "claim"]
+
+
 def rows(comparison: Comparison) -> dict[str, Row]:
-    return {row.method: row for row in comparison.figures}
+    return {row.method: row for row in comparison.rows if row.kind == "figure"}
 
 
 def test_each_figure_has_the_verdict_of_the_rule(folder: Path) -> None:
@@ -113,7 +117,7 @@ def test_a_claim_that_is_tested_and_not_shown_is_not_reproduced(tmp_path: Path) 
     paper = dataclasses.replace(PAPER, claims=(same,))
     for seeds, shown, expected in ((5, NOT_TESTED, NOT_TESTED), (8, NOT_SHOWN, NOT_REPRODUCED)):
         made = make_experiment(tmp_path / f"{seeds}", {**AXES, "seed": range(seeds)}, score)
-        [row] = compare(paper, results(made), "paper").claims
+        [row] = claims_of(compare(paper, results(made), "paper"))
         assert (row.direction, row.verdict) == (shown, expected)
 
 
@@ -128,7 +132,7 @@ def test_what_few_seeds_tuned_apart_is_not_tested(folder: Path) -> None:
         content["tune"] = {"seeds": [*range(1000, 1000 + seeds)]}
         file.write_text(json.dumps(content))
         found = compare(PAPER, results(folder), "paper")
-        assert rows(found)["better"].direction == found.claims[0].direction == expected
+        assert rows(found)["better"].direction == claims_of(found)[0].direction == expected
         assert rows(found)["worse"].direction == OPPOSITE
 
 
@@ -162,8 +166,8 @@ def test_a_reason_is_given_for_the_runs_of_which_it_is_known(
     claim = dataclasses.replace(CLAIMS[1], reason="As in the table.")
     paper = dataclasses.replace(PAPER, claims=(claim,), compared={})
     found = compare(paper, results(folder), scale, changed)
-    assert rows(found)["worse"].verdict == found.claims[0].verdict == NOT_REPRODUCED
-    reasons = [rows(found)["worse"].reason, found.claims[0].reason]
+    assert rows(found)["worse"].verdict == claims_of(found)[0].verdict == NOT_REPRODUCED
+    reasons = [rows(found)["worse"].reason, claims_of(found)[0].reason]
     assert reasons == ([PAPER.reasons["worse"], claim.reason] if explained else ["", ""])
 
 
@@ -189,12 +193,12 @@ def test_a_claim_about_what_has_no_levels_is_compared_by_its_order(
     other = {"method": "host", "alpha": "0.1"}
     claim = Claim("the larger", "last", {}, {"method": "host", "alpha": "1"}, (other,))
     paper = Paper("own/t", "", "", figures=(figure("host", 0.6, levels=levels),), claims=(claim,))
-    [row] = compare(paper, results(folder), "paper").claims
+    [row] = claims_of(compare(paper, results(folder), "paper"))
     assert (row.direction, row.verdict) == ("not shown", expected)
 
 
 def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folder: Path) -> None:
-    found = compare(PAPER, results(folder), "paper").claims
+    found = claims_of(compare(PAPER, results(folder), "paper"))
     assert [(row.setting, row.method, row.verdict) for row in found] == [
         ("better wins", "better above host", DIRECTION_ONLY),
         ("worse wins", "worse above host", NOT_REPRODUCED),
@@ -215,7 +219,7 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
 
     made = make_experiment(folder.parent / "uneven", AXES, easier)
     claim = Claim("better wins", "last", {}, {"method": "better"}, ({"method": "host"},))
-    [row] = compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper").claims
+    [row] = claims_of(compare(Paper("own/t", "", "", claims=(claim,)), results(made), "paper"))
     assert (row.ours.count, row.ours.mean) == (8, pytest.approx(0.1035))
 
 
@@ -235,7 +239,7 @@ def test_a_gain_is_that_over_the_host(folder: Path) -> None:
     made = make_experiment(folder.parent / "narrowing", AXES, narrowing)
     claim = Claim("it narrows", "gain_last", {}, {"alpha": "0.1"}, ({"alpha": "1"},))
     paper = Paper("own/t", "", "", hosts=HOSTS, claims=(claim,))
-    [row] = compare(paper, results(made), "paper").claims
+    [row] = claims_of(compare(paper, results(made), "paper"))
     # Of the two methods with runs, one has .1 more; the host has no gain.
     assert (row.ours.mean, row.ours.spread) == pytest.approx((0.05, 0.0))
     assert row.verdict == DIRECTION_ONLY
@@ -263,7 +267,7 @@ def test_what_the_trials_chose_is_shown(folder: Path) -> None:
     assert rows(found)["host"].tuned == "client.lr=0.1"
     assert rows(found)["better"].tuned == "client.lr=0.3, at the edge"
     assert rows(found)["worse"].tuned == ""
-    assert found.claims[0].tuned == "client.lr=0.3, at the edge against client.lr=0.1"
+    assert claims_of(found)[0].tuned == "client.lr=0.3, at the edge against client.lr=0.1"
     lines = table.records(found)
     page = table.as_markdown(lines)
     assert "| verdict | reason | tuned |" in page
@@ -286,7 +290,7 @@ def test_measures_are_read_from_the_run_folder(tmp_path: Path) -> None:
     figures = [figure("host", 1, measure=measure) for measure in (targets, *measures)]
     paper = Paper("", "", "", figures=tuple(figures))
     made = make_experiment(tmp_path / "made", {**AXES, "method": list(SCORES)}, score)
-    found = compare(paper, results(made), "paper").figures
+    found = compare(paper, results(made), "paper").rows
     ours = {row.measure: row.ours for row in found}
     assert ours.pop(targets).mean == pytest.approx((3 * 3 + 5 * 2) / 8)
     assert {name: sample.mean for name, sample in ours.items()} == pytest.approx(measures)

@@ -12,7 +12,6 @@ from report.made_runs import make_experiment
 
 from fedhet.core.errors import ConfigError
 from fedhet.study import definition
-from fedhet.study.estimate import in_words
 from fedhet.study.report.results import FoundRuns, Results
 from papers import __main__ as pages
 from papers.judge import compare
@@ -23,35 +22,6 @@ from papers.verdict import DIRECTION_ONLY, NOT_REPRODUCED, SAME
 
 PAPERS = {paper.name: paper for paper in every()}
 PUBLISHED = [path for path in sorted(RESULTS.glob("*-*.csv")) if "helps" not in path.stem]
-
-
-@pytest.mark.slow
-def test_all_published_runs_can_be_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The runs are not made here."""
-    commands: list[list[str]] = []
-    taken: list[Path] = []
-    monkeypatch.setattr(pages.subprocess, "run", lambda words, check: commands.append(words[3:]))
-    monkeypatch.setattr(pages, "take_over", taken.append)
-    times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
-    measured = in_words(times["peers/flamby", "cpu"])
-    pages.again(tmp_path, run=True)
-    assert re.search(rf"peers/flamby +cpu +{measured}\n", capsys.readouterr().out)
-    home = tmp_path / "peers/flamby/cpu"
-    assert ["experiment=peers/flamby", "scale=cpu", f"hydra.sweep.dir={home}"] in commands
-    assert home in taken and len(taken) == len(commands)
-    published = {
-        (path.stem, scale) for path in PUBLISHED for scale in set(pd.read_csv(path)["scale"])
-    }
-    made = {(str(path.parent.relative_to(tmp_path)).replace("/", "-"), path.name) for path in taken}
-    assert {place for place in published if place[1] != "paper"} <= made
-    # Where a part of the runs was taken over, all of them take longer.
-    part = pd.DataFrame([("peers/flamby", "cpu", 11, 0, 38)], columns=pages.TIMES)
-    monkeypatch.setattr(pages, "kept", lambda path, columns: part)
-    pages.again(tmp_path, run=False)
-    assert re.search(r"peers/flamby +cpu +5.1 minutes\n", capsys.readouterr().out)
-    assert len(taken) == len(commands)
 
 
 @pytest.mark.slow

@@ -149,20 +149,13 @@ CELLS = {
     ),
     "methods": METHODS,
     "memory": Cell(
-        "Memory and time must not grow with the number of rounds and clients (memory.py).",
+        "Memory and time must not grow with the number of clients.",
         {
-            "1,000 clients": ["memory.py", "clients", "1000", "6", "100"],
-            "10,000 clients": ["memory.py", "clients", "10000", "6", "100"],
-            "growth": ["memory.py", "growth"],
-            **{f"trees, {workers}": ["memory.py", "trees", f"{workers}"] for workers in (1, 2)},
-            **{method: ["memory.py", "states", method] for method in STATEFUL},
+            "1,000 clients": ["fedhet_system.py", "clients", "1000"],
+            "10,000 clients": ["fedhet_system.py", "clients", "10000"],
+            **{method: ["fedhet_system.py", "states", method] for method in STATEFUL},
         },
         [
-            Goal(
-                "resident memory after round 200 relative to that after round 10",
-                _of("growth", "growth"),
-                1.02,
-            ),
             Goal(
                 "10,000 clients of the 2NN, 100 per round: peak minus imports",
                 _of("10,000 clients", "gib"),
@@ -173,15 +166,6 @@ CELLS = {
                 "a round with 10,000 clients against one with 1,000, best",
                 _ratio("10,000 clients", "1,000 clients"),
                 1.1,
-            ),
-            *(
-                Goal(
-                    f"clients' trees alive in the server, workers: {workers}",
-                    _of(f"trees, {workers}", "trees"),
-                    workers + 2,
-                    "trees",
-                )
-                for workers in (1, 2)
             ),
             *(
                 goal
@@ -225,11 +209,10 @@ CELLS = {
         ],
     ),
     "data": Cell(
-        "Partitions, a client's images on their way to the model, and a full-size MNIST (data.py).",
+        "Partitions, and a client's images on their way to the model (data.py).",
         {
             **{scheme: ["data.py", "partition", scheme] for scheme in SCHEMES},
             "client": ["data.py", "client"],
-            "mnist": ["data.py", "mnist"],
         },
         [
             *(
@@ -246,17 +229,6 @@ CELLS = {
                 _of("client", "ms"),
                 2,
                 "ms",
-            ),
-            Goal(
-                "loading 60,000 + 10,000 images of MNIST and touching every pixel",
-                _of("mnist", "seconds"),
-                2,
-                "s",
-            ),
-            Goal(
-                "its peak memory beyond the imports, relative to the size of the images",
-                _of("mnist", "memory"),
-                1.3,
             ),
         ],
     ),

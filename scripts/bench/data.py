@@ -1,28 +1,19 @@
-"""What the data path costs, one question per process, with one thread and an empty cache.
+"""What the data path costs, one question per process, with one thread.
 
 python scripts/bench/data.py partition SCHEME
     {"seconds": to assign 60,000 samples to 10,000 clients, after the imports}
 python scripts/bench/data.py client
     {"ms": a client's 500 images of 32x32x3, gathered and made ready for the model}
-python scripts/bench/data.py mnist
-    {"seconds": to load 60,000 + 10,000 images and touch each pixel,
-    "memory": peak beyond the imports / size of the images}
 """
 
 from __future__ import annotations
 
-import math
-import os
-import resource
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from harness import answer, timed
-from torchvision import datasets  # noqa: F401 -- imports must not count as memory of the data
 
 from fedhet.core.task import Samples, Task
 from fedhet.core.workspace import Workspace
@@ -75,39 +66,6 @@ def client() -> Figures:
     return {"ms": statistics.median(times["ready"]) * 1000}
 
 
-def mnist() -> Figures:
-    """The time and the memory that loading a full-size MNIST takes."""
-    cfg = config.compose(["dataset=mnist"]).cfg.dataset
-    with tempfile.TemporaryDirectory() as folder:
-        raw = Path(folder, "MNIST", "raw")
-        raw.mkdir(parents=True)
-        for part, n in (("train", 60_000), ("t10k", 10_000)):
-            _write_idx(raw / f"{part}-images-idx3-ubyte", (n, 28, 28))
-            _write_idx(raw / f"{part}-labels-idx1-ubyte", (n,))
-        before = _peak_bytes()
-        began = time.perf_counter()
-        dataset = instantiate(cfg, data_dir=folder)
-        for part in (dataset.x, dataset.test.x):
-            part.max()
-        seconds = time.perf_counter() - began
-        size = dataset.x.nbytes + dataset.test.x.nbytes
-        return {"seconds": seconds, "memory": (_peak_bytes() - before) / size}
-
-
-def _write_idx(path: Path, shape: tuple[int, ...]) -> None:
-    """A file of zeros; it is written without their array, which would be a peak of the memory."""
-    sizes = b"".join(size.to_bytes(4, "big") for size in shape)
-    with path.open("wb") as file:
-        head = file.write(bytes([0, 0, 8, len(shape)]) + sizes)
-        file.truncate(head + math.prod(shape))
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["FEDHET_CACHE"] = cache
-        torch.set_num_threads(1)
-        answer(partition, client, mnist)
+    torch.set_num_threads(1)
+    answer(partition, client)

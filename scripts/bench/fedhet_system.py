@@ -8,6 +8,12 @@
         [0, 1], as methods that model pixels need them
     python scripts/bench/fedhet_system.py job W1 [overrides ...]
         {"total": seconds of the whole command `python -m fedhet`}
+    python scripts/bench/fedhet_system.py clients NUMBER
+        {"rounds": seconds of each, "gib": peak beyond the imports} of NUMBER clients of the 2NN
+        with 6 samples each, 100 of them in each round; the peak includes the making of the samples
+    python scripts/bench/fedhet_system.py states METHOD
+        {"gib": peak of the process, imports included, "state": GiB of what the clients remember} of
+        500 clients of the 2NN, all of which take part in each of three rounds and are evaluated
 
 The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so each round
 is the same amount of work. In process the task is given as objects. For engine=ray and the whole
@@ -18,16 +24,23 @@ of the same sizes; the last round then evaluates ten samples.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from harness import ENVIRONMENT, answer
-from workloads import CLASSES, CLIENTS, COHORT, LR, SHARDS, WORKLOADS, Data, Workload, data
+from workloads import CLASSES, CLIENTS, COHORT, LR, SAMPLES, SHARDS, WORKLOADS, Data, Workload, data
 
 import fedhet
+
+# Everything that a run imports must be loaded before its memory is measured.
+import fedhet.engines.in_process
+import fedhet.runs.job
+import fedhet.runs.record.figures
 from fedhet.core.targets import cross_entropy
 
 if TYPE_CHECKING:
@@ -118,5 +131,35 @@ def job(name: str, *overrides: str) -> dict[str, Any]:
         return {"total": time.perf_counter() - began}
 
 
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def clients(number: int) -> dict[str, Any]:
+    """Train many clients."""
+    before, workload = _peak_gib(), WORKLOADS["W1"]
+    samples = data(workload, SAMPLES // 6)[:number]
+    rows = train(workload, ["rounds=6", f"fraction={100 / number}"], samples)
+    return {**seconds(rows), "gib": _peak_gib() - before}
+
+
+def states(method: str) -> dict[str, Any]:
+    """Train a method whose clients remember a model."""
+    draw = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> fedhet.Samples:
+        return fedhet.Samples(
+            torch.rand(n, 784, generator=draw), torch.randint(CLASSES, (n,), generator=draw)
+        )
+
+    federation = [fedhet.ClientData(part(20), None, part(5)) for _ in range(500)]
+    model = WORKLOADS["W1"].model
+    task = fedhet.Task(model, cross_entropy, federation, test=None, classes=CLASSES)
+    lines = [f"method={method}", "rounds=3", "eval.every=3", "client.epochs=1", "client.lr=0.05"]
+    with tempfile.TemporaryDirectory() as folder:
+        summary = fedhet.run([*lines, f"hydra.run.dir={folder}/run"], task=task).summary
+    return {"gib": _peak_gib(), "state": summary["client_state"]["bytes"] / 2**30}
+
+
 if __name__ == "__main__":
-    answer(rounds, same, job)
+    answer(rounds, same, job, clients, states)

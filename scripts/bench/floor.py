@@ -34,7 +34,6 @@ def train(
     *,
     share: float,
     epochs: int = 1,
-    prepare: Callable[[Tensor], Tensor] = lambda inputs: inputs,
 ) -> None:
     """Train clients from the same weights, one after another, and add up their models.
 
@@ -47,7 +46,6 @@ def train(
         lr: the learning rate.
         share: the weight of each client's model.
         epochs: local epochs.
-        prepare: what the inputs of a batch become before the model reads them.
     """
     params = list(model.parameters())
     torch._foreach_zero_(total)
@@ -58,7 +56,7 @@ def train(
             order = torch.randperm(len(targets)).to(targets.device, non_blocking=True)
             batches = zip(inputs[order].split(batch), targets[order].split(batch), strict=True)
             for some, labels in batches:
-                loss = functional.cross_entropy(model(prepare(some)), labels)
+                loss = functional.cross_entropy(model(some), labels)
                 grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
                     torch._foreach_add_(params, grads, alpha=-lr)

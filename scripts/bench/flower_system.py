@@ -17,8 +17,7 @@ How the run differs from fedhet's:
 -   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
     per epoch. There is no `DataLoader` and the samples stay in the actor process, so this is
     already faster than Flower's quickstart;
--   the cohorts are `workloads.cohort`, not fedhet's; the order of samples comes from each actor's
-    generator;
+-   the cohorts are Flower's own; the order of samples comes from each actor's generator;
 -   Flower's engine sends messages and collects replies every 0.1 s, which quantises the seconds of
     a round.
 """
@@ -31,38 +30,34 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from harness import answer, need
+from harness import answer
 
 # Before torch, Flower and Ray are imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-need("ray")
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-from flwr.client import Client, ClientApp, NumPyClient  # noqa: E402
-from flwr.common import (  # noqa: E402
+import psutil
+import torch
+from flwr.client import Client, ClientApp, NumPyClient
+from flwr.common import (
     Context,
-    FitIns,
     FitRes,
     NDArrays,
     Parameters,
     Scalar,
     ndarrays_to_parameters,
 )
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig  # noqa: E402
-from flwr.server.client_manager import ClientManager  # noqa: E402
-from flwr.server.client_proxy import ClientProxy  # noqa: E402
-from flwr.server.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from workloads import (  # noqa: E402
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg
+from flwr.simulation import run_simulation
+from torch import nn
+from torch.nn import functional
+from workloads import (
     CLIENTS,
     COHORT,
     LR,
     WORKLOADS,
     Data,
-    cohort,
     data,
 )
 
@@ -81,14 +76,14 @@ def set_weights(net: nn.Module, arrays: NDArrays) -> None:
 
 
 class FlowerClient(NumPyClient):
-    """Trains the client whose number is in the config, for one epoch."""
+    """Trains a client for one epoch."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, number: int) -> None:
         torch.set_num_threads(1)
         workload = WORKLOADS[name]
         if name not in CACHE:
             CACHE[name] = data(workload)
-        self.samples = CACHE[name]
+        self.samples = CACHE[name][number]
         self.batch = workload.batch
         self.net = workload.model()
 
@@ -96,7 +91,7 @@ class FlowerClient(NumPyClient):
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         set_weights(self.net, parameters)
-        x, y = self.samples[int(config["partition"])]
+        x, y = self.samples
         optimizer = torch.optim.SGD(self.net.parameters(), lr=LR)
         for batch in torch.randperm(len(y)).split(self.batch):
             optimizer.zero_grad()
@@ -105,34 +100,12 @@ class FlowerClient(NumPyClient):
         return get_weights(self.net), len(y), {}
 
 
-class Cohorts(FedAvg):
-    """FedAvg on the cohorts of the benchmark; it records when each round ended.
+class Timed(FedAvg):
+    """FedAvg that records when each round ended."""
 
-    A Flower server does not know which node holds which partition. So it takes any ten nodes, as
-    FedAvg does, and tells each in its config which partition to train; every actor has all
-    partitions, so the work is the same.
-    """
-
-    def __init__(self, initial: Parameters) -> None:
-        # The minimum is needed because the fraction refers to the nodes that happen to be
-        # connected when the first round begins.
-        super().__init__(
-            fraction_fit=COHORT / CLIENTS,
-            min_fit_clients=COHORT,
-            fraction_evaluate=0.0,
-            min_available_clients=CLIENTS,
-            initial_parameters=initial,
-        )
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.ends: list[float] = []
-
-    def configure_fit(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[ClientProxy, FitIns]]:
-        chosen = super().configure_fit(server_round, parameters, client_manager)
-        return [
-            (node, FitIns(parameters, {"partition": k}))
-            for (node, _), k in zip(chosen, cohort(server_round), strict=True)
-        ]
 
     def aggregate_fit(
         self,
@@ -155,10 +128,18 @@ def rounds(name: str, workers: int = 1) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = WORKLOADS[name]
-    strategy = Cohorts(ndarrays_to_parameters(get_weights(workload.model())))
+    # The minimum is needed because the fraction refers to the nodes that happen to be connected
+    # when the first round begins.
+    strategy = Timed(
+        fraction_fit=COHORT / CLIENTS,
+        min_fit_clients=COHORT,
+        fraction_evaluate=0.0,
+        min_available_clients=CLIENTS,
+        initial_parameters=ndarrays_to_parameters(get_weights(workload.model())),
+    )
 
-    def client_fn(_: Context) -> Client:
-        return FlowerClient(name).to_client()
+    def client_fn(context: Context) -> Client:
+        return FlowerClient(name, int(context.node_config["partition-id"])).to_client()
 
     def server_fn(_: Context) -> ServerAppComponents:
         config = ServerConfig(num_rounds=workload.rounds + 1)

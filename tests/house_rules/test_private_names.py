@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 
 import pytest
-from house_rules.source import PACKAGE, SIZE, imports
+from house_rules.source import PACKAGE, imports, modules
 
 from fedhet.core.errors import RunFailed
 from fedhet.flower import private
 
-MODULES = SIZE["modules"](PACKAGE)
+MODULES = modules(PACKAGE)
 MOST = 10
 DOCUMENTED = ("app", "client", "clientapp", "common", "server", "serverapp", "simulation")
 TABLE = {part for name in private.NAMES for part in name.partition(":")[2].split(".")}

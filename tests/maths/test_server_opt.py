@@ -65,7 +65,7 @@ def test_fedadagrad_adds_up_the_squares() -> None:
         torch.testing.assert_close(value, x, rtol=1e-12, atol=1e-12)
 
 
-def test_yogi_moves_v_by_a_bounded_amount_towards_the_square() -> None:
+def test_fedyogi_moves_v_by_a_bounded_amount_towards_the_square() -> None:
     """v changes by exactly (1 - b2) delta^2: up if it is below delta^2, down if it is above."""
     optimizer = FedOpt(kind="yogi", beta2=0.9, v0=0.25)
     move = torch.tensor([1.0, 0.5, 0.1], dtype=torch.float64)  # above, equal, below v

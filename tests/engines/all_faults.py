@@ -1,4 +1,4 @@
-"""FedNorm whose clients fail at random: the plug-in that a soak run puts in FedNorm's place.
+"""FedNorm whose clients fail at random: the plug-in that test_soak.py puts in FedNorm's place.
 
 A second run, in which the clients that failed say at once that they are absent, has the same
 cohorts, so that the two must end with the same weights.

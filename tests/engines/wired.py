@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-import pieces
+from engines import all_faults
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 
 from fedhet.__main__ import main
@@ -54,12 +54,14 @@ class WiredCourier(PoolCourier):
     def _travelled(self, msg: Broadcast, update: Upload) -> Reply:
         """What the server reads of the reply, after the faults that are drawn for it."""
         sent = come = packed(msg, update)
-        drawn = pieces.drawn(msg.pid, msg.step)
+        drawn = all_faults.drawn(msg.pid, msg.step)
         for name in drawn:
-            if name in pieces.ON_THE_WAY:
+            if name in all_faults.ON_THE_WAY:
                 random = np.random.default_rng([msg.pid, msg.step, 1])
-                sent.parameters.tensors = pieces.ON_THE_WAY[name](sent.parameters.tensors, random)
-        earlier, other = (name in drawn for name in pieces.INSTEAD)
+                sent.parameters.tensors = all_faults.ON_THE_WAY[name](
+                    sent.parameters.tensors, random
+                )
+        earlier, other = (name in drawn for name in all_faults.INSTEAD)
         if earlier:
             come = self._earlier.get(msg.pid, come)
         if other and self._other:
