@@ -222,10 +222,9 @@ class ExperimentFolder:
         write_json(self.path / EXPERIMENT, content)
 
 
-def count(path: Path, kind: str | None = None) -> tuple[int, int]:
-    """How many cells of the experiment in a folder are there, and how many it has: of this kind."""
-    every = _read(path / EXPERIMENT).get("cells", [])
-    cells = [cell for cell in every if kind in (None, cell["kind"])]
+def count(path: Path) -> tuple[int, int]:
+    """How many cells of the experiment in a folder are there, and how many it has."""
+    cells = _read(path / EXPERIMENT).get("cells", [])
     states = [state_of(path / cell["folder"]).get("status") for cell in cells]
     return states.count(FINISHED), len(cells)
 

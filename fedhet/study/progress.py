@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet.core.check import counted
 from fedhet.core.errors import uncreatable
@@ -16,11 +16,9 @@ from fedhet.study.cells import Cell
 from fedhet.study.code import Code
 from fedhet.study.definition import Experiment
 from fedhet.study.executors import Executor, PlannedRun
+from fedhet.study.findable import Source, find_data
 from fedhet.study.folder import ExperimentFolder
 from fedhet.study.live import Watch
-
-if TYPE_CHECKING:
-    from fedhet.study.findable import Source
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,11 @@ class Progress:
         path: its folder, which is created if it does not exist.
         code: the code with which the command began, before it imported what runs need.
         executor: makes the runs of the cells.
-
-    Attributes:
-        began: whether it is recorded in its folder, and its first cell is about to start.
     """
 
     def __init__(self, experiment: Experiment, path: Path, code: Code, executor: Executor) -> None:
         self.experiment = experiment
         self.folder = ExperimentFolder(path, experiment, code)
-        self.began = False
         self._executor = executor
         self._launched = 0
         self._trials = cells.trials(experiment)
@@ -107,11 +101,11 @@ class Progress:
         runs, _ = self._runs()
         every = cells.wanted(self.experiment, [*self._trials, *runs])
         missing = self.folder.missing(every)  # before anything is written
-        if lines := dict.fromkeys(map(cells.data_lines, missing)):
-            self._executor.find_data([data[each] for each in lines if each in data])
+        if self._executor.reads_here:
+            lines = dict.fromkeys(map(cells.data_lines, missing))
+            find_data(data[each] for each in lines if each in data)
         self.folder.discard(missing)
         self._record(runs)
-        self.began = True
         with Watch(len(every), len(every) - len(missing)) as watch:
             self._launch(cells.wanted(self.experiment, self._trials), watch)
             runs, lost = self._runs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.storage import write_json
 from fedhet.runs.config.composition import Launching
 from fedhet.runs.record.schema import FORMAT
-from fedhet.study import launch, report
+from fedhet.study import launch, progress, report
 from fedhet.study.cells import Cell
 from fedhet.study.executors import Executor, PlannedRun
 from fedhet.study.findable import Source
@@ -41,6 +41,8 @@ class Pretend(Executor):
         rows: the lines of its rounds.jsonl.
     """
 
+    reads_here = True
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launched: list[str] = []
@@ -62,6 +64,7 @@ class Pretend(Executor):
             patch.setattr(launch, "executor", lambda launching: self)
             patch.setattr(Progress, "_launch", self._cells(Progress._launch))
             patch.setattr(report, "write", self.report)
+            patch.setattr(progress, "find_data", self._find_data)
             return main.main(["experiment=mine", *lines])
 
     def record(self) -> dict[str, Any]:
@@ -74,9 +77,10 @@ class Pretend(Executor):
         files = sorted(self.folder.glob("cells/*/summary.json"))
         return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
-    def find_data(self, sources: Sequence[Source]) -> None:
-        self.sought.extend(sources)
-        self.find(sources)
+    def _find_data(self, sources: Iterable[Source]) -> None:
+        found = [*sources]
+        self.sought.extend(found)
+        self.find(found)
 
     def _cells(self, launch: Callable[..., None]) -> Callable[..., None]:
         """Take notice of the cells that an experiment launches."""
