@@ -67,7 +67,7 @@ class PlannedRun:
             belongs to none.
         trial: whether its validation score is shown in place of the one on test data, by which
             nobody may choose.
-        alone: whether the process of its last attempt has died; it shares none with other runs.
+        alone: whether the process in which it was made first has died; it shares none with others.
     """
 
     number: int
@@ -134,7 +134,7 @@ class PlannedRun:
         if not self.ended(problem):
             problem = problem or SILENT
             try:
-                cells.record_failure(self.folder, problem, died=True)
+                cells.record_failure(self.folder, problem)
             except (DataError, WriteError) as error:
                 log.warning("%s", error)
             return problem

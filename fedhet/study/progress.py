@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +137,7 @@ class Progress:
 
     def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
         todo = self.folder.missing(every)
-        died = self.folder.prepare(todo)
-        todo.sort(key=died.__contains__)  # last: where all share this process, others come first
+        self.folder.prepare(todo)
         any_code = self.experiment.on_other_code == "keep"
         runs = [
             PlannedRun(
@@ -147,7 +147,6 @@ class Progress:
                 self.folder.path / cell.folder,
                 any_code=any_code,
                 trial=cell.kind == "trial",
-                alone=cell in died,
             )
             for number, cell in enumerate(todo, self._launched)
         ]
@@ -180,13 +179,11 @@ def _choose(
         by_place.setdefault(cell.on(tuned.per), []).append(cell)
     entries = []
     for place, tried in by_place.items():
-        points: list[tuning.Point] = []
-        scores: dict[int, list[float | None]] = {}
-        for cell in tried:
-            if cell.tuned not in points:
-                points.append(cell.tuned)
-            scores.setdefault(points.index(cell.tuned), []).append(folder.validation(cell))
-        number, validation = tuning.best(scores) or (None, None)
-        chosen = None if number is None else points[number]
-        entries.append(entry(place, chosen, validation, len(points)))
+        points = {json.dumps(cell.tuned): cell.tuned for cell in tried}
+        scores = {
+            text: [folder.validation(cell) for cell in tried if cell.tuned == point]
+            for text, point in points.items()
+        }
+        chosen, validation = tuning.best(scores) or ("", None)
+        entries.append(entry(place, points.get(chosen), validation, len(points)))
     return entries
