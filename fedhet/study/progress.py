@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from fedhet.core.check import counted
 from fedhet.core.errors import uncreatable
 from fedhet.runs.record.lock import Lock
@@ -17,7 +19,7 @@ from fedhet.study.cells import Cell
 from fedhet.study.code import Code
 from fedhet.study.definition import Experiment
 from fedhet.study.executors import Executor, PlannedRun
-from fedhet.study.findable import Source, find_data
+from fedhet.study.findable import find_data
 from fedhet.study.folder import ExperimentFolder
 from fedhet.study.live import Watch
 
@@ -91,11 +93,11 @@ class Progress:
         finally:
             lock.release()
 
-    def _run_all(self, data: Mapping[frozenset[str], Source]) -> Outcome:
+    def _run_all(self, data: Mapping[frozenset[str], DictConfig]) -> Outcome:
         """Run what is missing of an experiment whose folder is locked.
 
         Args:
-            data: `cells.data_lines` of a cell -> the data that it reads.
+            data: `cells.data_lines` of a cell -> the settings of one that reads these data.
         """
         self.folder.refuse_other()
         # What trials of an earlier command have chosen stays recorded until there is more.

@@ -176,13 +176,17 @@ def at_the_edge(point: Point, space: Space) -> list[str]:
 
     Of fewer than three values each is an outermost one, which tells nothing.
     """
-
-    def edge(key: str, values: Any) -> bool:
-        numbers = not isinstance(values, Interval) and len(values) >= FEWEST_OF_A_GRID
-        numbers = numbers and all(type(value) in (int, float) for value in values)
-        return numbers and point[key] in (min(values), max(values))
-
-    return [key for key, values in space.items() if edge(key, values)]
+    grids = {
+        key: values
+        for key, values in space.items()
+        if not isinstance(values, Interval) and len(values) >= FEWEST_OF_A_GRID
+    }
+    return [
+        key
+        for key, values in grids.items()
+        if all(type(value) in (int, float) for value in values)
+        and point[key] in (min(values), max(values))
+    ]
 
 
 # ---- what is tuned, as the file of an experiment says it

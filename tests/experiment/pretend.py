@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from fedhet import __main__ as main
 from fedhet.core.errors import RunFailed, has_diverged
@@ -18,7 +19,6 @@ from fedhet.runs.record.schema import FORMAT
 from fedhet.study import launch, progress, report
 from fedhet.study.cells import Cell
 from fedhet.study.executors import Executor, PlannedRun
-from fedhet.study.findable import Source
 from fedhet.study.folder import EXPERIMENT, recorded
 from fedhet.study.live import Watch
 from fedhet.study.progress import Progress
@@ -46,11 +46,11 @@ class Pretend(Executor):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launched: list[str] = []
-        self.sought: list[Source] = []
+        self.sought: list[DictConfig] = []
         self.report: Callable[[Path], Any] = lambda folder: report.Written(
             folder / "report" / "index.html", []
         )
-        self.find: Callable[[Sequence[Source]], None] = lambda sources: None
+        self.find: Callable[[Sequence[DictConfig]], None] = lambda sources: None
         self.fails: Callable[[Cell], str | None] = lambda cell: None
         self.about: Callable[[Cell], dict[str, Any]] = lambda cell: {}
         self.rows: Callable[[Cell], Rows] = lambda cell: [{"acc_val_weighted": 0.5}]
@@ -77,7 +77,7 @@ class Pretend(Executor):
         files = sorted(self.folder.glob("cells/*/summary.json"))
         return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
-    def _find_data(self, sources: Iterable[Source]) -> None:
+    def _find_data(self, sources: Iterable[DictConfig]) -> None:
         found = [*sources]
         self.sought.extend(found)
         self.find(found)
