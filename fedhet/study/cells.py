@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
 
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import catalogue, composition
@@ -17,9 +18,6 @@ from fedhet.runs.config.lines import by_key, key_of
 from fedhet.study.axes import Label, Setting, Value, written
 from fedhet.study.definition import WITHOUT_EFFECT, Experiment
 from fedhet.study.tuning import Point, points
-
-if TYPE_CHECKING:
-    from fedhet.study.findable import Source
 
 LONGEST_NAME = 80
 Axes = dict[str, Label]  # axis -> the label of its value
@@ -126,21 +124,20 @@ def labels(combination: Combination) -> list[Label]:
     return [value.label for _, value in combination]
 
 
-def check(cells: Sequence[Cell]) -> dict[frozenset[str], Source]:
+def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
     """Check names, values, and whether the pieces fit together, before the first cell starts.
 
     Every combination of the groups' choices is checked, and every other override once: ranges of
     two settings do not depend on each other.
 
     Returns:
-        `data_lines` of a cell -> the data that it reads.
+        `data_lines` of a cell -> the settings of one that reads these data.
 
     Raises:
         ConfigError: it names the cell.
     """
     from fedhet.runs.config.instantiation import instantiate
     from fedhet.runs.job import try_settings
-    from fedhet.study.findable import source
 
     folders: dict[str, Cell] = {}
     for cell in cells:
@@ -150,7 +147,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], Source]:
     groups = catalogue.groups()
     bases = composition.of_sweep()
     seen: set[object] = set()
-    data: dict[frozenset[str], Source] = {}
+    data: dict[frozenset[str], DictConfig] = {}
     for cell in cells:
         choices = frozenset(line for line in cell.overrides if key_of(line) in groups)
         about_data = data_lines(cell)
@@ -163,7 +160,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], Source]:
             try_settings(settings)
         except ConfigError as error:
             raise ConfigError(f"{error} (in the experiment's run {cell.label})") from error
-        data.setdefault(about_data, source(settings.cfg))
+        data.setdefault(about_data, settings.cfg)
     return data
 
 

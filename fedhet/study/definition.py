@@ -89,8 +89,16 @@ def _name(axis: str, value: Value) -> str:
 
 # ---- the experiment
 # The scores by which values are compared, as fedhet/study/report names them.
-_GLOBAL = ("last", "best_val", "last_k", "clients", "worst")
-METRICS = (*_GLOBAL, "personal", "personal_best_val", "finetuned")
+METRICS = (
+    "last",
+    "best_val",
+    "last_k",
+    "clients",
+    "worst",
+    "personal",
+    "personal_best_val",
+    "finetuned",
+)
 # They change no result, and therefore not the folder of a run either.
 WITHOUT_EFFECT = ("tracker", "figures")
 OTHER_CODE = ("stop", "keep", "rerun")
@@ -153,14 +161,12 @@ def read(lines: Sequence[str]) -> Experiment | None:
     single = list(single_settings(lines, but=apart))
     given = {line.key_or_group: line for line in overrides.parse(single, labels)}
     own = {key: line for key, line in given.items() if is_own(key)}
-    parts = [key for key in own if key.startswith(PART)]
     if not declared["axes"]:
         return None
     scaled = {line.key_or_group: line for line in _of_scale(declared, labels)}
     rest = {**scaled, **{key: value for key, value in given.items() if key not in own}}
     experiment = rest.pop("experiment")
-    hydra = [key for key, override in rest.items() if override.is_hydra_override()]
-    settings = {key: value for key, value in rest.items() if key not in hydra}
+    settings = {key: value for key, value in rest.items() if not value.is_hydra_override()}
     axes = read_axes(declared["axes"], settings)
     fixed = [override.input_line for key, override in settings.items() if key not in axes]
     seed = settings[SEED].value() if SEED in settings else declared[SEED]
@@ -180,7 +186,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
         axes=axes,
         tuning=tuning,
         report=_report(declared["report"], axes),
-        part=dict(_part(axis, line, axes) for axis, line in own.items() if axis in parts),
+        part=dict(_part(key, line, axes) for key, line in own.items() if key.startswith(PART)),
         on_other_code=one_of("on_other_code", declared["on_other_code"], OTHER_CODE),
         digest=_digest(name),
     )

@@ -25,16 +25,14 @@ class Cost(NamedTuple):
     """Seconds of one run.
 
     Attributes:
-        start: before the first round, and after the last one.
-        phases: all rounds before the training, such as an exploration.
+        before: the start, all rounds before the training, such as an exploration, and the end.
         step: one round of training.
         evaluation: one evaluation.
         rounds: how many rounds of training the run has.
         evaluations: how many evaluations.
     """
 
-    start: float
-    phases: float
+    before: float
     step: float
     evaluation: float
     rounds: int
@@ -43,9 +41,7 @@ class Cost(NamedTuple):
     @property
     def total(self) -> float:
         """Seconds of the whole run."""
-        return (
-            self.start + self.phases + self.rounds * self.step + self.evaluations * self.evaluation
-        )
+        return self.before + self.rounds * self.step + self.evaluations * self.evaluation
 
 
 class Estimate(NamedTuple):
@@ -74,7 +70,7 @@ class Estimate(NamedTuple):
                 name,
                 f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
                 f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
-                f" {cost.start + cost.phases:.3g} s before them",
+                f" {cost.before:.3g} s before them",
             )
             for name, cost in self.measured.items()
         ]
@@ -160,8 +156,7 @@ def measure(cell: Cell) -> Cost:
     later = train & (train.cumsum() > 1) if train.sum() > 1 else train  # the first one warms up
     evaluation = steps.loc[later, "seconds.evaluate"].mean()
     return Cost(
-        start=max(0.0, run.summary["seconds"]["total"] - spent.sum()),
-        phases=spent[~train].sum(),
+        before=max(0.0, run.summary["seconds"]["total"] - spent[train].sum()),
         step=spent[later].mean() - evaluation,
         evaluation=evaluation,
         rounds=int(whole.rounds),

@@ -6,7 +6,6 @@ All executors start a run, wait, and are asked whether it has ended; how it has,
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import math
 import multiprocessing
@@ -27,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import psutil
+from joblib import cpu_count
 
 from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
@@ -43,7 +42,6 @@ from fedhet.runs.config.resuming import CELL
 from fedhet.runs.process import SIGNALS, end_with_parent, signals_deferred
 from fedhet.runs.record.schema import read_or_empty
 from fedhet.study import folder as cells
-from fedhet.study.findable import Source, find_data
 from fedhet.study.live import Watch
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ class PlannedRun:
             belongs to none.
         trial: whether its validation score is shown in place of the one on test data, by which
             nobody may choose.
-        alone: whether the process of its last attempt has died; it shares none with other runs.
+        alone: whether the process in which it was made first has died; it shares none with others.
     """
 
     number: int
@@ -136,7 +134,7 @@ class PlannedRun:
         if not self.ended(problem):
             problem = problem or SILENT
             try:
-                cells.record_failure(self.folder, problem, died=True)
+                cells.record_failure(self.folder, problem)
             except (DataError, WriteError) as error:
                 log.warning("%s", error)
             return problem
@@ -284,7 +282,6 @@ def _redirect(out: int, err: int) -> None:
 
 
 # ---- what makes them
-CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.study.preload"
 # What runs that share a process have in common, beside the choices of groups.
 SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
@@ -303,16 +300,6 @@ class Executor(ABC):
 
     places = sys.maxsize
     reads_here = False
-
-    def find_data(self, sources: Sequence[Source]) -> None:
-        """Look for the data of runs, if they are read on this machine.
-
-        Raises:
-            ConfigError: a setting of a dataset is wrong.
-            DataError: data are missing or damaged.
-        """
-        if self.reads_here:
-            find_data(sources)
 
     @abstractmethod
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
@@ -446,7 +433,8 @@ class Processes(Elsewhere):
     They are forked by a process of multiprocessing that has imported what runs need.
 
     Args:
-        workers: how many at once; None for the cores that this process may use.
+        workers: how many at once; None for the cores that this process may use, by its affinity
+            and by the limit of its container.
     """
 
     reads_here = True
@@ -457,10 +445,8 @@ class Processes(Elsewhere):
                 "hydra/launcher=processes: this system cannot fork processes; use"
                 " hydra/launcher=basic"
             )
-        given = workers is not None
-        self.places = (
-            check.integer("hydra.launcher.workers", workers, low=1) if given else usable_cores()
-        )
+        given = cpu_count() if workers is None else workers
+        self.places = check.integer("hydra.launcher.workers", given, low=1)
         forkserver.set_forkserver_preload([PRELOAD])
         # Python before 3.11.10 does not look for what it preloads in `sys.path`.
         path = os.environ.get("PYTHONPATH")
@@ -548,18 +534,6 @@ def _interrupt_once(number: int, frame: Any) -> None:
     """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     interruptions.interrupt(number, frame)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use: by its affinity, and by the limit of its container."""
-    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
-    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
-            words = (CGROUP / quota).read_text().split()
-            words += (CGROUP / period).read_text().split() if period else []
-            if int(words[0]) > 0:
-                cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
-    return max(1, cores)
 
 
 class Ray(Elsewhere):
@@ -676,9 +650,7 @@ def executor(launching: Launching) -> Executor:
         ConfigError: it is not there, or has no such settings.
     """
     check.one_of("hydra/launcher", launching.launcher, EXECUTORS)
-    create = EXECUTORS[launching.launcher]
     try:
-        inspect.signature(create).bind(**launching.settings)
+        return EXECUTORS[launching.launcher](**launching.settings)
     except TypeError as error:
         raise ConfigError(f"hydra/launcher={launching.launcher}: {error}") from error
-    return create(**launching.settings)

@@ -2,8 +2,7 @@
 
 experiment.json   the axes, what was tuned, and every cell
 cells/<name>/     the run folder of a cell, and in it
-  cell.json       whether it is running, finished or failed, the code that its process found, and
-                  whether the process of its last attempt has died
+  cell.json       whether it is running, finished or failed, and the code that its process found
   log.txt         what its process has printed, if it had one of its own
 report/           the report
 """
@@ -105,26 +104,18 @@ class ExperimentFolder:
             if state_of(self.path / cell.folder).get("status") == FINISHED:
                 shutil.rmtree(self.path / cell.folder)
 
-    def prepare(self, cells: Sequence[Cell]) -> set[Cell]:
+    def prepare(self, cells: Sequence[Cell]) -> None:
         """Make room for cells that will be launched; a run that has a checkpoint will go on.
 
         Not if other code has begun it: a run does not change its code on its way.
-
-        Returns:
-            The cells whose last process has died.
         """
-        died = set()
         for cell in cells:
             folder = self.path / cell.folder
-            state = state_of(folder)
-            if state.get("status") == RUNNING or state.get("died"):
-                died.add(cell)
-            same_code = self._code.is_that_of(state.get("code", {}))
+            same_code = self._code.is_that_of(state_of(folder).get("code", {}))
             if not same_code or not any((folder / "checkpoints").glob("*/manifest.json")):
                 shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
-            _write_cell(folder, WAITING, self._code.record(), died=cell in died)
-        return died
+            _write_cell(folder, WAITING, self._code.record())
 
     def refuse_change(self, cells: Sequence[Cell]) -> None:
         """Refuse that the code has changed while these cells were to run.
@@ -222,10 +213,9 @@ class ExperimentFolder:
         write_json(self.path / EXPERIMENT, content)
 
 
-def count(path: Path, kind: str | None = None) -> tuple[int, int]:
-    """How many cells of the experiment in a folder are there, and how many it has: of this kind."""
-    every = _read(path / EXPERIMENT).get("cells", [])
-    cells = [cell for cell in every if kind in (None, cell["kind"])]
+def count(path: Path) -> tuple[int, int]:
+    """How many cells of the experiment in a folder are there, and how many it has."""
+    cells = _read(path / EXPERIMENT).get("cells", [])
     states = [state_of(path / cell["folder"]).get("status") for cell in cells]
     return states.count(FINISHED), len(cells)
 
@@ -290,7 +280,7 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
     ends(FINISHED)
 
 
-def record_failure(folder: Path, reason: str, *, died: bool = False) -> None:
+def record_failure(folder: Path, reason: str) -> None:
     """Let cell.json say why a run has failed, where its own process could not.
 
     A run of a plain sweep gets one, too, without the code that an experiment's cells name.
@@ -298,7 +288,6 @@ def record_failure(folder: Path, reason: str, *, died: bool = False) -> None:
     Args:
         folder: the run folder.
         reason: why it has failed.
-        died: whether its process has died.
 
     Raises:
         DataError: cell.json is damaged.
@@ -306,14 +295,12 @@ def record_failure(folder: Path, reason: str, *, died: bool = False) -> None:
     """
     known = _read(folder / CELL)
     if known.get("status") not in (FAILED, FINISHED):
-        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason, "died": died}
+        content = {"format": FORMAT, **known, "status": FAILED, "reason": reason}
         write_json(folder / CELL, content)
 
 
-def _write_cell(
-    folder: Path, status: str, code: Any, reason: str | None = None, *, died: bool = False
-) -> None:
-    content = {"format": FORMAT, "status": status, "reason": reason, "code": code, "died": died}
+def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:
+    content = {"format": FORMAT, "status": status, "reason": reason, "code": code}
     write_json(folder / CELL, content)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedhet.core import interruptions
 from fedhet.core.errors import ConfigError, OtherCode, clean, uncreatable
 from fedhet.data.forms import read_object
 from fedhet.runs import process
@@ -149,17 +148,15 @@ def run_experiment(experiment: Experiment) -> tuple[int, Path]:
     code = Code.current()
     launching = _launching(experiment)
     progress = Progress(experiment, launching.folder, code, executor(launching))
+    path = progress.folder.path
     print(f"experiment {experiment.name}: checking {progress}", file=sys.stderr)
     try:
         outcome = progress.run()
     except KeyboardInterrupt:
-        if progress.began:
-            interruptions.forget_interruptions()  # another one ends the report too
-            some = count(progress.folder.path, kind="run")[0] > 0
-            told = "interrupted" + ("; the report of what is there follows" if some else "")
-            print(told, file=sys.stderr)
-            _report(progress, None, write=some)
-            raise KeyboardInterrupt(told) from None
+        there, every = count(path)
+        if every:
+            say(f"experiment {experiment.name}: stopped; {there} of {every} runs are there")
+            say(f"run folder: {path}")
         raise
     except OtherCode:
         if experiment.on_other_code != "rerun":
@@ -167,35 +164,22 @@ def run_experiment(experiment: Experiment) -> tuple[int, Path]:
         print("the code has changed: the command starts again, with the new one", file=sys.stderr)
         sys.stdout.flush()
         os.execv(sys.executable, sys.orig_argv)
-    reported = _report(progress, outcome)
+    reported = _report(experiment.name, path, outcome)
     failed = FAILED if outcome.missing or not reported else DEGRADED if outcome.degraded else 0
-    return failed, progress.folder.path
+    return failed, path
 
 
-def _report(progress: Progress, outcome: Outcome | None, *, write: bool = True) -> bool:
-    """Say which cells are missing, and `write` the report of those that are there, if it can be.
-
-    Args:
-        progress: the experiment.
-        outcome: what has become of it; None if it was stopped.
-        write: whether there is anything to report.
+def _report(name: str, folder: Path, outcome: Outcome) -> bool:
+    """Say which cells of an experiment are missing, and write its report.
 
     Returns:
         Whether there is a report.
     """
-    folder, name = progress.folder.path, progress.experiment.name
-    if outcome is not None:
-        for cell, reason in outcome.missing.items():
-            print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
-        there = outcome.cells - len(outcome.missing)
-        more = f", {outcome.others} more were not asked for" if outcome.others else ""
-        say(f"experiment {name}: {there} of {outcome.cells} runs are there{more}")
-    else:
-        there, every = count(folder)
-        say(f"experiment {name}: stopped; {there} of {every} runs are there")
-    if not write:
-        say(f"run folder: {folder}")
-        return False
+    for cell, reason in outcome.missing.items():
+        print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
+    there = outcome.cells - len(outcome.missing)
+    more = f", {outcome.others} more were not asked for" if outcome.others else ""
+    say(f"experiment {name}: {there} of {outcome.cells} runs are there{more}")
     with process.imports():
         from fedhet.study import report
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from omegaconf import DictConfig
 
 from fedhet.core.check import counted
 from fedhet.core.errors import uncreatable
@@ -16,11 +19,9 @@ from fedhet.study.cells import Cell
 from fedhet.study.code import Code
 from fedhet.study.definition import Experiment
 from fedhet.study.executors import Executor, PlannedRun
+from fedhet.study.findable import find_data
 from fedhet.study.folder import ExperimentFolder
 from fedhet.study.live import Watch
-
-if TYPE_CHECKING:
-    from fedhet.study.findable import Source
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,11 @@ class Progress:
         path: its folder, which is created if it does not exist.
         code: the code with which the command began, before it imported what runs need.
         executor: makes the runs of the cells.
-
-    Attributes:
-        began: whether it is recorded in its folder, and its first cell is about to start.
     """
 
     def __init__(self, experiment: Experiment, path: Path, code: Code, executor: Executor) -> None:
         self.experiment = experiment
         self.folder = ExperimentFolder(path, experiment, code)
-        self.began = False
         self._executor = executor
         self._launched = 0
         self._trials = cells.trials(experiment)
@@ -96,22 +93,22 @@ class Progress:
         finally:
             lock.release()
 
-    def _run_all(self, data: Mapping[frozenset[str], Source]) -> Outcome:
+    def _run_all(self, data: Mapping[frozenset[str], DictConfig]) -> Outcome:
         """Run what is missing of an experiment whose folder is locked.
 
         Args:
-            data: `cells.data_lines` of a cell -> the data that it reads.
+            data: `cells.data_lines` of a cell -> the settings of one that reads these data.
         """
         self.folder.refuse_other()
         # What trials of an earlier command have chosen stays recorded until there is more.
         runs, _ = self._runs()
         every = cells.wanted(self.experiment, [*self._trials, *runs])
         missing = self.folder.missing(every)  # before anything is written
-        if lines := dict.fromkeys(map(cells.data_lines, missing)):
-            self._executor.find_data([data[each] for each in lines if each in data])
+        if self._executor.reads_here:
+            lines = dict.fromkeys(map(cells.data_lines, missing))
+            find_data(data[each] for each in lines if each in data)
         self.folder.discard(missing)
         self._record(runs)
-        self.began = True
         with Watch(len(every), len(every) - len(missing)) as watch:
             self._launch(cells.wanted(self.experiment, self._trials), watch)
             runs, lost = self._runs()
@@ -142,8 +139,7 @@ class Progress:
 
     def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
         todo = self.folder.missing(every)
-        died = self.folder.prepare(todo)
-        todo.sort(key=died.__contains__)  # last: where all share this process, others come first
+        self.folder.prepare(todo)
         any_code = self.experiment.on_other_code == "keep"
         runs = [
             PlannedRun(
@@ -153,7 +149,6 @@ class Progress:
                 self.folder.path / cell.folder,
                 any_code=any_code,
                 trial=cell.kind == "trial",
-                alone=cell in died,
             )
             for number, cell in enumerate(todo, self._launched)
         ]
@@ -186,13 +181,11 @@ def _choose(
         by_place.setdefault(cell.on(tuned.per), []).append(cell)
     entries = []
     for place, tried in by_place.items():
-        points: list[tuning.Point] = []
-        scores: dict[int, list[float | None]] = {}
-        for cell in tried:
-            if cell.tuned not in points:
-                points.append(cell.tuned)
-            scores.setdefault(points.index(cell.tuned), []).append(folder.validation(cell))
-        number, validation = tuning.best(scores) or (None, None)
-        chosen = None if number is None else points[number]
-        entries.append(entry(place, chosen, validation, len(points)))
+        points = {json.dumps(cell.tuned): cell.tuned for cell in tried}
+        scores = {
+            text: [folder.validation(cell) for cell in tried if cell.tuned == point]
+            for text, point in points.items()
+        }
+        chosen, validation = tuning.best(scores) or ("", None)
+        entries.append(entry(place, points.get(chosen), validation, len(points)))
     return entries

@@ -7,6 +7,7 @@ that no reported run has, and the clients' validation data decide. No test score
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -98,8 +99,6 @@ def points(space: Space, budget: int | None) -> list[Point]:
         ConfigError: an interval without a budget.
     """
     grid = all(not isinstance(values, Interval) for values in space.values())
-    if not space:
-        return [{}]
     if grid:
         combinations = product(*(tuple(values) for values in space.values()))  # type: ignore[arg-type]
         every = [dict(zip(space, values, strict=True)) for values in combinations]
@@ -156,23 +155,20 @@ def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> No
         )
 
 
-def best(scores: Mapping[int, Sequence[float | None]]) -> tuple[int, float] | None:
-    """The number of the best trial, and its mean validation score; None if none has ended well.
+def best(scores: Mapping[str, Sequence[float | None]]) -> tuple[str, float] | None:
+    """The name of the best trial, and its mean validation score; None if none has ended well.
 
     Args:
-        scores: number of a trial -> its validation scores, one for each seed; None and NaN for a
+        scores: name of a trial -> its validation scores, one for each seed; None and NaN for a
             run that is missing or has diverged, with which a trial cannot win. Of equal trials the
             first wins.
     """
-    means: dict[int, float] = {
-        number: float(mean(values))  # type: ignore[type-var, arg-type]
-        for number, values in scores.items()
+    means: dict[str, float] = {
+        name: float(mean(values))  # type: ignore[type-var, arg-type]
+        for name, values in scores.items()
         if values and all(value is not None and math.isfinite(value) for value in values)
     }
-    if not means:
-        return None
-    number = max(means, key=means.__getitem__)
-    return number, means[number]
+    return max(means.items(), key=operator.itemgetter(1), default=None)
 
 
 def at_the_edge(point: Point, space: Space) -> list[str]:
@@ -180,13 +176,17 @@ def at_the_edge(point: Point, space: Space) -> list[str]:
 
     Of fewer than three values each is an outermost one, which tells nothing.
     """
-
-    def edge(key: str, values: Any) -> bool:
-        numbers = not isinstance(values, Interval) and len(values) >= FEWEST_OF_A_GRID
-        numbers = numbers and all(type(value) in (int, float) for value in values)
-        return numbers and point[key] in (min(values), max(values))
-
-    return [key for key, values in space.items() if edge(key, values)]
+    grids = {
+        key: values
+        for key, values in space.items()
+        if not isinstance(values, Interval) and len(values) >= FEWEST_OF_A_GRID
+    }
+    return [
+        key
+        for key, values in grids.items()
+        if all(type(value) in (int, float) for value in values)
+        and point[key] in (min(values), max(values))
+    ]
 
 
 # ---- what is tuned, as the file of an experiment says it

@@ -111,7 +111,7 @@ def test_a_run_that_is_not_measured_is_estimated_from_its_method_and_its_setting
     def cost(cell: Cell) -> Cost:
         method, setting = str(cell.axes["method"]), str(cell.axes["setting"])
         measured.append((method, setting))
-        return Cost(0.0, 0.0, steps[method] * settings[setting], 0.0, rounds=1, evaluations=0)
+        return Cost(0.0, steps[method] * settings[setting], 0.0, rounds=1, evaluations=0)
 
     monkeypatch.setattr(estimation, "measure", cost)
     found = estimation.estimate(experiment)

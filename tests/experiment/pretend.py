@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from fedhet import __main__ as main
 from fedhet.core.errors import RunFailed, has_diverged
 from fedhet.data.storage import write_json
 from fedhet.runs.config.composition import Launching
 from fedhet.runs.record.schema import FORMAT
-from fedhet.study import launch, report
+from fedhet.study import launch, progress, report
 from fedhet.study.cells import Cell
 from fedhet.study.executors import Executor, PlannedRun
-from fedhet.study.findable import Source
 from fedhet.study.folder import EXPERIMENT, recorded
 from fedhet.study.live import Watch
 from fedhet.study.progress import Progress
@@ -41,14 +41,16 @@ class Pretend(Executor):
         rows: the lines of its rounds.jsonl.
     """
 
+    reads_here = True
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launched: list[str] = []
-        self.sought: list[Source] = []
+        self.sought: list[DictConfig] = []
         self.report: Callable[[Path], Any] = lambda folder: report.Written(
             folder / "report" / "index.html", []
         )
-        self.find: Callable[[Sequence[Source]], None] = lambda sources: None
+        self.find: Callable[[Sequence[DictConfig]], None] = lambda sources: None
         self.fails: Callable[[Cell], str | None] = lambda cell: None
         self.about: Callable[[Cell], dict[str, Any]] = lambda cell: {}
         self.rows: Callable[[Cell], Rows] = lambda cell: [{"acc_val_weighted": 0.5}]
@@ -62,6 +64,7 @@ class Pretend(Executor):
             patch.setattr(launch, "executor", lambda launching: self)
             patch.setattr(Progress, "_launch", self._cells(Progress._launch))
             patch.setattr(report, "write", self.report)
+            patch.setattr(progress, "find_data", self._find_data)
             return main.main(["experiment=mine", *lines])
 
     def record(self) -> dict[str, Any]:
@@ -74,9 +77,10 @@ class Pretend(Executor):
         files = sorted(self.folder.glob("cells/*/summary.json"))
         return {file.parent.name: file.stat().st_mtime_ns for file in files}
 
-    def find_data(self, sources: Sequence[Source]) -> None:
-        self.sought.extend(sources)
-        self.find(sources)
+    def _find_data(self, sources: Iterable[DictConfig]) -> None:
+        found = [*sources]
+        self.sought.extend(found)
+        self.find(found)
 
     def _cells(self, launch: Callable[..., None]) -> Callable[..., None]:
         """Take notice of the cells that an experiment launches."""

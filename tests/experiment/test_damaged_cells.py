@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from experiment.pretend import Pretend
 
 from fedhet.runs.record.schema import FORMAT
-from fedhet.study.executors import PlannedRun
-from fedhet.study.live import Watch
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -42,37 +38,6 @@ def test_a_damaged_cell_is_run_again(
     after = pretend.written()
     assert [name for name in before if after[name] == before[name]] == [whole.name]
     assert json.loads((unknown / "summary.json").read_text())["format"] == FORMAT
-
-
-def test_cells_whose_process_has_died_are_made_alone(
-    write: Write, pretend: Pretend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the others, also when the command ends before they have begun."""
-    write(AXES)
-    launched: list[PlannedRun] = []
-
-    def interrupted(runs: Sequence[PlannedRun], watch: Watch) -> None:
-        launched[:] = runs
-        if runs:
-            raise KeyboardInterrupt
-
-    def record(folder: Path) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((folder / "cell.json").read_text())
-        return content
-
-    monkeypatch.setattr(pretend, "launch", interrupted)
-    assert pretend.run() == 130
-    assert not any(run.alone for run in launched)
-    cells = [run.folder for run in launched]
-    ends = [{"status": "running"}, {"status": "failed", "died": True}, {"status": "failed"}]
-    for cell, end in zip(cells, ends, strict=False):
-        (cell / "cell.json").write_text(json.dumps(record(cell) | end))
-    assert pretend.run() == 130
-    assert [run.folder for run in launched] == [*cells[2:], *cells[:2]]
-    assert [run.alone for run in launched] == [False] * 4 + [True] * 2
-    known = [record(run.folder) for run in launched]
-    assert {each["status"] for each in known} == {"waiting"}
-    assert [each["died"] for each in known] == [False] * 4 + [True] * 2
 
 
 def test_a_record_that_is_no_object_is_named(

@@ -14,7 +14,7 @@ from fedhet.core.errors import DataError
 from fedhet.runs.config import compose
 from fedhet.study.code import Code
 from fedhet.study.executors import Here, Processes, Ray
-from fedhet.study.findable import find_data, source
+from fedhet.study.findable import find_data
 
 pytestmark = pytest.mark.usefixtures("own_process")
 Write = Callable[..., None]
@@ -64,13 +64,15 @@ def test_what_is_not_asked_for_is_not_looked_for(write: Write, pretend: Pretend)
     assert len(pretend.launched) == 1 and len(pretend.sought) == 1
 
 
-def test_a_launcher_looks_where_its_runs_will() -> None:
-    """Unless they may be on other machines."""
-    nowhere = source(compose(["dataset=mnist", "data_dir=nowhere"]).cfg)
-    for launcher in (Here(), Processes()):
-        with pytest.raises(DataError, match=r"data_dir='nowhere'"):
-            launcher.find_data([nowhere])
-    Ray().find_data([nowhere])
+def test_data_are_looked_for_where_the_runs_read_them(write: Write, pretend: Pretend) -> None:
+    """Not here, if the runs may be on other machines."""
+    nowhere = compose(["dataset=mnist", "data_dir=nowhere"]).cfg
+    with pytest.raises(DataError, match=r"data_dir='nowhere'"):
+        find_data([nowhere])
+    assert Here.reads_here and Processes.reads_here
+    pretend.reads_here = Ray.reads_here
+    write(TWO)
+    assert pretend.run() == 0 and pretend.launched and not pretend.sought
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import pytest
 from fedhet.__main__ import main
 from fedhet.study.estimate import Cost, Estimate
 
-COST = Cost(start=1.0, phases=2.0, step=0.5, evaluation=0.25, rounds=10, evaluations=4)
+COST = Cost(before=3.0, step=0.5, evaluation=0.25, rounds=10, evaluations=4)
 
 
 def test_a_run_costs_its_parts() -> None:
-    assert COST.total == 1 + 2 + 10 * 0.5 + 4 * 0.25
+    assert COST.total == 3 + 10 * 0.5 + 4 * 0.25
 
 
 def test_processes_share_the_runs_but_not_the_longest_one() -> None:

@@ -298,7 +298,9 @@ def test_nothing_of_an_earlier_report_stays(tmp_path: Path) -> None:
         cell.rename(tmp_path / cell.name)
     report.write(made)
     assert (home / "tables" / "missing.csv").exists()
-    assert (home / "figures" / "wins.svg").exists() < (Path("figures/wins.svg") in whole)
+    assert (home / "figures" / "differences.svg").exists() < (
+        Path("figures/differences.svg") in whole
+    )
     for cell in away:
         (tmp_path / cell.name).rename(cell)
     report.write(made)

@@ -68,8 +68,7 @@ def against_reference(study: Study) -> pd.DataFrame:
     The columns are those of `statistics.compare`, and `needed`: the seeds that a difference of this
     size needs, NaN where there is no such number.
     """
-    gains = study.gains()
-    frame = compare(gains, study.reference if len(gains) else None, untested=study.tuned_on_few)
+    frame = compare(study.gains(), study.reference, untested=study.tuned_on_few)
     frame["needed"] = [
         seeds_needed(effect, len(frame)) if abs(effect) > 0 else math.nan
         for effect in frame["effect"]

@@ -404,24 +404,16 @@ def mixed_code(study: Study) -> list[str]:
     Commits do not count: another one may have the same code.
     """
     trials = [cell for cell in study.results.source.cells if cell.trial and cell.counts]
-    versions = Counter(
-        " ".join(
-            f"{name} {short(cell.code[name])}"
-            for name in ("version", "digest")
-            if cell.code.get(name)
-        )
-        for cell in [*study.cells, *trials]
-        if cell.code
-    )
-    kinds: Counter[str] = Counter()
-    for cell in study.cells:
-        kinds[_text(study.results.environment(cell).get("fedhet"))] += 1
-    for counts in (versions, kinds):
-        if len(counts) > 1:
-            told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
-            what = "runs and trials" if trials else "runs"
-            return [f"The {what} were made by different versions of the code: {told}."]
-    return []
+    counts: Counter[str] = Counter()
+    for cell in [*study.cells, *trials]:
+        code = {name: str(cell.code[name]) for name in ("version", "digest") if cell.code.get(name)}
+        told = " ".join(f"{name} {short(value)}" for name, value in code.items())
+        counts[told or _text(study.results.environment(cell).get("fedhet"))] += 1
+    if len(counts) < 2:
+        return []
+    told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
+    what = "runs and trials" if trials else "runs"
+    return [f"The {what} were made by different versions of the code: {told}."]
 
 
 def idle(study: Study) -> list[str]:

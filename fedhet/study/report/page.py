@@ -85,9 +85,10 @@ def _replace(home: Path, made: Path) -> None:
         path.relative_to(home).as_posix(): path
         for folder, ends in KINDS.items()
         for path in sorted((home / folder).glob("*.*"))
-        if path.suffix[1:] in ends and not path.is_symlink()
+        if path.suffix[1:] in ends
+        and not path.is_symlink()
+        and path.relative_to(home).as_posix() in before - names
     }
-    old = {name: path for name, path in old.items() if name in before - names}
     # First what will be there: a killed process then leaves no file of which nobody knows.
     write_json(home / FILES, {"files": sorted({*names, *old})})
     for name in sorted(names):
@@ -137,7 +138,7 @@ def compose(found: Results, pictures: Path) -> Document:
                 overviews.every_score(study),
                 *overviews.detail_tables(study),
             ],
-            [*plots.curves(study, pictures), *plots.win_matrix(study, pictures)],
+            plots.curves(study, pictures),
         ),
         Section(
             "Clients",

@@ -395,34 +395,6 @@ def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
     return figures(shown, draw, folder, "labels", caption, alt, height=3.0)
 
 
-def win_matrix(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw how often each method beats each other one."""
-    blocks = study.blocks(study.metric).dropna(axis=1, how="all")
-    count = len(blocks.columns)
-    if count < 2:
-        return []
-    pairs = blocks.notna().astype(int)
-    both = (pairs.T @ pairs).to_numpy()
-    wins = np.array([(blocks.gt(blocks[m], axis=0)).sum() for m in blocks]).T
-    share = np.where(np.eye(count, dtype=bool) | (both == 0), math.nan, wins / np.maximum(both, 1))
-    names = [shortened(str(method), LABEL) for method in blocks]
-    side = 1.2 + 0.52 * count + 0.075 * max(map(len, names))
-    picture = Picture(figsize=(side, side), dpi=110, layout="constrained")
-    axes = picture.subplots()
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    for row, column in np.argwhere(~np.isnan(share)):
-        color = "white" if share[row, column] > 0.65 else "black"
-        text = f"{wins[row, column]}/{both[row, column]}"
-        axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
-    axes.set_xticks(range(count), names, rotation=90, fontsize=8)
-    axes.set_yticks(range(count), names, fontsize=8)
-    caption = (
-        "How often the method of the row has a higher score than that of the column, over all"
-        " pairs of runs with the same setting and seed; the rest are defeats and ties."
-    )
-    return [store(picture, folder, "wins", caption, f"Matrix of wins between {count} methods.")]
-
-
 def differences(
     found: pd.DataFrame, own: Mapping[str, pd.Series], score: str, reference: str, folder: Path
 ) -> list[FigureFile]:
@@ -474,23 +446,24 @@ def differences(
 
 def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
     """Draw the validation score of the trials by each value that was tried."""
-    trials = study.results.trials
-    if trials.empty:
-        return []
     cells = [cell for cell in study.results.source.cells if cell.trial]
-    trials = trials.assign(
-        method=[str(cell.axes.get(study.compare, "")) for cell in cells],
-        setting=[study.condition_of(cell.axes) for cell in cells],
-        validation=[study.validation(cell) for cell in cells],
-    ).dropna(subset="validation")
+    scores = {cell.name: study.validation(cell) for cell in cells}
     files = []
-    for column in [str(name) for name in trials if str(name).startswith("tuned.")]:
-        known = trials.dropna(subset=column)
-        key = column.removeprefix("tuned.")
+    for key in dict.fromkeys(name for cell in cells for name in cell.tuned):
+        points = [
+            {
+                "method": str(cell.axes.get(study.compare, "")),
+                "setting": study.condition_of(cell.axes),
+                "x": cell.tuned[key],
+                "validation": scores[cell.name],
+            }
+            for cell in cells
+            if key in cell.tuned
+        ]
+        trials = pd.DataFrame(points).dropna(subset="validation")
 
-        def draw(axes: Axes, condition: str, known: pd.DataFrame = known, key: str = key) -> None:
-            here = known[known["setting"] == condition]
-            _response(study, axes, here.assign(x=here[f"tuned.{key}"]))
+        def draw(axes: Axes, condition: str, trials: pd.DataFrame = trials, key: str = key) -> None:
+            _response(study, axes, trials[trials["setting"] == condition])
             axes.set_xlabel(shortened(key), fontsize=8)
             axes.set_ylabel("validation score", fontsize=8)
 
@@ -501,7 +474,7 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
         )
         alt = f"Validation score by {key}, one line for each method that tunes it."
         name = "tuning-" + "".join(c if c.isalnum() else "-" for c in key)
-        files += figures(study.known(known), draw, folder, name, caption, alt, share="y")
+        files += figures(study.known(trials), draw, folder, name, caption, alt, share="y")
     return files
 
 

@@ -6,8 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -114,8 +113,6 @@ def read_one(folder: Path) -> FoundRuns:
         raise ConfigError(f"{path} has format {stated!r}; this version of fedhet reads {_READS}")
     experiment = read_object(path, schema.EXPERIMENT, ("axes", "cells"))
     cells = [_cell(folder, *entry) for entry in enumerate(experiment["cells"])]
-    if not cells:
-        raise ConfigError(f"{folder} has no runs: its {EXPERIMENT} names none")
     return FoundRuns([folder], experiment, cells)
 
 
@@ -126,15 +123,7 @@ def _cell(home: Path, number: int, entry: Any) -> FoundRun:
         told = f"its entry in {EXPERIMENT} is damaged: {wrong}"
         return FoundRun(home / place, place, UNREADABLE, told, summary={}, overrides={})
     folder = home / entry["folder"]
-    about: Values = {"status": NOT_RUN, "reason": NOT_RUN}
-    if not _is_below(folder, home):
-        about = {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
-    else:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            try:
-                about = read_object(folder / CELL, schema.STATE, ("status",))
-            except DataError:
-                about = {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+    about = _state(folder, home)
     cell = FoundRun(
         folder,
         clean(entry["folder"]),
@@ -157,11 +146,18 @@ def _cell(home: Path, number: int, entry: Any) -> FoundRun:
     return cell
 
 
-def _is_below(folder: Path, home: Path) -> bool:
+def _state(folder: Path, home: Path) -> Values:
+    """The content of a cell's cell.json; its status says so if there is none."""
     try:
-        return home.resolve() in folder.resolve().parents
-    except (OSError, ValueError, RuntimeError):  # a null byte, or links in a circle
-        return False
+        if home.resolve() not in folder.resolve().parents:
+            raise ValueError("it may lead anywhere")
+        return read_object(folder / CELL, schema.STATE, ("status",))
+    except (FileNotFoundError, NotADirectoryError):
+        return {"status": NOT_RUN, "reason": NOT_RUN}
+    except DataError:
+        return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+    except (OSError, ValueError, RuntimeError):  # also a null byte, or links in a circle
+        return {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
 
 
 def _found(folder: Path, name: str) -> FoundRun:
@@ -248,9 +244,11 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
         common = os.path.commonpath([path.absolute() for path in paths])
         for cell in joined.cells:
             cell.name = Path(os.path.relpath(cell.folder, common)).as_posix()
-    ((name, count),) = Counter(cell.name for cell in joined.cells).most_common(1)
-    if count > 1:
-        raise DataError(f"{joined.folders[0]}: {EXPERIMENT} names the folder {name} for two runs")
+    names = Counter(cell.name for cell in joined.cells)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DataError(
+            f"{joined.folders[0]}: {EXPERIMENT} names the folder {twice[0]} for two runs"
+        )
     return joined
 
 
@@ -546,26 +544,40 @@ def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
     """The scalars of summary.json by their dotted names; lists in a form that a column can hold."""
-    names = {name: own for name, own in columns(summary).items() if not name.endswith("last_k")}
-    for name, value in summary.items():
-        if name == "columns":
-            continue
-        if name == "thresholds":
-            for reached in value:
-                score, threshold = next(iter(reached.items()))
-                for cost in ("rounds", "bytes", "seconds"):
-                    yield f"thresholds.{score}.{threshold:g}.{cost}", reached.get(cost)
-        elif name == "phases":
-            for phase in value:
-                yield f"phases.{phase['name']}", phase["rounds"]
-        elif name == "failures":
-            yield name, len(value)
-        elif name in ("plugins", "models"):
-            yield name, ",".join(value)
-        elif name == "validation" and name in names:  # the best one
-            yield f"{names[name]}.best", value
-        else:
-            yield from schema.leaves({names.get(name, name): value})
+    names = columns(summary)
+    names = {name: names[name] for name in names if not name.endswith(("last_k", "thresholds"))}
+    if "validation" in names:
+        names["validation"] += ".best"
+    own = {
+        names.get(name, name): SCALARS[name](value) if name in SCALARS else value
+        for name, value in summary.items()
+        if name != "columns"
+    }
+    yield from schema.leaves(own)
+
+
+def _reached(thresholds: Sequence[Values]) -> Values:
+    """The costs of reaching each threshold, by its score and its value."""
+    costs: Values = {}
+    for entry in thresholds:
+        score, threshold = next(iter(entry.items()))
+        known = {cost: entry.get(cost) for cost in ("rounds", "bytes", "seconds")}
+        costs[f"{score}.{threshold:g}"] = known
+    return costs
+
+
+def _rounds_of(phases: Sequence[Values]) -> Values:
+    return {phase["name"]: phase["rounds"] for phase in phases}
+
+
+# What makes scalars of the lists in summary.json.
+SCALARS: dict[str, Callable[[Any], Any]] = {
+    "thresholds": _reached,
+    "phases": _rounds_of,
+    "failures": len,
+    "plugins": ",".join,
+    "models": ",".join,
+}
 
 
 # ---- what differs between runs that no experiment names

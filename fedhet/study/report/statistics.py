@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -120,44 +119,36 @@ def beyond(differences: np.ndarray, margin: float) -> np.ndarray:
 
 
 def differences(
-    blocks: pd.DataFrame,
-    reference: str | None = None,
-    *,
-    effects: bool = True,
-    margin: float = 0.0,
+    blocks: pd.DataFrame, reference: str, *, effects: bool = True, margin: float = 0.0
 ) -> pd.DataFrame:
-    """The differences of all columns in pairs, or of each from the reference.
+    """The differences of all other columns from the reference.
 
     Args:
         blocks: scores, a row per block (a seed, a condition), a column per method.
-        reference: the column that is `b` in all pairs; None compares all columns with each other.
+        reference: the column that is `b` in all pairs.
         effects: also compute the bootstrap intervals.
         margin: `p` is that of a difference which is larger.
 
     Returns:
-        A row per pair with rows in common: `a` (without a reference the better one by its mean),
-        `b`, `pairs`, `wins`, `losses`, `ties`, `difference` (the mean of a - b), `low` and `high`
-        (its bootstrap interval), `effect` (Cohen's d_z: the mean difference in units of its
-        standard deviation), and `p` of Wilcoxon's test, without a correction.
+        A row per pair with rows in common: `a`, `b`, `pairs`, `wins`, `losses`, `ties`,
+        `difference` (the mean of a - b), `low` and `high` (its bootstrap interval), `effect`
+        (Cohen's d_z: the mean difference in units of its standard deviation), and `p` of Wilcoxon's
+        test, without a correction.
     """
     rows = []
-    pairs = list(combinations(blocks.columns, 2))
-    if reference is not None:
-        pairs = [(name, reference) for name in blocks if name != reference]
-    for a, b in pairs:
-        own = np.round(blocks[a].to_numpy(float) - blocks[b].to_numpy(float), DECIMALS)
+    for name in blocks.columns.drop(reference, errors="ignore"):
+        gaps = blocks[name].to_numpy(float) - blocks[reference].to_numpy(float)
+        own = np.round(gaps, DECIMALS)
         own = own[~np.isnan(own)]
         if not len(own):
             continue
         mean = float(own.mean())
-        if mean < 0 and reference is None:
-            a, b, mean, own = b, a, -mean, -own
         low, high = interval(own) if effects else (math.nan, math.nan)
         spread = float(own.std(ddof=1)) if len(own) > 1 else 0.0
         rows.append(
             {
-                "a": a,
-                "b": b,
+                "a": name,
+                "b": reference,
                 "pairs": len(own),
                 "wins": int((own > 0).sum()),
                 "losses": int((own < 0).sum()),
@@ -192,7 +183,7 @@ def decide(found: pd.DataFrame, untested: Collection[str] = ()) -> pd.DataFrame:
 
 def compare(
     blocks: pd.DataFrame,
-    reference: str | None = None,
+    reference: str,
     *,
     effects: bool = True,
     margin: float = 0.0,
