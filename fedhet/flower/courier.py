@@ -84,7 +84,6 @@ class FlowerCourier:
         self._grid, self._near = members.grid, near(members.grid)
         self._nodes = nodes
         self._limits = nodes.limits
-        self._begun = False
         self._started: set[int] = set()  # nodes that were sent a message of this run
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -119,14 +118,13 @@ class FlowerCourier:
         sent = [(msg, int(node)) for msg in plan if (node := hosts[msg.pid])]
         records = self._members.records
         messages = [message_of(msg, packer, parcel, node, records) for msg, node in sent]
-        if not (self._begun or self._near) and self._limits.deadline is None:
+        if not (self._started or self._near) and self._limits.deadline is None:
             log.info(
                 "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
                 " at most"
             )
-        if not self._begun and (app := run_of(self._grid, "fab_hash")):
+        if not self._started and (app := run_of(self._grid, "fab_hash")):
             log.info("the app of this run has the SHA-256 %s", app)
-        self._begun = True
         nodes = [node for _, node in sent]
         start = not (self._near or self._started.issuperset(nodes))
         awaited, why = _awaited(self._limits, nodes, start)
@@ -157,24 +155,22 @@ class FlowerCourier:
         before = exchange.arrived
         for name, reply in pulled(self._grid, list(exchange.asked)):
             # Flower passes on one reply to each message, from the node that it was sent to.
-            if (asked := exchange.asked.pop(name, None)) is None:
-                continue
-            if isinstance(reply, Rejected):
-                exchange.hold(wire.refusal(asked[0], reply))
-            else:
+            if asked := exchange.asked.pop(name, None):
                 exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
         return exchange.arrived > before
 
 
-def read_message(msg: Broadcast, node: int, reply: Message, more_bytes: int) -> Reply:
+def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_bytes: int) -> Reply:
     """The reply to `msg`, from Flower's message.
 
     Args:
         msg: what was sent.
         node: to whom.
-        reply: what has arrived.
+        reply: what has arrived, or why it could not be read.
         more_bytes: how many bytes it may have beyond twice those of `msg`.
     """
+    if isinstance(reply, Rejected):
+        return wire.refusal(msg, reply)
     if reply.has_error():
         cause = f"node {node}: {clean(reply.error.reason)}"
         reason = "failed" if reply.error.code == RAISED else "no reply"

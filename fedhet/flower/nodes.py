@@ -9,14 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fedhet.core.errors import ConfigError, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
-
-if TYPE_CHECKING:
-    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0

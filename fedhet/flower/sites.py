@@ -154,7 +154,7 @@ class SiteClient(NumPyClient):
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
-        statistics = read_statistics(self._declared, wire.agreed(carried))
+        statistics = read_statistics(self._declared, wire.read_header(carried).get(wire.AGREED))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)

@@ -21,8 +21,7 @@ from fedhet.__main__ import main as fedhet_main
 from fedhet.core.errors import ConfigError, told
 from fedhet.data.toy import toy_task
 from fedhet.flower import grid
-from fedhet.flower.apps import FLOWER_NAMES, client_for, strategy_of
-from fedhet.flower.clientapp import client_of
+from fedhet.flower.apps import FLOWER_NAMES, client_for, client_of, strategy_of
 from fedhet.runs.config import Config, compose, sent
 from fedhet.runs.config.interpolations import literal
 from fedhet.runs.config.overrides import parse
