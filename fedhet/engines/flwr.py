@@ -110,7 +110,10 @@ def _resources(job: Job) -> str:
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
     """The environment of Flower's commands: a home and ports of this run, and nothing online."""
-    http, control = _free_ports()
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        http, control = one.getsockname()[1], two.getsockname()[1]
     return {
         "FEDHET_STATE_DIR": str(folder / STATES),
         delivery.VARIABLE: str(folder / "delivered"),
@@ -124,13 +127,6 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
         "FLWR_LOCAL_CONTROL_API_PORT": str(control),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
 
 
 # ---- the submitted run

@@ -139,6 +139,7 @@ def client_app(
     """
     from flwr.client import ClientApp
 
+    from fedhet.flower import wire
     from fedhet.flower.apps import client_at
     from fedhet.flower.serverapp import lines_of, settings_of
     from fedhet.runs.stores import ContextStore
@@ -147,6 +148,7 @@ def client_app(
 
     def client_fn(context: Context) -> Client:
         settings = settings_of(lines)
-        return client_at(context, settings, task, ContextStore(context.state)).to_client()
+        client = client_at(context, settings, task, ContextStore(context.state))
+        return wire.Adapter(client).to_client()
 
     return ClientApp(client_fn=client_fn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.common import (
@@ -173,24 +174,24 @@ def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
     return {score: value for score, value in found.items() if value is not None}
 
 
+@dataclass(frozen=True)
 class ManagerMembers:
     """The nodes that are connected, as the ClientManager of Flower's own Server tells them.
 
-    Args:
+    Attributes:
         manager: it.
     """
 
-    def __init__(self, manager: ClientManager) -> None:
-        self._manager = manager
+    manager: ClientManager
 
     def ids(self) -> set[str]:
         """The nodes that are connected now."""
-        self._manager.num_available()  # asks Flower for new nodes, which all() does not
-        return set(self._manager.all())
+        self.manager.num_available()  # asks Flower for new nodes, which all() does not
+        return set(self.manager.all())
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
         """The nodes' properties, for each of which Flower waits so many seconds."""
-        nodes = self._manager.all()
+        nodes = self.manager.all()
 
         def told(cid: str) -> Answer:
             try:

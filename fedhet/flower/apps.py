@@ -37,7 +37,7 @@ from fedhet.core.server.loop import Loop
 from fedhet.core.task import PARTS, Task
 from fedhet.data.files import confined
 from fedhet.flower import wire
-from fedhet.flower.grid import ASKS, CONFIG, RAISED, SETTINGS
+from fedhet.flower.courier import ASKS, CONFIG, RAISED, SETTINGS
 from fedhet.flower.nodes import OWN_LOOP, Nodes, place_of
 from fedhet.flower.own_loop import OwnersSite, OwnLoop, check_own_loop
 from fedhet.flower.parcels import Parcels, opened
@@ -129,9 +129,7 @@ def client_for(
     place = place_of(node, f", or, with data of its own, {EXAMPLE}")
     job = _cached_job(text, Limits.of(node))
     with foreign():
-        client = job.client(store, {**place, "data": job.data_digest})
-    wire.Adapter(client)
-    return client
+        return wire.Adapter(job.client(store, {**place, "data": job.data_digest}))
 
 
 def settings_in(message: Message) -> Config:
@@ -229,7 +227,7 @@ def client_of(
         check_own_loop(client.method, client.plugins)
         client.site_of = partial(OwnersSite, loop=loop, config=config)
         client.properties[OWN_LOOP] = True
-    return client
+    return wire.Adapter(client)
 
 
 def client_at(
@@ -255,9 +253,7 @@ def client_at(
     job = job_of(settings, whole.at(*place.values()), Limits.of(context.node_config))
     with foreign():
         sizes = dict(zip(PARTS, job.task.part_sizes[place["partition-id"]], strict=True))
-        client = job.client(store, place | sizes)  # the node tells its client's samples
-    wire.Adapter(client)
-    return client
+        return job.client(store, place | sizes)  # the node tells its client's samples
 
 
 # ---- at the server

@@ -29,8 +29,13 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
-from fedhet.flower.courier import FlowerCourier, message_of, read_message
-from fedhet.flower.grid import GridMembers, settings_records
+from fedhet.flower.courier import (
+    FlowerCourier,
+    GridMembers,
+    message_of,
+    read_message,
+    settings_records,
+)
 from fedhet.flower.nodes import Nodes, nodes_of
 from fedhet.flower.parcels import Parcels
 from fedhet.runs.config import Config, cached
@@ -187,7 +192,6 @@ class Strategy(FlowersStrategy):
         """The objects of a run that begins with these arrays."""
         settings = replace(settings_of(lines), **folder)
         job = job_of(settings, self._task)
-        check_cohorts(job.strategy)
         workspace = job.workspace
         given = {} if arrays is None else arrays.to_torch_state_dict()
         shapes = {name: t.shape for name, t in workspace.initial.items()}

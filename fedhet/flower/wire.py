@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +54,6 @@ from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.forms import has_form
 from fedhet.runs.process import exit_after
 
-log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
@@ -88,10 +86,10 @@ class Adapter(NumPyClient):
 
     def __init__(self, client: FedClient) -> None:
         client.adapter = self
-        self._client = client
+        self.client = client
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._client.properties
+        return self.client.properties
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -99,7 +97,7 @@ class Adapter(NumPyClient):
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return reply_arrays(msg, self._client.handle(msg))
+            return reply_arrays(msg, self.client.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
