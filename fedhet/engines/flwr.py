@@ -14,13 +14,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
 from fedhet.data.storage import LastingJson
@@ -29,19 +27,16 @@ from fedhet.runs.config import pieces, sent
 from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder
-from fedhet.runs.record.lock import Lock
+from fedhet.runs.job import Job
+from fedhet.runs.record.lock import LOCK, Lock
 from fedhet.runs.record.run_folder import RUNNING
 from fedhet.runs.record.schema import read_or_empty
 from fedhet.runs.record.start import check_run
 
-if TYPE_CHECKING:
-    from fedhet.runs.job import Job
-
 STATES = "states"  # in the run folder: what the clients remember, while the run may go on
 LOOK_SECONDS = 0.1  # between two looks at the run folder
 LAST_LINES = 5  # of what Flower has printed, in a message
-LAST_SECONDS = 1.0  # for the last lines of a log that is cut off
-FINISH_SECONDS = 300.0  # how long it may draw figures and give a tracker its files
+LAST_SECONDS = 1.0  # for the last lines of the log, of which the run folder has all that counts
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
 
@@ -67,6 +62,10 @@ def run(job: Job) -> Path:
         summary = read_or_empty(folder / "summary.json")
         return {} if summary == before or summary.get("reason") == RUNNING else summary
 
+    def has_ended() -> bool:
+        """Whether the server app has done all, figures and a tracker's files among it."""
+        return bool(recorded_end()) and not (folder / LOCK).exists()
+
     _ = job.strategy  # a setting that does not fit is reported here, not in a log
     if job.config.resumes:  # and so is a run that cannot go on
         Lock(folder).release()
@@ -82,7 +81,7 @@ def run(job: Job) -> Path:
         sent.save(replace(job.config, run_dir=str(folder)), Path(environment[SUBMITTED]))
         options = ["--stream", "--federation-config", _resources(job)]
         command = ["run", str(app), "local", *options]
-        run_id = _submit(command, environment, recorded_end, temporary.end_processes)
+        run_id = _submit(command, environment, has_ended, temporary.end_processes)
         if not (end := recorded_end()):
             runs = listed(home, "runs", "ls", "local", variables=environment)
             said = {run["run-id"]: f"{run['status']}: {run['status-details']}" for run in runs}
@@ -111,7 +110,10 @@ def _resources(job: Job) -> str:
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
     """The environment of Flower's commands: a home and ports of this run, and nothing online."""
-    http, control = _free_ports()
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        http, control = one.getsockname()[1], two.getsockname()[1]
     return {
         "FEDHET_STATE_DIR": str(folder / STATES),
         delivery.VARIABLE: str(folder / "delivered"),
@@ -127,18 +129,11 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
     }
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
-
-
 # ---- the submitted run
 def _submit(
     arguments: list[str],
     environment: dict[str, str],
-    recorded_end: Callable[[], object],
+    has_ended: Callable[[], object],
     end_processes: Callable[[], None],
 ) -> str:
     """Submit the run, copy its log to stderr until it ends, and return its id.
@@ -146,7 +141,7 @@ def _submit(
     Args:
         arguments: of `flwr`.
         environment: its environment.
-        recorded_end: whether the run folder has the end of the run.
+        has_ended: whether the server app has done all.
         end_processes: kills the command and all that it has started.
 
     Raises:
@@ -162,21 +157,17 @@ def _submit(
     ) as process:
         copy = threading.Thread(target=_copy_log, args=(process.stdout, log), daemon=True)
         copy.start()
-        ended = inf  # when the server app had recorded the end, on the monotonic clock
         try:
-            while copy.is_alive():
+            # Flower goes on until every client has ended, also one that hangs.
+            while copy.is_alive() and not has_ended():
                 copy.join(LOOK_SECONDS)
-                if ended == inf and recorded_end():
-                    ended = time.monotonic()
-                # Flower goes on until every client has ended, also one that hangs.
-                if time.monotonic() > ended and _last_line_seen(log, ended):
-                    break
+            copy.join(LAST_SECONDS)
         finally:
             if copy.is_alive():
                 end_processes()  # all of them: while one holds the pipe, it cannot be closed
                 copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
-    if not run_id or (process.returncode and ended == inf):
+    if not run_id or (process.returncode and not has_ended()):
         told = ["".join(log[-LAST_LINES:])]
         for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # which are removed
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -194,12 +185,6 @@ def _copy_log(lines: Iterable[str], log: list[str]) -> None:
         for line in lines:
             log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
-
-
-def _last_line_seen(log: list[str], ended: float) -> bool:
-    """Whether the server app has done all: its log begins and ends with the folder."""
-    waited = time.monotonic() - ended
-    return waited > FINISH_SECONDS or sum("fedhet: run folder" in line for line in log) > 1
 
 
 @contextmanager

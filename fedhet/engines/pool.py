@@ -11,18 +11,20 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
 from fedhet.engines.shared import Reader, Writer
+from fedhet.runs.job import Job
 from fedhet.runs.process import (
     SIGNALS,
     TOGETHER_SECONDS,
@@ -33,9 +35,6 @@ from fedhet.runs.process import (
 )
 from fedhet.runs.stores import DiskStore
 
-if TYPE_CHECKING:
-    from fedhet.runs.job import Job
-
 log = logging.getLogger("fedhet")
 END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
@@ -45,23 +44,23 @@ AHEAD_BYTES = 2**28
 
 @dataclass
 class PoolExchange:
-    """Where the messages of one step are; each is known by its position in the plan.
+    """Where the messages of one step are.
 
     Attributes:
-        waiting: the messages that no worker has had yet, the first one last.
+        waiting: the messages that no worker has had yet.
         idle: the workers without a message.
         enough: after so many replies, the others are awaited for the grace only; None: all are.
         busy: worker -> its message.
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
-        held: the replies whose turn has not come.
+        held: client -> its reply, whose turn has not come.
         arrived: how many replies have come.
     """
 
-    waiting: list[int]
+    waiting: deque[Broadcast]
     idle: list[Any]
     enough: int | None = None
-    busy: dict[Any, int] = field(default_factory=dict)
+    busy: dict[Any, Broadcast] = field(default_factory=dict)
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
@@ -77,7 +76,8 @@ class PoolExchange:
     @property
     def held_bytes(self) -> int:
         """The size of the replies whose turn has not come."""
-        return sum(map(_size, self.held.values()))
+        uploads = [reply for reply in self.held.values() if isinstance(reply, Upload)]
+        return sum(sum(payload("", one.weights, one.extras).values()) for one in uploads)
 
 
 class Pool(ABC):
@@ -94,38 +94,36 @@ class Pool(ABC):
         self._workers: dict[Any, Any] = {}
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        self._begin()
-        positions = list(reversed(range(len(plan))))
+        with clock("broadcast"):
+            self._begin(plan)
         enough = self._limits.enough_of(len(plan)) if self._some else None
-        exchange = PoolExchange(positions, list(self._workers), enough)
-        for position in range(len(plan)):
-            self._hand_out(exchange, plan, clock)
-            while position not in exchange.held:
+        exchange = PoolExchange(deque(plan), list(self._workers), enough)
+        for msg in plan:
+            self._hand_out(exchange, clock)
+            while msg.pid not in exchange.held:
                 with clock("clients"):
                     ready = self._wait(list(exchange.busy), exchange.seconds_left)
                 if not ready:
-                    self._end_overdue(exchange, plan)
+                    self._end_overdue(exchange)
                 for worker in ready:
-                    self._take_reply(worker, exchange, plan, clock)
-                self._hand_out(exchange, plan, clock)
-            yield exchange.held.pop(position)
+                    self._take_reply(worker, exchange, clock)
+                self._hand_out(exchange, clock)
+            yield exchange.held.pop(msg.pid)
 
-    def _hand_out(self, exchange: PoolExchange, plan: list[Broadcast], clock: Clock) -> None:
+    def _hand_out(self, exchange: PoolExchange, clock: Clock) -> None:
         """Give every idle worker its next message, unless too many replies wait for their turn."""
         while exchange.idle and exchange.waiting:
             if len(exchange.held) >= len(self._workers) and exchange.held_bytes >= AHEAD_BYTES:
                 return
-            position = exchange.waiting.pop()
+            msg = exchange.waiting.popleft()
             with clock("broadcast"):
-                worker = self._send(exchange.idle.pop(0), plan[position])
-            exchange.busy[worker] = position
-            seconds = plan[position].deadline
+                worker = self._send(exchange.idle.pop(0), msg)
+            exchange.busy[worker] = msg
             # A client ends its work itself at the deadline, unless it hangs outside of Python.
-            exchange.due[worker] = (
-                inf if seconds is None else time.monotonic() + seconds + self._limits.grace
-            )
+            seconds = inf if msg.deadline is None else msg.deadline + self._limits.grace
+            exchange.due[worker] = time.monotonic() + seconds
 
-    def _end_overdue(self, exchange: PoolExchange, plan: list[Broadcast]) -> None:
+    def _end_overdue(self, exchange: PoolExchange) -> None:
         """Kill and replace the workers whose time is over."""
         now = time.monotonic()
         closed = exchange.closing <= now
@@ -136,43 +134,38 @@ class Pool(ABC):
             exchange.idle += self._replacement()
         if closed:
             failed += exchange.waiting
-            exchange.waiting = []
-        for position in failed:
-            msg, grace = plan[position], self._limits.grace
+            exchange.waiting.clear()
+        for msg in failed:
             if closed:
-                cause, reason = (
-                    f"{exchange.arrived} other clients had replied {grace:g} s before",
-                    "not awaited",
-                )
+                grace, reason = self._limits.grace, "not awaited"
+                cause = f"{exchange.arrived} other clients had replied {grace:g} s before"
             else:
                 cause, reason = f"no reply within {msg.deadline:g} s; its worker was killed", "late"
-            exchange.held[position] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
+            exchange.held[msg.pid] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
-    def _take_reply(
-        self, worker: Any, exchange: PoolExchange, plan: list[Broadcast], clock: Clock
-    ) -> None:
+    def _take_reply(self, worker: Any, exchange: PoolExchange, clock: Clock) -> None:
         """Receive the worker's reply, or replace the worker if it has died."""
-        position = exchange.busy.pop(worker)
+        msg = exchange.busy.pop(worker)
         try:
             with clock("upload"):
                 reply = self._receive(worker)
             exchange.idle.append(worker)
         except (EOFError, OSError):
-            msg, code = plan[position], self._remove(worker)
+            code = self._remove(worker)
             if code in (-signal.SIGTERM, None):  # as of a batch system, which sends it to us too
                 time.sleep(TOGETHER_SECONDS)
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.held[position] = reply
+        exchange.held[msg.pid] = reply
         exchange.arrived += 1
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 
     # ---- what workers of a kind have of their own
     @abstractmethod
-    def _begin(self) -> None:
-        """What is done before a step."""
+    def _begin(self, plan: list[Broadcast]) -> None:
+        """What is done before a step with these messages."""
 
     @abstractmethod
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
@@ -232,7 +225,6 @@ class PoolCourier(Pool):
         self._started = 0
 
     def __enter__(self) -> PoolCourier:
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = Writer(self._folder / "broadcast")
         if not self._can_fork():
             # The first process to be spawned would start this one too, which unblocks signals.
@@ -254,8 +246,9 @@ class PoolCourier(Pool):
             worker.process.kill()  # nobody will read the rest of its work
             worker.process.join()
 
-    def _begin(self) -> None:
-        self._writer.clear()
+    def _begin(self, plan: list[Broadcast]) -> None:
+        written = self._writer.write(plan)
+        self._written = {msg.pid: msg for msg in written}
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         return wait(busy, seconds)
@@ -268,13 +261,12 @@ class PoolCourier(Pool):
         return received
 
     def _send(self, worker: Connection, message: Broadcast) -> Connection:
-        written = self._writer.message(message)
         try:
-            worker.send(written)
+            worker.send(self._written[message.pid])
         except OSError:
             self._remove(worker)
             worker = self._start()
-            worker.send(written)
+            worker.send(self._written[message.pid])
         return worker
 
     def _replacement(self) -> list[Connection]:
@@ -345,11 +337,10 @@ def work(
             msg = connection.recv()
         except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
             return
-        writer.clear()
         try:
             reply: Reply = job.client(store).handle(reader.message(msg))
             if isinstance(reply, Upload):
-                reply = writer.message(reply)
+                (reply,) = writer.write([reply])
         # The client's own errors are Failures by now. This is one of the worker, such as a full
         # disk.
         except Exception as error:
@@ -359,10 +350,3 @@ def work(
             connection.send(reply)
         except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
             return
-
-
-def _size(reply: Reply) -> int:
-    """The bytes of a reply."""
-    if isinstance(reply, Failure):
-        return 0
-    return sum(payload("weights", reply.weights, reply.extras).values())

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedhet.core.errors import ConfigError, RunFailed, printed
 from fedhet.core.messages import Broadcast, Failure, Reply
@@ -35,11 +35,9 @@ from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.config.instantiation import trusted
 from fedhet.runs.config.settings import Engine
 from fedhet.runs.guard import TemporaryFolder
-from fedhet.runs.process import SIGNALS
+from fedhet.runs.job import Job, begin
+from fedhet.runs.process import SIGNALS, pin_threads
 from fedhet.runs.stores import MemoryStore
-
-if TYPE_CHECKING:
-    from fedhet.runs.job import Job
 
 SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore them
 INTERRUPTED = 130  # exit code
@@ -57,8 +55,6 @@ def run(job: Job) -> Path:
         RunFailed: Ray did not start, a client failed and on_failure is "stop", or no client
             succeeded.
     """
-    from fedhet.runs.job import begin
-
     engine = job.config.run.engine
     needs = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus}
     check_resources(engine.address, "engine", needs, " per client")
@@ -180,7 +176,7 @@ class RayCourier(Pool):
         for _ in range(min(places, len(job.task.sizes))):
             self._replacement(first=True)
 
-    def _begin(self) -> None:
+    def _begin(self, plan: list[Broadcast]) -> None:
         self._sent: dict[int, tuple[Tree, Any]] = {}  # weights that several messages share, once
 
     def _send(self, worker: Any, message: Broadcast) -> Any:
@@ -238,9 +234,6 @@ class RayClients:
 
     @cached_property
     def _job(self) -> Job:
-        from fedhet.runs.job import Job
-        from fedhet.runs.process import pin_threads
-
         config = sent.read(self._settings)
         pin_threads(config.run.engine.threads)
         job = Job(config, engine="ray")
@@ -263,10 +256,8 @@ class RayClients:
 
 def _places(node: dict[str, float], engine: Engine) -> int:
     """How many clients fit on a node."""
-    places = node.get("CPU", 0.0) / engine.num_cpus
-    if engine.num_gpus:
-        places = min(places, node.get("GPU", 0.0) / engine.num_gpus)
-    return int(places)
+    needs = {"CPU": engine.num_cpus, "GPU": engine.num_gpus}
+    return int(min(node.get(name, 0.0) / needed for name, needed in needs.items() if needed))
 
 
 def check_resources(

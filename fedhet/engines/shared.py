@@ -7,7 +7,9 @@ written once for a whole cohort and read where it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +20,6 @@ from fedhet.core.messages import Broadcast, Upload
 from fedhet.data.storage import unwritable
 
 ALIGNED = 64  # bytes, so that vector instructions work on whole cache lines
-SMALLEST = 2**20  # bytes of a file
 
 Message = TypeVar("Message", Broadcast, Upload)
 
@@ -28,75 +29,56 @@ class Slice(NamedTuple):
 
     Attributes:
         file: the path of the file.
-        size: the size of the file in bytes.
         start: the tensor's first byte in the file.
         dtype: its type.
         shape: its shape.
     """
 
     file: str
-    size: int
     start: int
     dtype: torch.dtype
     shape: torch.Size
 
 
 class Writer:
-    """Writes the tensors of messages to files `<path>.0`, `<path>.1`, ...
+    """Writes the tensors of messages to a file `<path>.<its size>`.
 
-    Each file is at least twice as large as the previous one. What was written stays until `clear`.
-    A tensor that several messages share is written once.
+    What is written takes the place of what was written before.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._number = -1  # of the file that is written to
-        self._size = 0
-        self._used = 0
+        self._path = self._file = path
         self._memory = torch.empty(0, dtype=torch.uint8)
-        # Each tensor is kept beside its slice, so that its id cannot be given to another.
-        self._written: dict[int, tuple[Tensor, Slice]] = {}
 
-    def clear(self) -> None:
-        """Forget what was written; no reader may still need it."""
-        for number in range(self._number):
-            self._file(number).unlink(missing_ok=True)
-        self._used = 0
-        self._written = {}
+    def write(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with slices in place of tensors, one for a tensor that several share.
 
-    def message(self, message: Message) -> Message:
-        """The message with slices in place of its tensors."""
-        return _mapped(message, self._put)
+        No reader may still need the messages before them.
+        """
+        tensors: dict[int, Tensor] = {}
+        for message in messages:
+            _mapped(message, lambda t: tensors.setdefault(id(t), t))
+        sizes = [(t.nbytes // ALIGNED + 1) * ALIGNED for t in tensors.values()]
+        if sum(sizes) > len(self._memory):
+            self._grow(sum(sizes))
+        slices = {}
+        for (key, t), start in zip(tensors.items(), accumulate(sizes, initial=0), strict=False):
+            slices[key] = Slice(str(self._file), start, t.dtype, t.shape)
+            _view(self._memory, slices[key]).copy_(t.detach())
+        return [_mapped(message, lambda t: slices[id(t)]) for message in messages]
 
-    def _file(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
-
-    def _put(self, tensor: Tensor) -> Slice:
-        if id(tensor) not in self._written:
-            if self._used + tensor.nbytes > self._size:
-                self._grow(tensor.nbytes)
-            start = self._used
-            self._used = -(-(start + tensor.nbytes) // ALIGNED) * ALIGNED
-            file = str(self._file(self._number))
-            where = Slice(file, self._size, start, tensor.dtype, tensor.shape)
-            _view(self._memory, where).copy_(tensor.detach())
-            self._written[id(tensor)] = tensor, where
-        return self._written[id(tensor)][1]
-
-    def _grow(self, needed: int) -> None:
-        """Continue in a new file, with room for `needed` bytes."""
-        self._number += 1
-        self._size = max(2 * self._size, needed, SMALLEST)
-        self._used = 0
-        path = self._file(self._number)
+    def _grow(self, size: int) -> None:
+        """Continue in a file of this size."""
+        self._file.unlink(missing_ok=True)
+        self._file = self._path.with_name(f"{self._path.name}.{size}")
         try:
-            with path.open("wb") as file:
+            with self._file.open("wb") as file:
                 # On a full disk this is an error; without it, the first use would end the process.
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, self._size)
+                    os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
-            raise unwritable(path, error) from error
-        self._memory = _mapping(str(path), self._size)
+            raise unwritable(self._file, error) from error
+        self._memory = _mapping(str(self._file), size)
 
 
 class Reader:
@@ -117,7 +99,7 @@ class Reader:
 
     def _get(self, where: Slice) -> Tensor:
         if self._open[0] != where.file:
-            self._open = where.file, _mapping(where.file, where.size)
+            self._open = where.file, _mapping(where.file, Path(where.file).stat().st_size)
         tensor = _view(self._open[1], where)
         return tensor.clone() if self._copy else tensor
 

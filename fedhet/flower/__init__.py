@@ -66,8 +66,7 @@ def train(
             `train_config`. A method that needs local steps of fedhet's refuses it, before the first
             round if its class says so.
     """
-    from fedhet.flower.apps import answer
-    from fedhet.flower.clientapp import client_of
+    from fedhet.flower.apps import answer, client_of
 
     return answer(msg, context, lambda: client_of(msg, context, task, loop))
 
@@ -110,7 +109,7 @@ def strategy(
         ConfigError: the settings do not fit together, or not the task.
     """
     from fedhet.flower.adapter import StrategyAdapter
-    from fedhet.flower.tasks import job_of, lines_of, settings_of
+    from fedhet.flower.serverapp import job_of, lines_of, settings_of
     from fedhet.runs.privacy.account import Account
 
     job = job_of(settings_of(lines_of(method, plugins, overrides)), task)
@@ -140,14 +139,16 @@ def client_app(
     """
     from flwr.client import ClientApp
 
-    from fedhet.flower.clientapp import client_at
-    from fedhet.flower.tasks import lines_of, settings_of
+    from fedhet.flower import wire
+    from fedhet.flower.apps import client_at
+    from fedhet.flower.serverapp import lines_of, settings_of
     from fedhet.runs.stores import ContextStore
 
     lines = lines_of(method, plugins, overrides)
 
     def client_fn(context: Context) -> Client:
         settings = settings_of(lines)
-        return client_at(context, settings, task, ContextStore(context.state)).to_client()
+        client = client_at(context, settings, task, ContextStore(context.state))
+        return wire.Adapter(client).to_client()
 
     return ClientApp(client_fn=client_fn)

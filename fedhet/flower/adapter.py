@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.common import (
     Code,
     EvaluateIns,
+    EvaluateRes,
     FitIns,
+    FitRes,
     GetPropertiesIns,
     Parameters,
     ndarrays_to_parameters,
@@ -30,7 +33,7 @@ from fedhet.flower.nodes import Answer, Members, nodes_of
 
 log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
-Reader = Callable[[Broadcast, str], Reply | None]
+Reader = Callable[[Broadcast, str, Any], Reply]
 ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
 
 
@@ -113,17 +116,20 @@ class Rounds(Callback):
         self._hosts = self.nodes.hosts(self.awaited, members)
         return [(node, msg) for pid, msg in self.awaited.items() if (node := self._hosts[pid])]
 
-    def in_order(self, read: Reader, silent: str = "no reply to Flower") -> Iterator[Reply]:
+    def in_order(
+        self, arrived: Mapping[str, Any], read: Reader, silent: str = "no reply to Flower"
+    ) -> Iterator[Reply]:
         """The replies of all clients that are asked, each of whom is on a node of its own.
 
         Args:
-            read: (message, its node) -> the reply, or None if there is none.
-            silent: why there is none.
+            arrived: node -> what has arrived from it.
+            read: (message, node, what has arrived) -> the reply.
+            silent: why another node has not replied.
         """
         for pid, msg in self.awaited.items():
-            node = self._hosts.get(pid)
-            reply = read(msg, node) if node else None
-            yield reply or Failure(pid, msg.phase, msg.step, silent, "no reply")
+            node = self._hosts.get(pid) or ""
+            missing = Failure(pid, msg.phase, msg.step, silent, "no reply")
+            yield read(msg, node, arrived[node]) if node in arrived else missing
 
     def answer(self, replies: Iterable[Reply]) -> None:
         """Go on with the replies to the messages that are due.
@@ -168,24 +174,24 @@ def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
     return {score: value for score, value in found.items() if value is not None}
 
 
+@dataclass(frozen=True)
 class ManagerMembers:
     """The nodes that are connected, as the ClientManager of Flower's own Server tells them.
 
-    Args:
+    Attributes:
         manager: it.
     """
 
-    def __init__(self, manager: ClientManager) -> None:
-        self._manager = manager
+    manager: ClientManager
 
     def ids(self) -> set[str]:
         """The nodes that are connected now."""
-        self._manager.num_available()  # asks Flower for new nodes, which all() does not
-        return set(self._manager.all())
+        self.manager.num_available()  # asks Flower for new nodes, which all() does not
+        return set(self.manager.all())
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
         """The nodes' properties, for each of which Flower waits so many seconds."""
-        nodes = self._manager.all()
+        nodes = self.manager.all()
 
         def told(cid: str) -> Answer:
             try:
@@ -243,10 +249,9 @@ class StrategyAdapter(Rounds, Strategy):
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        if self.over:
-            return self._given, {}
-        self.answer(self._in_order(results, failures))
-        self._given = _shared(self._method)
+        if not self.over:
+            self.answer(self._in_order(results, failures))
+            self._given = _shared(self._method)
         return self._given, dict(self.last.get("metrics", {}))
 
     def configure_evaluate(
@@ -319,15 +324,12 @@ class StrategyAdapter(Rounds, Strategy):
         causes = "; ".join(sorted(raised)) or "Flower reports none"
         more_bytes = self._method.setting.replies.max_bytes
 
-        def read(msg: Broadcast, node: str) -> Reply | None:
+        def read(msg: Broadcast, node: str, res: FitRes | EvaluateRes) -> Reply:
             expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
-            res = arrived.get(node)
-            return res and wire.read_result(msg, res, 2 * expected + more_bytes)
+            return wire.read_result(msg, res, 2 * expected + more_bytes)
 
-        silent = sorted(
-            set(self.awaited) - {p for p, node in self._hosts.items() if node in arrived}
-        )
-        return self.in_order(read, f"no reply from clients {silent}: {causes}")
+        silent = sorted(pid for pid in self.awaited if self._hosts.get(pid) not in arrived)
+        return self.in_order(arrived, read, f"no reply from clients {silent}: {causes}")
 
     def _check_own(self, parameters: Parameters) -> None:
         """Refuse parameters that a strategy around the method has changed."""

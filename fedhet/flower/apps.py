@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from flwr.client import NumPyClient
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import Grid
 
+from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import (
     SUBMITTED,
@@ -33,12 +34,14 @@ from fedhet.core.errors import (
 )
 from fedhet.core.limits import Limits
 from fedhet.core.server.loop import Loop
+from fedhet.core.task import PARTS, Task
 from fedhet.data.files import confined
 from fedhet.flower import wire
-from fedhet.flower.grid import ASKS, RAISED, SETTINGS
-from fedhet.flower.nodes import Nodes, place_of
+from fedhet.flower.courier import ASKS, CONFIG, RAISED, SETTINGS
+from fedhet.flower.nodes import OWN_LOOP, Nodes, place_of
+from fedhet.flower.own_loop import OwnersSite, OwnLoop, check_own_loop
 from fedhet.flower.parcels import Parcels, opened
-from fedhet.flower.serverapp import Strategy
+from fedhet.flower.serverapp import Strategy, job_of
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
 from fedhet.runs.config import Config, compose, experiment_file, sent
 from fedhet.runs.config.interpolations import literal
@@ -49,6 +52,7 @@ from fedhet.runs.job import Job, begin, try_settings
 from fedhet.runs.local_data import LocalData, is_local
 from fedhet.runs.process import pin_threads
 from fedhet.runs.record import terminal
+from fedhet.runs.stores import store_at_site
 
 log = logging.getLogger("fedhet")
 # The keys of the run config that set one setting each, most by the names that other apps use.
@@ -118,18 +122,14 @@ def client_for(
             was started without partition-id or num-partitions.
     """
     node = context.node_config
-    limits, own = Limits.of(node), OwnData.of(node)
-    if own is None:
-        place = place_of(node, f", or, with data of its own, {EXAMPLE}")
     text = _text_in(message)
     check_threads(_read(text))
-    if own is not None:
+    if own := OwnData.of(node):
         return _cached_site(text, own, store)  # type: ignore[arg-type]
-    job = _cached_job(text, limits)
+    place = place_of(node, f", or, with data of its own, {EXAMPLE}")
+    job = _cached_job(text, Limits.of(node))
     with foreign():
-        client = job.client(store, {**place, "data": job.data_digest})
-    wire.Adapter(client)
-    return client
+        return wire.Adapter(job.client(store, {**place, "data": job.data_digest}))
 
 
 def settings_in(message: Message) -> Config:
@@ -198,6 +198,65 @@ def _cached_site(text: str, own: OwnData, store: Store | Callable[[str], Store])
     return SiteClient(_read(text), own, store)
 
 
+# ---- at a node of an app of one's own
+def client_of(
+    message: Message,
+    context: Context,
+    task: Task | Callable[[Context], Task],
+    loop: OwnLoop | None,
+) -> NumPyClient:
+    """The client that serves a message of a `Strategy`.
+
+    Args:
+        message, context: as Flower gives them.
+        task: as for `fedhet.flower.train`.
+        loop: the owner's training loop; None for fedhet's.
+
+    Raises:
+        ConfigError, DataError, ImportError, OSError: the message is of something else, the node's
+            configuration is wrong, or this machine cannot serve the run.
+    """
+    client = client_at(context, settings_in(message), task, store_at_site)
+    config = dict(message.content.config_records.get(CONFIG, {}))
+    if loop is None and config and ASKS in message.content:
+        raise ConfigError(
+            f"train_config={config} has no effect without a training loop of your own: give its"
+            " settings to fedhet.flower.Strategy, such as overrides=['client.lr=0.1']"
+        )
+    if loop is not None:
+        check_own_loop(client.method, client.plugins)
+        client.site_of = partial(OwnersSite, loop=loop, config=config)
+        client.properties[OWN_LOOP] = True
+    return wire.Adapter(client)
+
+
+def client_at(
+    context: Context,
+    settings: Config,
+    task: Task | Callable[[Context], Task],
+    store: Store | Callable[[str], Store],
+) -> FedClient:
+    """The client of a node that has one.
+
+    Args:
+        context: Flower's context of the node.
+        settings: the run's.
+        task: as for `fedhet.flower.train`.
+        store: where the client's state is.
+
+    Raises:
+        ConfigError, DataError: the settings do not fit the node, or not the task.
+    """
+    place = place_of(context.node_config)
+    check_threads(settings)
+    whole = task(context) if callable(task) else task
+    job = job_of(settings, whole.at(*place.values()), Limits.of(context.node_config))
+    with foreign():
+        sizes = dict(zip(PARTS, job.task.part_sizes[place["partition-id"]], strict=True))
+        return job.client(store, place | sizes)  # the node tells its client's samples
+
+
+# ---- at the server
 class ConfiguredStrategy(Strategy):
     """The method of a run under `flwr run`, whose settings say all, and where it is recorded.
 

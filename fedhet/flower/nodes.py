@@ -9,14 +9,12 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from fedhet.core.errors import ConfigError, RunFailed, clean
 from fedhet.core.groups import ReplyLimits
+from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
-
-if TYPE_CHECKING:
-    from fedhet.core.server.strategy import FedStrategy
 
 log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
@@ -114,11 +112,11 @@ class Nodes:
         while True:
             self._ask_new(members)
             missing = sorted(set(range(self._total)) - set(self._by_partition))
-            if self._total and not missing:
+            complete = self._total and not missing
+            if complete or time.monotonic() > deadline:
+                if not (complete or self._begun):
+                    self._go_on_without(missing)
                 self._begun = True
-                return
-            if time.monotonic() > deadline:
-                self._go_on_without(missing)
                 return
             status = (
                 f"waiting for nodes; {self.names(self._by_partition)} of {self._total or '?'} have"
@@ -135,9 +133,6 @@ class Nodes:
         Raises:
             RunFailed: they have not.
         """
-        if self._begun:
-            return
-        self._begun = True
         joined = len(self._by_partition)
         if self.limits.min_nodes is None or joined < self.limits.min_nodes:
             needed = "all" if self.limits.min_nodes is None else self.limits.min_nodes

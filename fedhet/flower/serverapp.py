@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.messages import STEPS, Broadcast, Reply
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.compatibility import check_cohorts
@@ -28,11 +29,18 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
-from fedhet.flower.courier import FlowerCourier, message_of, read_message
-from fedhet.flower.grid import GridMembers, settings_records
+from fedhet.flower.courier import (
+    FlowerCourier,
+    GridMembers,
+    message_of,
+    read_message,
+    settings_records,
+)
 from fedhet.flower.nodes import Nodes, nodes_of
 from fedhet.flower.parcels import Parcels
-from fedhet.flower.tasks import job_of, lines_of, settings_of
+from fedhet.runs.config import Config, cached
+from fedhet.runs.config.lines import key_of
+from fedhet.runs.given import check_settings, check_task
 from fedhet.runs.job import Job, begin
 from fedhet.runs.privacy import account
 from fedhet.runs.process import pinned_threads
@@ -184,7 +192,6 @@ class Strategy(FlowersStrategy):
         """The objects of a run that begins with these arrays."""
         settings = replace(settings_of(lines), **folder)
         job = job_of(settings, self._task)
-        check_cohorts(job.strategy)
         workspace = job.workspace
         given = {} if arrays is None else arrays.to_torch_state_dict()
         shapes = {name: t.shape for name, t in workspace.initial.items()}
@@ -313,11 +320,10 @@ class Strategy(FlowersStrategy):
         arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
         more_bytes = self._job.strategy.setting.replies.max_bytes
 
-        def read(msg: Broadcast, node: str) -> Reply | None:
-            reply = arrived.get(node)
-            return reply and read_message(msg, int(node), reply, more_bytes)
+        def read(msg: Broadcast, node: str, reply: Message) -> Reply:
+            return read_message(msg, int(node), reply, more_bytes)
 
-        return self._rounds.in_order(read)
+        return self._rounds.in_order(arrived, read)
 
 
 class FlowersResult(Callback):
@@ -409,3 +415,51 @@ def _with(build: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> nn.Mo
 
 def _bytes(arrays: ArrayRecord) -> list[bytes]:
     return [array.data for array in arrays.values()]
+
+
+# ---- a run on the task of an app's owner
+def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """The settings of a run as overrides.
+
+    Raises:
+        ConfigError: a text stands for a list, or the method or the plug-ins are given twice.
+    """
+    for name, given in (("plugins", plugins), ("overrides", overrides)):
+        if isinstance(given, str):
+            raise ConfigError(f"{name}={given!r} is a text; expected a list of texts")
+    twice = {"method": method, **({"plugin": list(plugins)} if plugins else {})}
+    for line in overrides:
+        if (key := key_of(line)) in twice:
+            raise ConfigError(
+                f"the strategy was made with {key}={twice[key]!r}, and its overrides have {line}:"
+                " leave one out"
+            )
+    chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
+    return (*chosen, *overrides)
+
+
+def settings_of(lines: tuple[str, ...]) -> Config:
+    """The settings of a run on a task of its own.
+
+    Raises:
+        ConfigError: one of the overrides is wrong, or has no effect with a task.
+    """
+    settings = cached(lines)
+    check_settings(settings)
+    return settings
+
+
+def job_of(settings: Config, task: Task, limits: Limits = UNLIMITED) -> Job:
+    """The objects of the run.
+
+    Args:
+        settings: the run's.
+        task: what is learned.
+        limits: what the node of this process allows.
+
+    Raises:
+        ConfigError: the settings do not fit together, or not the task.
+    """
+    job = Job(settings, task, "flwr", limits=limits)  # its clients may be real ones
+    check_task(job.workspace)
+    return job

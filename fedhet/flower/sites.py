@@ -154,20 +154,19 @@ class SiteClient(NumPyClient):
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
-        statistics = read_statistics(self._declared, wire.agreed(carried))
+        statistics = read_statistics(self._declared, wire.read_header(carried).get(wire.AGREED))
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
         with confined():  # the model's file of weights, which the run names
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
-        wire.Adapter(client)
         return client
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-        return self._client(config).fit(parameters, config)  # type: ignore[no-any-return]
+        return wire.Adapter(self._client(config)).fit(parameters, config)
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
@@ -218,11 +217,8 @@ class SiteNodes(Nodes):
         agreed = Agreement.of(self._declared, told)
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
-        self._warn(agreed)
         self.agreed_on, self.agreed = agreed, agreed.statistics
-
-    def _warn(self, agreed: Agreement) -> None:
-        """Say which site outweighs all others together: nobody can count its samples."""
+        # Nobody can count a site's samples.
         trained = [train for train, *_ in agreed.sizes]
         most, others = max(trained), sum(trained) - max(trained)
         if len(trained) > 2 and most > others:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -55,7 +54,6 @@ from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.forms import has_form
 from fedhet.runs.process import exit_after
 
-log = logging.getLogger("fedhet")
 HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
 MOST_PINNED = 100  # rounds whose state a client is asked to keep
 REASONS = ("failed", LOST)  # of a failure that a client reports itself
@@ -88,10 +86,10 @@ class Adapter(NumPyClient):
 
     def __init__(self, client: FedClient) -> None:
         client.adapter = self
-        self._client = client
+        self.client = client
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        return self._client.properties
+        return self.client.properties
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -99,7 +97,7 @@ class Adapter(NumPyClient):
         msg = read_broadcast(parameters, config)
         # At the deadline the work ends by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
-            return reply_arrays(msg, self._client.handle(msg))
+            return reply_arrays(msg, self.client.handle(msg))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Any]
@@ -163,7 +161,9 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         plugins=read(header, "plugins", dict, good=lambda of: has_form([*of.values()], [str])),
         pid=read(header, "pid", int, low=0),
         version=read(header, "version", int, low=0),
-        deadline=seconds(header.get("deadline")),
+        deadline=None
+        if header.get("deadline") is None
+        else read(header, "deadline", float, good=lambda seconds: 0 < seconds < math.inf),
         pinned=read(header, "pinned", list, good=_are_rounds),
         run_id=read(header, "run_id", str, good=partial(re.fullmatch, r"[0-9a-f]{32}")),
         extras=extras,
@@ -191,15 +191,6 @@ def _are_rounds(values: list[Any]) -> bool:
     return len(values) <= MOST_PINNED and has_form(values, [int]) and min(values, default=0) >= 0
 
 
-def agreed(carried: Mapping[str, Any]) -> Any:
-    """What a message says that the sites have agreed on, unchecked; None if it says nothing.
-
-    Raises:
-        Rejected: the header is damaged.
-    """
-    return read_header(carried).get(AGREED)
-
-
 # ---- client to server
 def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, dict[str, Any]]:
     """What `NumPyClient.fit` returns for the reply to `msg`."""
@@ -213,7 +204,7 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
     return arrays, reply.num_examples, carried
 
 
-def read_reply(msg: Broadcast, reply: tuple[list[np.ndarray], int, Mapping[str, Any]]) -> Reply:
+def read_reply(msg: Broadcast, reply: tuple[Iterable[np.ndarray], int, Mapping[str, Any]]) -> Reply:
     """The inverse of `reply_arrays`. A reply that is refused is a Failure of that client."""
     try:
         return _read_reply(msg, *reply)
@@ -222,9 +213,9 @@ def read_reply(msg: Broadcast, reply: tuple[list[np.ndarray], int, Mapping[str, 
 
 
 def _read_reply(
-    msg: Broadcast, arrays: list[np.ndarray], num_examples: int, carried: Mapping[str, Any]
+    msg: Broadcast, arrays: Iterable[np.ndarray], num_examples: int, carried: Mapping[str, Any]
 ) -> Reply:
-    weights, extras, header = unpack(arrays, carried)
+    weights, extras, header = unpack(list(arrays), carried)
     for name in ECHO:
         echoed, sent = header.get(name), getattr(msg, name)
         if type(echoed) is not type(sent) or echoed != sent:
@@ -290,11 +281,7 @@ def read_arrays(
         return refusal(msg, Rejected("too large", problem))
     if failed:
         return Failure(msg.pid, msg.phase, msg.step, ": ".join(map(clean, failed)), "no reply")
-    try:
-        arrays = [read_array(data) for data in tensors]
-    except Rejected as error:
-        return refusal(msg, error)
-    return read_reply(msg, (arrays, carried.pop(EXAMPLES, 0), carried))
+    return read_reply(msg, (map(read_array, tensors), carried.pop(EXAMPLES, 0), carried))
 
 
 def _size(value: Any) -> int:
@@ -427,13 +414,10 @@ def read_array(data: bytes) -> np.ndarray:
         raise Rejected("unreadable", problem) from error
 
 
-def digest_of(pieces: Iterable[np.ndarray | bytes]) -> str:
-    """SHA-256 of arrays (type, shape and content) or bytes."""
+def digest_of(pieces: Iterable[np.ndarray]) -> str:
+    """SHA-256 of arrays: type, shape and content."""
     digest = hashlib.sha256()
     for piece in pieces:
-        if isinstance(piece, bytes):
-            digest.update(piece)
-            continue
         digest.update(f"{piece.dtype.str}{piece.shape}".encode())
         digest.update(np.ascontiguousarray(piece).data)
     return digest.hexdigest()
@@ -441,7 +425,7 @@ def digest_of(pieces: Iterable[np.ndarray | bytes]) -> str:
 
 def seal(header: Mapping[str, Any]) -> str:
     """The digest of a header, without its own field "digest"."""
-    return digest_of([json.dumps(header, sort_keys=True).encode()])
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
@@ -496,27 +480,8 @@ def read(
     return value
 
 
-def number(value: Any) -> float | int | None:
-    """The value if it is a number that is exactly a float and not NaN, else None."""
-    if type(value) is int:
-        return value if abs(value) <= EXACT else None
-    return value if type(value) is float and not math.isnan(value) else None
-
-
-def seconds(value: Any) -> float | None:
-    """A positive number of seconds, or None for no limit.
-
-    Raises:
-        Rejected: it is neither.
-    """
-    size = number(value)
-    if value is not None and (size is None or not 0 < size < math.inf):
-        raise Rejected("unreadable", f"the deadline is {clean(repr(value), 50)}")
-    return size
-
-
 def metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics by name. They may be infinite, but not NaN.
+    """Metrics by name: exactly floats. They may be infinite, but not NaN.
 
     Raises:
         Rejected: there are too many, or one of them is no such number.
@@ -526,7 +491,8 @@ def metrics(values: Mapping[str, Any]) -> dict[str, float]:
     for name, value in values.items():
         if len(name) > LONGEST_NAME or not name.isprintable():
             raise Rejected("wrong content", f"the name of a metric is {clean(name, 50)!r}")
-        if type(value) is not bool and number(value) is None:
+        whole = type(value) in (bool, int) and abs(value) <= EXACT
+        if not whole and (type(value) is not float or math.isnan(value)):
             shown = clean(repr(value), 50)
             raise Rejected("wrong content", f"metric {name!r} is {shown}; a number is expected")
     return dict(values)

@@ -20,9 +20,8 @@ import fedhet
 from fedhet.__main__ import main as fedhet_main
 from fedhet.core.errors import ConfigError, told
 from fedhet.data.toy import toy_task
-from fedhet.flower import grid
-from fedhet.flower.apps import FLOWER_NAMES, client_for, strategy_of
-from fedhet.flower.clientapp import client_of
+from fedhet.flower import courier
+from fedhet.flower.apps import FLOWER_NAMES, client_for, client_of, strategy_of
 from fedhet.runs.config import Config, compose, sent
 from fedhet.runs.config.interpolations import literal
 from fedhet.runs.config.overrides import parse
@@ -149,8 +148,8 @@ def values(line: str) -> dict[str, Any]:
 
 def message(settings: Any, choices: Any = None) -> Any:
     content = {"cfg": settings, "choices": choices or default().choices}
-    record = ConfigRecord({grid.SETTINGS: json.dumps(content)})
-    return SimpleNamespace(content=RecordDict({grid.SETTINGS: record}))
+    record = ConfigRecord({courier.SETTINGS: json.dumps(content)})
+    return SimpleNamespace(content=RecordDict({courier.SETTINGS: record}))
 
 
 @cache

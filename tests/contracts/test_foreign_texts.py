@@ -23,7 +23,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
-from fedhet.flower import grid, wire
+from fedhet.flower import courier, wire
 from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
 from fedhet.flower.apps import answer, client_for
 from fedhet.flower.courier import read_message
@@ -199,7 +199,7 @@ def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> N
         run_config={}, node_config={"partition-id": 0, "num-partitions": 1}
     )
     settings = {"cfg": {"method": {"_target_": EVIL}}, "choices": {"method": EVIL}}
-    records = {grid.SETTINGS: ConfigRecord({grid.SETTINGS: json.dumps(settings)})}
+    records = {courier.SETTINGS: ConfigRecord({courier.SETTINGS: json.dumps(settings)})}
 
     def app(message: Any, context: Any) -> Any:
         return answer(message, context, lambda: client_for(message, context, cast("Any", None)))

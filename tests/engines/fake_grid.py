@@ -12,8 +12,7 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import apps, wire
-from fedhet.flower.courier import FlowerCourier
-from fedhet.flower.grid import ASKS, GridMembers
+from fedhet.flower.courier import ASKS, FlowerCourier, GridMembers
 from fedhet.flower.nodes import Nodes
 from fedhet.methods.scaffold import Scaffold
 

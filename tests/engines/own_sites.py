@@ -24,8 +24,7 @@ from fedhet.core.server.loop import Clock
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import answer, client_for
-from fedhet.flower.courier import read_message
-from fedhet.flower.grid import ASKS, read_answer, settings_records
+from fedhet.flower.courier import ASKS, read_answer, read_message, settings_records
 from fedhet.flower.parcels import Parcels
 from fedhet.flower.sites import SiteNodes
 from fedhet.runs.job import Job, begin

@@ -47,6 +47,7 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path:
         assert [type(reply) for reply in replies] == [Upload] * 4
         strategy.settle(step, replies)
     calm = scaffold_job()
+    (tmp_path / "calm").mkdir()
     with PoolCourier(2, calm, tmp_path / "calm") as courier:
         for number in (1, 2):
             step = calm.strategy.plan(number)
@@ -179,6 +180,7 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
 
     monkeypatch.setattr(FedClient, "handle", slow)
     monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
+    (tmp_path / "pool").mkdir()
     with PoolCourier(2, job, tmp_path / "pool") as courier:
         replies = courier.exchange(plan, Clock())
         assert isinstance(next(replies), Upload)

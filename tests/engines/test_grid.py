@@ -23,7 +23,6 @@ from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import courier as flower_server
-from fedhet.flower import grid as flower_grid
 from fedhet.flower import nodes
 from fedhet.methods.scaffold import Scaffold
 
@@ -33,7 +32,7 @@ def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message asks which task it belongs to, which Flower sets in a server's process."""
     for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
         monkeypatch.setattr(TaskIdentity, name, value)
-    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(flower_server, "START_SECONDS", 0.25)
 
 
@@ -257,7 +256,7 @@ def test_a_node_whose_answer_is_lost_is_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The others are asked once, and an answer that arrives after all changes nothing."""
-    monkeypatch.setattr(flower_grid, "AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(flower_server, "AGAIN_SECONDS", 0.5)
     on_grid = OnGrid(federation, present=3)
     others = list(on_grid.grid.nodes.values())
     silent = on_grid.join(3)
@@ -284,7 +283,7 @@ def test_a_node_that_never_answers_is_named(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(flower_grid, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(flower_server, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(nodes, "ASK_SECONDS", 0.2)
     on_grid = OnGrid(federation, present=3)
     silent = on_grid.join(3)
@@ -303,9 +302,9 @@ def test_simulations_look_more_often_than_deployments() -> None:
         Mock(run=SimpleNamespace(primary_task_type=f"flwr-{kind}"))
         for kind in ("simulation", "serverapp")
     )
-    assert flower_grid.pause_of(near, 10, 0) == 0.02
-    assert flower_grid.pause_of(near, 1000, 0) == 0.2
-    assert flower_grid.pause_of(far, 10, 0) <= flower_grid.pause_of(far, 10, 100)
+    assert flower_server.pause_of(near, 10, 0) == 0.02
+    assert flower_server.pause_of(near, 1000, 0) == 0.2
+    assert flower_server.pause_of(far, 10, 0) <= flower_server.pause_of(far, 10, 100)
 
 
 def test_the_digest_of_the_runs_app_is_logged_with_its_first_messages(

@@ -19,7 +19,7 @@ import server_app
 from fedhet.core.errors import SUBMITTED, RunFailed
 from fedhet.core.messages import STEPS
 from fedhet.flower import apps
-from fedhet.flower import grid as flower_grid
+from fedhet.flower import courier as flower_server
 from fedhet.runs.config import compose, sent
 
 LINES = ["partition.clients=3", "rounds=2", "client.epochs=1", "figures=false"]
@@ -31,7 +31,7 @@ OTHERS = {"seconds", "metrics"}
 def _flower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "states"))
     apps._cached_job.cache_clear()
     apps._cached_site.cache_clear()

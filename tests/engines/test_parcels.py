@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import Rejected
 from fedhet.core.messages import Failure
-from fedhet.flower import grid as flower_grid
+from fedhet.flower import courier as flower_server
 from fedhet.flower import parcels
 from fedhet.flower.parcels import DATA, PARCEL, Parcels, opened
 
@@ -25,7 +25,7 @@ SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or 
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
 
 
 ARRAYS = [b"first", b"", b"\0\xff" * 84]

@@ -28,7 +28,6 @@ from fedhet.core.kernel import WORDS
 from fedhet.core.task import Task
 from fedhet.data.toy import ToyModel, toy_task
 from fedhet.flower import courier as flower_server
-from fedhet.flower import grid as flower_grid
 from fedhet.flower import own_loop as owner
 
 LINES = ["rounds=2", "client.lr=0.1", "client.epochs=1"]
@@ -39,7 +38,7 @@ def _flower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A message asks which task it belongs to, which Flower sets in a server's process."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(flower_grid, "FAR_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr(flower_server, "FAR_SECONDS", (0.001, 0.001))
     monkeypatch.setattr(flower_server, "START_SECONDS", 0.0)
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "states"))
 

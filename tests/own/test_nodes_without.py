@@ -14,7 +14,7 @@ from own.conftest import forget
 from fedhet.core.errors import ConfigError
 from fedhet.flower import apps
 from fedhet.flower.apps import client_for, strategy_of
-from fedhet.flower.grid import ASKS, RAISED, settings_records
+from fedhet.flower.courier import ASKS, RAISED, settings_records
 from fedhet.runs.config import compose
 from fedhet.runs.stores import MemoryStore
 
@@ -87,5 +87,5 @@ def test_a_node_that_has_the_class_serves_it(
 ) -> None:
     settings = compose(["method=dynreg", "partition.clients=3"])
     message: Any = SimpleNamespace(content=RecordDict(settings_records(settings)))
-    client = client_for(message, context(), MemoryStore())
-    assert type(client.method).__name__ == "DynReg"
+    client: Any = client_for(message, context(), MemoryStore())
+    assert type(client.client.method).__name__ == "DynReg"

@@ -19,10 +19,8 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
-from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.meeting import Meeting
-from fedhet.engines.fused.passes import Pass
-from fedhet.engines.fused.steps import Impure, Training
+from fedhet.engines.fused.steps import Impure, Pass, Training
 
 log = logging.getLogger("fedhet")
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
@@ -61,13 +59,11 @@ class Fused:
         self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
-        if not any(len(order) for order in orders):
-            return descend(descent, orders, None)
         training = Training(descent, list(orders), alone=ALONE.get())
         kind = training.kind
         if reason := obstacle(descent.module):
             self._refuse(kind, reason)
-        if kind in self._refused:
+        if kind in self._refused or not any(map(len, orders)):
             return descend(descent, orders, None)
         try:
             return self._meeting.ask(training)  # type: ignore[no-any-return]
@@ -95,7 +91,7 @@ class Fused:
         return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
 
 
-class FusedCourier(LocalCourier):
+class FusedCourier:
     """Serves k clients at a time, side by side.
 
     Args:
@@ -108,7 +104,8 @@ class FusedCourier(LocalCourier):
     """
 
     def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
-        super().__init__(make, store)
+        self._make = make
+        self.store = store
         self._k = k
         self._meeting = Meeting.here()  # with those of other runs
         self.performer = Fused(self._meeting)

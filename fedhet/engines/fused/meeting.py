@@ -44,7 +44,7 @@ class Meeting:
     def __init__(self) -> None:
         self._hub: greenlet | None = None
         self._ready: deque[tuple[greenlet, Any]] = deque()
-        self._asking: list[tuple[greenlet, Share | None, Request]] = []
+        self._asking: list[tuple[greenlet, Request]] = []
 
     @staticmethod
     def here() -> Meeting:
@@ -64,15 +64,11 @@ class Meeting:
 
         def call(i: int) -> None:
             nonlocal left
-            if share := SHARE.get():
-                share.resume()
             try:
                 with exits_as_errors():
                     results[i] = works[i]()
             except Exception as error:  # noqa: BLE001 -- for the caller
                 errors.append(error)
-            if share:
-                share.pause()
             left -= 1
             if not left and caller is not hub:
                 self._ready.append((caller, None))
@@ -98,7 +94,7 @@ class Meeting:
         """
         if self._hub in (None, getcurrent()):
             return type(request).perform([request])[0]
-        self._asking.append((getcurrent(), SHARE.get(), request))
+        self._asking.append((getcurrent(), request))
         result = self._wait()
         if isinstance(result, Exception):
             raise result
@@ -107,11 +103,7 @@ class Meeting:
     def _wait(self) -> Any:
         assert self._hub is not None
         state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
-        if share := SHARE.get():
-            share.pause()
         result = self._hub.switch()
-        if share:
-            share.resume()
         torch.default_generator.set_state(state)
         torch.set_grad_enabled(grad)
         return result
@@ -124,7 +116,11 @@ class Meeting:
                 while self._ready:
                     task, value = self._ready.popleft()
                     torch.set_grad_enabled(True)  # another one may wait where it is disabled
+                    if share := _share(task):
+                        share.resume()
                     task.switch(value)
+                    if share := _share(task):
+                        share.pause()
                 self._ready.extend(_carried_out(self._asking))
                 self._asking = []
         finally:
@@ -140,17 +136,20 @@ class Meeting:
             torch.set_grad_enabled(grad)
 
 
-def _carried_out(
-    asking: Sequence[tuple[greenlet, Share | None, Request]],
-) -> list[tuple[greenlet, Any]]:
+def _share(task: greenlet) -> Share | None:
+    """The seconds of the run to which the task, which does not go on now, belongs."""
+    return task.gr_context.get(SHARE) if task.gr_context else None
+
+
+def _carried_out(asking: Sequence[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
     """What to give each task: the result of its request, or the exception that it has raised."""
     by_form: dict[Hashable, list[int]] = {}
-    for i, (_, _, request) in enumerate(asking):
+    for i, (_, request) in enumerate(asking):
         by_form.setdefault((type(request), request.form), []).append(i)
     results: list[Any] = [None] * len(asking)
     for members in by_form.values():
         began = time.perf_counter()
-        requests = [asking[i][2] for i in members]
+        requests = [asking[i][1] for i in members]
         try:
             with exits_as_errors():
                 found = type(requests[0]).perform(requests)
@@ -159,6 +158,6 @@ def _carried_out(
         seconds = (time.perf_counter() - began) / len(members)
         for i, result in zip(members, found, strict=True):
             results[i] = result
-            if share := asking[i][1]:
+            if share := _share(asking[i][0]):
                 share.seconds += seconds
-    return [(task, result) for (task, _, _), result in zip(asking, results, strict=True)]
+    return [(task, result) for (task, _), result in zip(asking, results, strict=True)]

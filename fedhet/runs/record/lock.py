@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
 
 log = logging.getLogger("fedhet")
+LOCK = ".lock"  # the file, which is there until the run has done all
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle
 
 
@@ -38,7 +39,7 @@ class Lock(Callback):
 
     def __init__(self, folder: Path, what: str = "run") -> None:
         self._what = what
-        self._path = folder.resolve() / ".lock"
+        self._path = folder.resolve() / LOCK
         if self._path in _held:
             raise self._refusal()
         while True:
