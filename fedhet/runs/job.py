@@ -34,7 +34,7 @@ from fedhet.data.toy import toy_task
 from fedhet.runs import delivery
 from fedhet.runs.config import Config
 from fedhet.runs.config.instantiation import find_target, instantiate
-from fedhet.runs.config.settings import RunSettings
+from fedhet.runs.config.validation import RunSettings
 from fedhet.runs.given import partition_record
 from fedhet.runs.local_data import LocalData, check_merge, is_local
 from fedhet.runs.model_building import build_model

@@ -48,7 +48,7 @@ from fedhet.study.live import Watch
 
 if TYPE_CHECKING:
     from fedhet.runs.config import Config
-    from fedhet.runs.config.bases import Bases
+    from fedhet.runs.config.composition import Bases
     from fedhet.runs.record.outcome import Run
 
 log = logging.getLogger("fedhet")

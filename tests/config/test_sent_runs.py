@@ -24,8 +24,7 @@ from fedhet.flower import grid
 from fedhet.flower.apps import FLOWER_NAMES, client_for, strategy_of
 from fedhet.flower.clientapp import client_of
 from fedhet.runs.config import Config, compose, sent
-from fedhet.runs.config.interpolations import literal
-from fedhet.runs.config.overrides import parse
+from fedhet.runs.config.overrides import literal, parse
 
 SECRET = "canary-7f3a"
 

@@ -19,8 +19,7 @@ from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.job import Job
-from fedhet.runs.privacy.account import Account, epsilon
-from fedhet.runs.privacy.ledger import composed, locked, spend
+from fedhet.runs.privacy.account import Account, composed, epsilon, locked, spend
 from fedhet.runs.stores import state_folder, store_at_site
 
 Federation = Callable[..., Any]

@@ -12,7 +12,13 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import (
+    Glob,
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+)
 from hydra.errors import HydraException
 
 from fedhet.core.check import did_you_mean
@@ -284,3 +290,16 @@ def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
             yield from leaf_keys(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key
+
+
+def literal(value: Any) -> str:
+    """Return the value as Hydra's overrides write it, whatever characters a text has."""
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single).with_quotes()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{literal(inner)}' for key, inner in value.items())}}}"
+    return repr(value)

@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Sequence
 
 from fedhet.runs import process
-from fedhet.runs.cli.exits import report_error
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code, with the same codes as `python -m fedhet`.
+    """Run a command and return its exit code.
 
     Args:
         argv: the arguments after `data`.
+
+    Raises:
+        ConfigError, DataError: a setting, an argument or a file is wrong.
+        WriteError: a file cannot be written.
     """
     with process.imports():
         from fedhet.runs.data_commands import declare, download, partitions
@@ -29,10 +32,5 @@ def main(argv: Sequence[str]) -> int:
     # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
     args = commands.choices[name].parse_intermixed_args(options)
     terminal.log_to_stderr()
-    try:
-        args.run(args)
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
-        return report_error(error)
+    args.run(args)
     return 0
