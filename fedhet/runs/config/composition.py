@@ -257,29 +257,14 @@ def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> s
         return str(cfg.hydra.sweep.subdir)
 
 
-def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool) -> str:
-    """The configuration of one run as YAML, for --cfg.
-
-    Args:
-        lines: the overrides.
-        part: job, hydra (Hydra's own settings) or all.
-        package: a dotted key, below which it is shown; None for all of it.
-        resolve: whether interpolations are replaced by what they stand for.
+def shown(lines: Sequence[str]) -> str:
+    """The configuration of one run as YAML, for --cfg job.
 
     Raises:
-        ConfigError: it cannot be composed, or has no such key.
+        ConfigError: it cannot be composed.
     """
     compose([line for line in lines if not hydra_settings.is_hydras(key_of(line))])
-    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with open_dict(cfg), as_config_error():
-        for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
-            cfg.pop(key)
-        found = OmegaConf.select(cfg, package) if package else cfg
-        if not OmegaConf.is_config(found):
-            raise ConfigError(f"--package {package}: there are no settings of this name")
-        if resolve:
-            OmegaConf.resolve(found)
-        return (f"# @package {package}\n" if package else "") + OmegaConf.to_yaml(found)
+    return OmegaConf.to_yaml(raw(lines))
 
 
 def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
@@ -337,7 +322,10 @@ def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
         if "/" not in str(group) and group != "plugin" and name is not None
     }
     validation.check_fixed_choices(choices)
-    cfg = _of_run(cfg)
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        for key in ("hydra", *EXPERIMENT_KEYS):
+            cfg.pop(key, None)
     validation.resolve(cfg)
     hydra_settings.check(hydra, lines)
     validation.check_structure(cfg)
@@ -352,15 +340,6 @@ def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
     config = Config(cfg, names, "", run_dir_given, lines)
     _ = config.run  # checks the values
     return config
-
-
-def _of_run(cfg: DictConfig) -> DictConfig:
-    """The settings of one run."""
-    cfg = cfg.copy()
-    with open_dict(cfg):
-        for key in ("hydra", *EXPERIMENT_KEYS):
-            cfg.pop(key, None)
-    return cfg
 
 
 @contextmanager
