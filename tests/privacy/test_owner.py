@@ -134,7 +134,7 @@ def test_a_process_that_dies_in_between_has_counted_too_much(
         raise KeyboardInterrupt
 
     machine = Machine(federation)
-    for place in ("fedhet.runs.privacy.account.Ledger.write", "fedhet.core.noise.mechanism"):
+    for place in ("fedhet.runs.privacy.account.write_spent", "fedhet.core.noise.mechanism"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, dies)
             machine.serve("a")

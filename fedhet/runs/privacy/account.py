@@ -121,12 +121,12 @@ def _count_releases(client: FedClient, releases: int) -> int:
     name = "this machine" if client.site_name is None else f"site {client.site_name!r}"
     # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
     with nullcontext() if client.workspace.simulated else locked(name) as path:
-        ledger = Ledger(client.state.store, msg.pid)
-        spent = max(ledger.spent, msg.integer(SPENT))
+        store = client.state.store
+        spent = max(spent_by(store, msg.pid), msg.integer(SPENT))
         check_budget(noise, msg.pid, spent, releases)
         if path is not None:
             spend(path, name, noise.multiplier, releases)
-        ledger.write(spent + releases)
+        write_spent(store, msg.pid, spent + releases)
     return spent + releases
 
 
@@ -147,25 +147,16 @@ def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
         )
 
 
-class Ledger:
-    """A client's count of its releases, beside its states and independent of their versions.
+def spent_by(store: Store, pid: int) -> int:
+    """A client's count of its releases, beside its states and independent of their versions."""
+    stored = store.load(-1 - pid, 0)  # no client has a negative number
+    return int(stored[COUNT]) if stored else 0
 
-    Args:
-        store: where the client's states are.
-        pid: the client.
-    """
 
-    def __init__(self, store: Store, pid: int) -> None:
-        self._store = store
-        self._key = -1 - pid  # no client has a negative number
-        stored = store.load(self._key, 0)
-        self.spent = int(stored[COUNT]) if stored else 0
-
-    def write(self, spent: int) -> None:
-        """Write the count, which never becomes smaller."""
-        if spent > self.spent:
-            self._store.save(self._key, 0, {COUNT: torch.tensor([spent])}, ())
-            self.spent = spent
+def write_spent(store: Store, pid: int, spent: int) -> None:
+    """Write a client's count of its releases, which never becomes smaller."""
+    if spent > spent_by(store, pid):
+        store.save(-1 - pid, 0, {COUNT: torch.tensor([spent])}, ())
 
 
 # ---- at a machine, in all runs
