@@ -52,15 +52,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def add_commands(commands: Any) -> None:
-    """Declare the command and its arguments."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = commands.add_parser("declare", help=summary, description=summary)
-    parser.set_defaults(run=main)
-    for name, options in ARGUMENTS.items():
-        parser.add_argument(name, **options)
-
-
 def main(args: argparse.Namespace) -> None:
     """Print the declaration as an experiment in YAML."""
     from omegaconf import OmegaConf

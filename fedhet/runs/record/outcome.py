@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,13 +60,6 @@ class Run:
     summary: dict[str, Any]
     dir: Path
     weights: Tree
-
-    @classmethod
-    def read(cls, folder: Path) -> Run:
-        """Read the run from its folder."""
-        needed = ("status", "method", "plugins", "partition", "models", "seconds")
-        summary = read_object(folder / "summary.json", SUMMARY, needed)
-        return cls(summary, folder, read_tensors(folder / "model.safetensors"))
 
     @cached_property
     def rounds(self) -> DataFrame:
@@ -148,7 +142,9 @@ def load_run(folder: str | Path) -> Run:
     read_json(path, "summary.json")
     if not (path / "model.safetensors").exists():
         raise ConfigError(f"{path / 'model.safetensors'} is missing: the run has not ended")
-    return Run.read(path)
+    needed = ("status", "method", "plugins", "partition", "models", "seconds")
+    summary = read_json(path, "summary.json", needed)
+    return Run(summary, path, read_tensors(path / "model.safetensors"))
 
 
 def load(
@@ -230,7 +226,9 @@ def _built(folder: Path) -> Module:
     return model_of(read_config(folder).model, partition)
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
+def read_json(
+    folder: Path, name: str, needed: Sequence[str] = ("status", "method")
+) -> dict[str, Any]:
     """What the summary.json or the partition.json of a run says.
 
     Raises:
@@ -240,6 +238,6 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
         if name == "partition.json":
             return read_partition(folder / name)
-        return read_object(folder / name, SUMMARY, ("status", "method"))
+        return read_object(folder / name, SUMMARY, needed)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{folder} is not the folder of a run: {name} is missing") from error
