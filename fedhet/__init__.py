@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from fedhet.api import run
     from fedhet.core.errors import ConfigError, DataError, RunFailed
     from fedhet.core.task import ClientData, Samples, Task
-    from fedhet.runs.loading import load, load_run
-    from fedhet.runs.record.outcome import Run
+    from fedhet.runs.record.outcome import Run, load, load_run
     from fedhet.study import report
     from fedhet.study.report.results import results
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 # reported before torch is imported.
 _MODULES = {
     "run": "fedhet.api",
-    "load": "fedhet.runs.loading",
-    "load_run": "fedhet.runs.loading",
+    "load": "fedhet.runs.record.outcome",
+    "load_run": "fedhet.runs.record.outcome",
     "results": "fedhet.study.report.results",
     "Run": "fedhet.runs.record.outcome",
     "Task": "fedhet.core.task",

@@ -1,5 +1,9 @@
 """`python -m fedhet`, which is also the console script `fedhet`: help, commands, and runs.
 
+Without a command, a run starts. An installed package adds commands of its own by an entry point of
+the group `fedhet.commands`, such as `mine = "my_package.command"`; its line in --help is the
+summary of the package.
+
 Exit codes: 0 success, 1 a run failed, 2 a wrong setting or missing data, 3 a
 run that has lost more replies than it was allowed, 130 interrupted by Ctrl-C
 or SIGTERM.
@@ -13,19 +17,26 @@ if sys.version_info < (3, 11):  # noqa: UP036 -- says so before anything fails
     sys.exit("error: fedhet needs Python 3.11 or newer; " + sys.executable + " is older")
 
 import argparse
+import difflib
 import os
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 try:
+    from fedhet.core.check import did_you_mean
     from fedhet.core.errors import ConfigError
     from fedhet.runs.cli import help
-    from fedhet.runs.cli.combinations import compatibility
-    from fedhet.runs.cli.commands import Command, commands, is_command, run_command
-    from fedhet.runs.cli.exits import INTERRUPTED, PROGRAM, Parser, drop_output, report_error
-    from fedhet.runs.cli.interrupts import interruptible
-    from fedhet.runs.config import pieces
+    from fedhet.runs.cli.exits import (
+        INTERRUPTED,
+        PROGRAM,
+        Parser,
+        drop_output,
+        interruptible,
+        report_error,
+    )
+    from fedhet.runs.config import catalogue, pieces
     from fedhet.runs.config.lines import refuse_blanks
     from fedhet.runs.process import direct_loopback
 except ModuleNotFoundError as error:
@@ -33,19 +44,18 @@ except ModuleNotFoundError as error:
 
     sys.exit(report_error(error))
 
-COMMANDS = {
-    "data": Command("fedhet.runs.data_commands", "download, describe, partition and export data"),
-    "export": Command("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
-    "predict": Command("fedhet.handover.predict", "apply a model of a run to files"),
-    "report": Command(
-        "fedhet.study.report", "compare the runs in folders: tables, tests, figures, a page"
+ENTRY_POINTS = "fedhet.commands"
+Command = tuple[str, str]  # a module, whose main(argv) -> exit code runs it, and its line in --help
+COMMANDS: dict[str, Command] = {
+    "data": ("fedhet.runs.data_commands", "download, describe, partition and export data"),
+    "export": ("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
+    "predict": ("fedhet.handover.predict", "apply a model of a run to files"),
+    "report": (
+        "fedhet.study.report",
+        "compare the runs in folders: tables, tests, figures, a page",
     ),
-    "deploy": Command(
-        "fedhet.deploy", "make, check, start and watch a deployment on real machines"
-    ),
-    "new": Command(
-        "fedhet.runs.cli.new", "write a method, plug-in, model, ... of your own, and its test"
-    ),
+    "deploy": ("fedhet.deploy", "make, check, start and watch a deployment on real machines"),
+    "new": ("fedhet.runs.cli.new", "write a method, plug-in, model, ... of your own, and its test"),
 }
 
 
@@ -76,13 +86,13 @@ def _main(argv: Sequence[str]) -> int:
     folders, argv = first.parse_known_args(argv)
     pieces.extend_search_path(folders.config_dir)
     _find_packages_here()
-    if argv and is_command(argv[0]):
-        return run_command(commands(COMMANDS), argv[0], argv[1:])
+    if argv and "=" not in argv[0] and not argv[0].startswith(("-", "~")):
+        return _run_command(argv[0], argv[1:])
     refuse_blanks(argv)
     args = _parser().parse_intermixed_args(argv)
     if args.help:
         own = help.options_text(args.overrides) if args.overrides else ""
-        print(own or help.help_text(commands(COMMANDS)))
+        print(own or help.help_text(commands()))
     elif args.version:
         print(_version())
     elif args.list:
@@ -92,12 +102,46 @@ def _main(argv: Sequence[str]) -> int:
             raise ConfigError("--cfg with -m: it shows one configuration; leave out -m")
         from fedhet.runs.config.composition import shown
 
-        print(shown(args.overrides, args.cfg, args.package, resolve=args.resolve), end="")
+        print(shown(args.overrides), end="")
     else:
         from fedhet.study.launch import start
 
         return start(args.overrides, sweep=args.multirun, dry=args.dry_run)
     return 0
+
+
+def commands() -> dict[str, Command]:
+    """Return fedhet's own commands and those of installed packages, which are not imported."""
+    found = entry_points(group=ENTRY_POINTS)
+    others = {
+        point.name: (point.module, point.dist.metadata["Summary"])
+        for point in found
+        if point.dist is not None and point.name not in COMMANDS
+    }
+    return COMMANDS | others
+
+
+def _run_command(word: str, argv: Sequence[str]) -> int:
+    """Run the command with its own arguments and return its exit code."""
+    every = commands()
+    if word not in every:
+        refuse_blanks([word, *argv])
+        raise ConfigError(
+            f"{word!r} is neither a command nor an override key=value{_closest(word, every)};"
+            f" commands: {', '.join(every)}; see python -m fedhet --help"
+        )
+    code: int = import_module(every[word][0]).main(argv)
+    return code
+
+
+def _closest(word: str, every: Collection[str]) -> str:
+    """Return the hint with the closest commands and overrides `group=choice`."""
+    suggestions = {name: [name] for name in every}
+    for group, choices in catalogue.groups().items():
+        for choice in choices:
+            suggestions.setdefault(choice, []).append(f"{group}={choice}")
+    similar = difflib.get_close_matches(word, suggestions, n=1)
+    return did_you_mean(word, (), [text for name in similar for text in suggestions[name]])
 
 
 def _list(words: Sequence[str]) -> None:
@@ -108,7 +152,7 @@ def _list(words: Sequence[str]) -> None:
             " --help method, or --help method=<name>, tells more"
         )
     print(help.pieces_text(), flush=True)
-    print(help.combinations_text(compatibility()))
+    print(help.combinations_text(help.compatibility()))
 
 
 def _find_packages_here() -> None:
@@ -129,9 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         ("-m", "--multirun"),
     ):
         parser.add_argument(*flags, action="store_true")
-    parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    parser.add_argument("-p", "--package")
-    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=("job",))
     return parser
 
 

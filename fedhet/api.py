@@ -30,10 +30,6 @@ def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
     from fedhet.runs.config import experiment_file
 
     experiment_file.refuse(overrides)
-    if task is None:
-        from fedhet.runs.config.instantiation import instantiate
-
-        instantiate(settings.cfg.partition)
     from fedhet.engines.dispatch import run_job
 
     return run_job(settings, task)

@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
 
-from fedhet.runs.cli import combinations as compatibility  # noqa: E402
+from fedhet.runs.cli import help as cli_help  # noqa: E402
 from fedhet.runs.config import catalogue  # noqa: E402
 
 NOTES = ROOT / "docs" / "methods"
@@ -216,12 +216,12 @@ def write_tables() -> None:
 def combinations() -> str:
     """The text of conf/combinations.yaml, for which every pair is built: a minute."""
     methods, plugins = catalogue.built_in("method"), catalogue.built_in("plugin")
-    found = {m: {p: compatibility.refusal(m, p) for p in plugins} for m in methods}
+    found = {m: {p: cli_help.refusal(m, p) for p in plugins} for m in methods}
     return yaml.safe_dump(found, width=1000)
 
 
 if __name__ == "__main__":
-    compatibility.KNOWN.write_text(combinations(), encoding="utf-8")
+    cli_help.KNOWN.write_text(combinations(), encoding="utf-8")
     write_tables()
     (ROOT / "pages").mkdir(exist_ok=True)
     (ROOT / "pages" / "methods.md").write_text(page(), encoding="utf-8")

@@ -9,7 +9,8 @@ from functools import cache
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from fedhet.runs.config import Config, catalogue, compose, composition, interpolations
+from fedhet import __main__ as main
+from fedhet.runs.config import Config, catalogue, compose, composition, validation
 from fedhet.runs.config.instantiation import check_targets
 from fedhet.runs.config.validation import validate
 
@@ -54,8 +55,13 @@ def composed(*overrides: str) -> Config:
     for override in parsed:
         if override.key_or_group not in groups:
             OmegaConf.update(cfg, override.key_or_group, override.value())
-    interpolations.resolve(cfg)
+    validation.resolve(cfg)
     check_targets(cfg)
     validate(cfg)
     OmegaConf.set_readonly(cfg, True)
     return replace(base, cfg=cfg, run_dir="", overrides=overrides)
+
+
+def data_main(argv: list[str]) -> int:
+    """Run `python -m fedhet data <argv>` in this process."""
+    return main.main(["data", *argv])

@@ -13,10 +13,9 @@ import pytest
 from composing import check_overrides
 
 import fedhet
-from fedhet.__main__ import COMMANDS
+from fedhet import __main__ as main
 from fedhet.data.toy import toy_task
 from fedhet.runs import config
-from fedhet.runs.cli.commands import commands as known_commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -91,7 +90,7 @@ def test_the_printed_commands_are_shell() -> None:
 
 def is_other(words: list[str]) -> bool:
     """Whether these arguments of `python -m fedhet` start no run."""
-    is_command = bool(words) and words[0] in known_commands(COMMANDS)
+    is_command = bool(words) and words[0] in main.commands()
     return is_command or any(word.startswith("--") for word in words)
 
 

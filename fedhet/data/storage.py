@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,29 @@ def written(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+@contextmanager
+def written_folder(folder: Path) -> Iterator[Path]:
+    """Give the block a new folder, which takes the place of `folder` once it is on the disk.
+
+    Raises:
+        WriteError: it cannot be written; nothing of it is left, and `folder` is as it was.
+    """
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        for path in (*part.rglob("*"), part):
+            sync(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.replace(folder)
+        sync(folder.parent)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

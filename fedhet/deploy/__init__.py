@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     """
     if argv and argv[0] in ("node", "link"):
         # These run for months and need no torch, which the other commands import.
-        import_module(f"fedhet.deploy.{argv[0]}").main(argv[1:])
+        getattr(import_module("fedhet.deploy.node"), argv[0])(argv[1:])
         return 0
     code: int = import_module("fedhet.deploy.subcommands").main(argv)
     return code

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.forms import read_object
-from fedhet.data.storage import unwritable, write_json, write_text
+from fedhet.data.storage import write_json, write_text, written_folder
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, change, connection, versions
 from fedhet.runs.templates import filled
@@ -89,7 +87,7 @@ def create(out: Path, deployment: Deployment) -> None:
             f"--out {out}: exists and is not empty, and its keys are not replaced; name another"
             " folder, or add sites to this deployment with --add"
         )
-    with _whole(out) as new:
+    with written_folder(out) as new:
         write_text(new / ".gitignore", "*\n")  # keys, perhaps inside of a repository
         operator = new / "operator"
         operator.mkdir(mode=0o700)
@@ -226,20 +224,6 @@ def write_key(out: Path, folder: Path, site: str) -> Path:
     return folder / "node.key"
 
 
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Give the block a new folder, which becomes `out` once the block has filled it."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as hidden:
-            new = Path(hidden, "new")
-            new.mkdir()
-            yield new
-            new.replace(out)
-    except OSError as error:
-        raise unwritable(out, error) from error
-
-
 def _certify(out: Path, deployment: Deployment, authority: certificates.Authority) -> str:
     """Write the server's certificate and key, and when it expires into the pages; return that."""
     certificate, key = certificates.new_server_certificate(authority, deployment.host)
@@ -255,7 +239,7 @@ def _certify(out: Path, deployment: Deployment, authority: certificates.Authorit
 
 def _write_site(out: Path, deployment: Deployment, name: str) -> None:
     """Write the folder of one site, and its public key for the operator."""
-    with _whole(out / "sites" / name) as folder:
+    with written_folder(out / "sites" / name) as folder:
         write_key(out, folder, name)
         shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
         words = {

@@ -21,10 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.data.storage import unwritable
 from fedhet.deploy.folders import ALLOWED, ANY, check_code
 from fedhet.flower import private
 from fedhet.runs.cli.exits import Parser
+from fedhet.runs.guard import guard_children
 from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("flwr")
@@ -121,8 +123,8 @@ class ServingNode:
             self._clients.pop(run).stdin.close()  # type: ignore[union-attr]
 
 
-def main(options: Sequence[str]) -> None:
-    """Run a SuperNode.
+def node(options: Sequence[str]) -> None:
+    """`deploy node`: run a SuperNode.
 
     Args:
         options: those of flower-supernode, and `--code`.
@@ -154,3 +156,29 @@ def main(options: Sequence[str]) -> None:
         own = ServingNode(private.private(private.START), args.code)
         supernode.__globals__["start_client_internal"] = own.start_client_internal
     supernode()
+
+
+def link(options: Sequence[str]) -> None:
+    """`deploy link`: run Flower's SuperLink, whose children end with it, without its API's pages.
+
+    Args:
+        options: the folder below which a relative hydra.run.dir is, and those of flower-superlink.
+
+    Raises:
+        ConfigError: the folder is missing.
+        WriteError: the folder cannot be used.
+    """
+    if not options:
+        raise ConfigError(
+            "the folder is missing: deploy link FOLDER, then flower-superlink's options"
+        )
+    folder, *options = options
+    private.without_docs()
+    superlink = private.command("flower-superlink")
+    try:
+        os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory
+    except OSError as error:
+        raise unwritable(Path(folder), error) from error
+    guard_children()  # they do not notice the end of a SuperLink that nobody has waited for
+    sys.argv = ["flower-superlink", *options]
+    superlink()

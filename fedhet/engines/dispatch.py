@@ -11,7 +11,7 @@ from fedhet.runs.given import check_settings, check_task
 from fedhet.runs.job import Job, try_settings
 from fedhet.runs.process import pinned_threads
 from fedhet.runs.record import terminal
-from fedhet.runs.record.outcome import Run
+from fedhet.runs.record.outcome import Run, load_run
 
 ENGINES = {"local": "in_process", "ray": "ray", "flwr": "flwr"}  # -> module
 
@@ -55,6 +55,6 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
                 raise  # the run had not begun: a setting was wrong; or another process has told it
             job.loop.end("failed", error)  # also where it has failed outside of its own steps
             raise RunFailed(reason_of(error), str(job.folder)) from error
-    run = Run.read(folder)
+    run = load_run(folder)
     terminal.print_summary(run.summary, run.dir)
     return run

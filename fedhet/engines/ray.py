@@ -33,7 +33,7 @@ from fedhet.engines.pool import Pool
 from fedhet.runs.config import sent
 from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.config.instantiation import trusted
-from fedhet.runs.config.settings import Engine
+from fedhet.runs.config.validation import Engine
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job, begin
 from fedhet.runs.process import SIGNALS, pin_threads

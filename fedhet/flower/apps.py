@@ -44,8 +44,8 @@ from fedhet.flower.parcels import Parcels, opened
 from fedhet.flower.serverapp import Strategy, job_of
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
 from fedhet.runs.config import Config, compose, experiment_file, sent
-from fedhet.runs.config.interpolations import literal
 from fedhet.runs.config.lines import refuse_repeated
+from fedhet.runs.config.overrides import literal
 from fedhet.runs.config.resuming import RESUME
 from fedhet.runs.config.validation import check_keys
 from fedhet.runs.job import Job, begin, try_settings

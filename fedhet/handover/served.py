@@ -16,7 +16,7 @@ from fedhet.core.objects import are_pixels
 from fedhet.core.targets import TARGETS
 from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.data.storage import read_tensors
-from fedhet.runs import loading
+from fedhet.runs.record import outcome
 from fedhet.runs.record.schema import read_config
 
 
@@ -63,7 +63,7 @@ class Described:
             DataError: a file in it is damaged.
         """
         summary, partition = (
-            loading.read_json(folder, name) for name in ("summary.json", "partition.json")
+            outcome.read_json(folder, name) for name in ("summary.json", "partition.json")
         )
         config = read_config(folder)
         if "task" in config:
@@ -168,8 +168,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--view",
         metavar="VIEW",
-        help=f"of the global model {', '.join(loading.GLOBAL)}; with --client"
-        f" {', '.join(loading.OWN)}; default: model, with --client personal",
+        help=f"of the global model {', '.join(outcome.GLOBAL)}; with --client"
+        f" {', '.join(outcome.OWN)}; default: model, with --client personal",
     )
     parser.add_argument(
         "--inputs-of",
@@ -212,7 +212,7 @@ def opened(
         )
     if view is None:
         view = "model" if client is None else "personal"
-    model = loading.load(folder, view, client=client)
+    model = outcome.load(folder, view, client=client)
     if client is None and view == "model":
         _check_weights(about)
     return about, Served(model, about, inputs_of).eval()
@@ -220,7 +220,7 @@ def opened(
 
 def _check_weights(about: Described) -> None:
     """Refuse final weights that are not those of which summary.json has the digest."""
-    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in loading.OWN]
+    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in outcome.OWN]
     digest = trees.sha256({file.stem: read_tensors(file) for file in files})
     if digest != about.summary.get("weights_sha256"):
         raise DataError(

@@ -23,7 +23,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,11 +41,12 @@ from fedhet.core.server.phases import TimetableEntry
 from fedhet.core.server.run import RunState
 from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
-from fedhet.data.storage import save_tensors, sync, unwritable, write_text
+from fedhet.data.storage import save_tensors, sync, write_text, written_folder
 from fedhet.runs.record.run_folder import Recorder
 from fedhet.runs.record.schema import FORMAT
 from fedhet.runs.stores import HASH_BYTES, DiskStore
 
+log = logging.getLogger("fedhet")
 KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
 BEST = "best_val.safetensors"
@@ -137,42 +138,34 @@ class CheckpointFolder:
             ValueError: a state is missing.
         """
         folder = self.home / f"{round:06d}"
-        part = folder.with_name(f".{folder.name}.part")
         try:
-            part.mkdir(parents=True)
-            states = {
-                pid: {version: self._stored(pid, version, store) for version in versions}
-                for pid, versions in needs.items()
-            }
-            save_tensors(part / TENSORS, tensors)
-            write_text(part / VALUES, json.dumps(nodes, allow_nan=False))
-            if self._best.exists():
-                shutil.copyfile(self._best, part / BEST)
-            self._seal(part, {"round": round, "about": about, "states": states})
-            if (left := shutil.disk_usage(part).free) < room:
-                raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
-            part.replace(folder)
+            with written_folder(folder) as part:
+                states = {
+                    pid: {version: self._stored(pid, version, store) for version in versions}
+                    for pid, versions in needs.items()
+                }
+                save_tensors(part / TENSORS, tensors)
+                write_text(part / VALUES, json.dumps(nodes, allow_nan=False))
+                if self._best.exists():
+                    shutil.copyfile(self._best, part / BEST)
+                manifest = {
+                    "format": FORMAT,
+                    "round": round,
+                    "about": about,
+                    "states": states,
+                    "config": self._config,
+                    "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
+                }
+                text = json.dumps(manifest)
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                write_text(part / MANIFEST, f"{digest}\n{text}\n")
+                if (self.home / STATES).exists():  # not where clients remember nothing
+                    sync(self.home / STATES)
+                if (left := shutil.disk_usage(part).free) < room:
+                    raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
             self._kept[round] = Checkpoint(folder, round, about, states)
-            sync(self.home)
-        except OSError as error:
-            raise unwritable(folder, error) from error
         finally:
-            shutil.rmtree(part, ignore_errors=True)
             self.prune()
-
-    def _seal(self, part: Path, entries: dict[str, Any]) -> None:
-        """Write the manifest, and put everything that it names on the disk."""
-        manifest = {
-            "format": FORMAT,
-            **entries,
-            "config": self._config,
-            "files": {path.name: sha256(path) for path in sorted(part.iterdir())},
-        }
-        text = json.dumps(manifest)
-        write_text(part / MANIFEST, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n")
-        for path in (*part.iterdir(), part, self.home / STATES):
-            if path.exists():  # a run whose clients remember nothing has no states
-                sync(path)
 
     def _stored(self, pid: int, version: int, store: Store | None) -> str | None:
         """Store a client's state, unless it is stored already, and return its hash."""
@@ -212,22 +205,15 @@ class CheckpointFolder:
                     path.unlink()
 
     # ---- reading
-    def find(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """The last checkpoint that is whole; `tell` is told what is wrong with the others."""
+    def find(self) -> Checkpoint | None:
+        """The last checkpoint that is whole; the log says what is wrong with others."""
         for path in sorted(self.home.glob("[0-9]*")):
             try:
                 checkpoint = self._read(path)
                 self._kept[checkpoint.round] = checkpoint
             except (OSError, ValueError, KeyError, TypeError) as error:
-                tell(f"the checkpoint {path} is not used: {error}")
+                log.warning("the checkpoint %s is not used: %s", path, error)
         return self._kept[max(self._kept)] if self._kept else None
-
-    def use(self, checkpoint: Checkpoint | None) -> None:
-        """Go on from this one: later ones, and what belongs to none, are removed."""
-        for round in list(self._kept):
-            if checkpoint is None or round > checkpoint.round:
-                del self._kept[round]
-        self.prune()
 
     def _read(self, folder: Path) -> Checkpoint:
         """Read a manifest, and check everything that it names.
@@ -267,7 +253,6 @@ def sha256(path: Path, skip: int = 0) -> str:
 
 
 # ---- when a run writes a checkpoint, and how it goes on from one
-log = logging.getLogger("fedhet")
 # Bytes that a run may still need beside its final models, and a new best one while it has the old.
 RECORDS = 2**20
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +35,9 @@ from fedhet.data.storage import (
     fitting,
     read_tensors,
     save_tensors,
-    sync,
-    unwritable,
     write_json,
     write_text,
+    written_folder,
 )
 from fedhet.runs.record.summary import versions
 from fedhet.runs.stores import own_folder
@@ -142,7 +139,13 @@ def keep(job: Job, client: FedClient) -> Upload:
         "scores": scores,
     }
     home = _root() / msg.run_id / str(msg.pid)
-    _write(home, models, job, about)
+    with written_folder(home) as part:  # in place of that of a run that was resumed
+        for name, tree in models.items():
+            save_tensors(part / f"{name}.safetensors", tree)
+        write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})
+        write_json(part / "environment.json", versions())
+        write_text(part / "config.yaml", OmegaConf.to_yaml(config.cfg))
+        write_json(part / "summary.json", about)
     log.info("client %d: the final models are in %s", msg.pid, home)
     return Upload(msg.pid, client.num_examples)
 
@@ -160,29 +163,6 @@ def _root() -> Path:
     if not Path(named).is_absolute():
         raise ConfigError(f"{VARIABLE} must be an absolute path")
     return Path(named)
-
-
-def _write(home: Path, models: Mapping[str, Tree], job: Job, about: dict[str, Any]) -> None:
-    """Write the folder, whole or not at all."""
-    part = home.with_name(f".{home.name}.{os.getpid()}.part")
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        for name, tree in models.items():
-            save_tensors(part / f"{name}.safetensors", tree)
-        write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})
-        write_json(part / "environment.json", versions())
-        write_text(part / "config.yaml", OmegaConf.to_yaml(job.config.cfg))
-        write_json(part / "summary.json", about)
-        for path in (*part.iterdir(), part):
-            sync(path)
-        shutil.rmtree(home, ignore_errors=True)  # that of a run that was resumed
-        part.replace(home)
-        sync(home.parent)
-    except OSError as error:
-        raise unwritable(home, error) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # ---- reading

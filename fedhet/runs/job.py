@@ -34,7 +34,7 @@ from fedhet.data.toy import toy_task
 from fedhet.runs import delivery
 from fedhet.runs.config import Config
 from fedhet.runs.config.instantiation import find_target, instantiate
-from fedhet.runs.config.settings import RunSettings
+from fedhet.runs.config.validation import RunSettings
 from fedhet.runs.given import partition_record
 from fedhet.runs.local_data import LocalData, check_merge, is_local
 from fedhet.runs.model_building import build_model
@@ -228,12 +228,16 @@ def begin(job: Job) -> Loop:
     check_cohorts(strategy)
     account.check_run(strategy)
     record, tracking, checkpoints, lock = start(job)
+    shown: AbstractContextManager[terminal.Observer] = nullcontext(terminal.log_step)
+    if job.engine != "flwr":
+        steps = sum(entry.rounds for entry in strategy.timetable)
+        shown = terminal.progress(job.config.choices["method"], steps, len(record.rows))
     callbacks = [
         *([account.Account(workspace.noise)] if workspace.noise else []),
         Selection(strategy.setting),
         PersonalModels(strategy, record.folder),
         *([delivery.Delivery()] if run.deliver else []),
-        terminal.Display(_progress(job, len(record.rows))),
+        terminal.Display(shown),
         record,
         tracking,
         checkpoints,
@@ -242,13 +246,6 @@ def begin(job: Job) -> Loop:
     job.folder = record.folder
     job.loop = Loop(strategy, callbacks, evaluates=run.evaluation.clients)
     return job.loop
-
-
-def _progress(job: Job, done: int) -> AbstractContextManager[terminal.Observer]:
-    if job.engine == "flwr":
-        return nullcontext(terminal.log_step)
-    steps = sum(entry.rounds for entry in job.strategy.timetable)
-    return terminal.progress(job.config.choices["method"], steps, done)
 
 
 @exits_as_errors()

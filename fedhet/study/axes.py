@@ -12,8 +12,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import overrides
 from fedhet.runs.config.experiment_file import mapping
-from fedhet.runs.config.interpolations import literal
 from fedhet.runs.config.lines import key_of, value_of
+from fedhet.runs.config.overrides import literal
 
 Label = str | int | float | bool | None
 Setting = tuple[tuple[str, Label], ...]  # a place on some of the axes

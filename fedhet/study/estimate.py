@@ -12,7 +12,7 @@ from fedhet.core.check import counted
 from fedhet.runs.config import composition
 from fedhet.runs.config.experiment_file import SEED
 from fedhet.runs.config.lines import by_key
-from fedhet.runs.record.outcome import Run
+from fedhet.runs.record.outcome import load_run
 from fedhet.study import cells
 from fedhet.study.cells import Cell
 from fedhet.study.definition import Experiment
@@ -149,7 +149,7 @@ def measure(cell: Cell) -> Cost:
         said = io.StringIO()  # the rounds, which are not the answer here
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             run_job(settings)
-        run = Run.read(run_dir)
+        run = load_run(run_dir)
         steps = run.rounds
     spent = steps.filter(like="seconds.").sum(axis=1)
     train = steps["phase"] == TRAIN

@@ -32,8 +32,14 @@ from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
 from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
 from fedhet.runs import process
-from fedhet.runs.cli.exits import INTERRUPTED, drop_output, error_line, report_error, say
-from fedhet.runs.cli.interrupts import interruptible
+from fedhet.runs.cli.exits import (
+    INTERRUPTED,
+    drop_output,
+    error_line,
+    interruptible,
+    report_error,
+    say,
+)
 from fedhet.runs.config import catalogue, composition
 from fedhet.runs.config.composition import Launching
 from fedhet.runs.config.instantiation import instantiate
@@ -46,7 +52,7 @@ from fedhet.study.live import Watch
 
 if TYPE_CHECKING:
     from fedhet.runs.config import Config
-    from fedhet.runs.config.bases import Bases
+    from fedhet.runs.config.composition import Bases
     from fedhet.runs.record.outcome import Run
 
 log = logging.getLogger("fedhet")

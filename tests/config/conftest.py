@@ -8,7 +8,7 @@ import pytest
 from fake_jobs import install_jobs
 
 from fedhet.runs.config import Config, catalogue, composition
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bundle.py"
 

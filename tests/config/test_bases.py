@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 import fedhet
 from fedhet.runs.config import composition
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 
 FEW = [
     ["client.lr=.3", "hydra.run.dir=here", "model={}", "hydra.sweep.subdir='a b'"],

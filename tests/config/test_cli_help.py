@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fedhet import __main__ as main
-from fedhet.runs.cli.commands import commands as known_commands
 from fedhet.runs.cli.help import help_text, options_text
 from fedhet.runs.config import Config, catalogue
 
@@ -30,12 +29,6 @@ def test_hydra_prints_the_configuration_at_any_position_of_the_option(
     for argv in (["--cfg", "job", "seed=3"], ["seed=3", "-c", "job"]):
         assert main.main(argv) == 0
         assert "\nseed: 3\n" in capsys.readouterr().out
-    assert main.main(["--cfg", "job", "-p", "client", "client.lr=.5"]) == 0
-    assert capsys.readouterr().out.startswith("# @package client\noptimizer: sgd\nlr: 0.5\n")
-    assert main.main(["--cfg", "hydra", "-p", "hydra.run", "--resolve", "hydra.run.dir=x"]) == 0
-    assert capsys.readouterr().out == "# @package hydra.run\ndir: x\n"
-    assert main.main(["--cfg", "job", "-p", "clients"]) == 2
-    assert "--package clients" in capsys.readouterr().err
     assert jobs == []
 
 
@@ -82,8 +75,8 @@ def test_help_names_every_choice_command_and_setting(capsys: pytest.CaptureFixtu
     words = set(out.replace("*", "").split())
     for group, choices in catalogue.groups().items():
         assert {group, *(catalogue.shown(group) if group == "experiment" else choices)} <= words
-    for name, command in known_commands(main.COMMANDS).items():
-        assert f" {name} {command.help}" in " ".join(out.split())
+    for name, (_, line) in main.commands().items():
+        assert f" {name} {line}" in " ".join(out.split())
     for key in (
         "seed=0",
         "rounds=20",
@@ -111,9 +104,7 @@ def test_experiments_that_only_fedhet_needs_are_not_offered(
         assert not {"design", "smoke", "helps/search"} & words
 
 
-@pytest.mark.parametrize(
-    "words", [[name] for name in known_commands(main.COMMANDS)] + [["data", "declare"]]
-)
+@pytest.mark.parametrize("words", [[name] for name in main.commands()] + [["data", "declare"]])
 def test_the_usage_is_what_was_typed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main([*words, "--help"])

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import catalogue, compose, composition, instantiation
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 from fedhet.runs.config.instantiation import find
 
 CALLBACK = "+hydra.callbacks.x="

@@ -23,8 +23,7 @@ from fedhet.data.toy import toy_task
 from fedhet.flower import courier
 from fedhet.flower.apps import FLOWER_NAMES, client_for, client_of, strategy_of
 from fedhet.runs.config import Config, compose, sent
-from fedhet.runs.config.interpolations import literal
-from fedhet.runs.config.overrides import parse
+from fedhet.runs.config.overrides import literal, parse
 
 SECRET = "canary-7f3a"
 

@@ -24,7 +24,7 @@ from fedhet.core import trees
 from fedhet.core.errors import ConfigError
 from fedhet.data.toy import toy_task
 from fedhet.runs import config
-from fedhet.runs.cli import combinations
+from fedhet.runs.cli import help as cli_help
 from fedhet.runs.config import Config, catalogue
 from fedhet.runs.config.instantiation import find_target
 from fedhet.runs.job import Job
@@ -61,7 +61,7 @@ def listed() -> tuple[list[tuple[str, str, str | None]], str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(config, "compose", lambda lines: composed(*lines))
             pairs = itertools.product(METHODS, PLUGINS)
-            rows = [(*pair, combinations.refusal(*pair)) for pair in pairs]
+            rows = [(*pair, cli_help.refusal(*pair)) for pair in pairs]
             return rows, logged.getvalue()
     finally:
         log.removeHandler(handler)
@@ -140,7 +140,7 @@ def test_what_does_not_compose(refused: dict[tuple[str, str], str]) -> None:
 def test_every_pair_is_listed_and_nothing_is_logged() -> None:
     """`--list` says of each pair what building it says. FedDiskAb's warning belongs to a run."""
     rows, logged = listed()
-    assert combinations.compatibility() == rows
+    assert cli_help.compatibility() == rows
     assert logged == ""
 
 

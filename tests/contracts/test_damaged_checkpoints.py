@@ -15,6 +15,7 @@ import pytest
 from contracts.short import slow
 
 import fedhet
+from fedhet.data import storage
 from fedhet.data.toy import toy_task
 from fedhet.runs import checkpoint as checkpoints
 from fedhet.runs import config
@@ -189,12 +190,12 @@ def settings() -> Config:
 
 
 STAGES = [
-    *(("save_tensors", 1), ("sync", 5)),
-    *slow(("write_text", 1), ("sync", 1)),
+    *((checkpoints, "save_tensors", 1), (storage, "sync", 4)),
+    *slow((checkpoints, "write_text", 1), (storage, "sync", 1)),
 ]
 
 
-@pytest.mark.parametrize(("name", "call"), STAGES)
+@pytest.mark.parametrize(("module", "name", "call"), STAGES)
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
     whole: Run,
     settings: Config,
@@ -202,11 +203,12 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    module: Any,
     name: str,
     call: int,
 ) -> None:
     """The run goes on, and says that it has no checkpoint of the round."""
-    write, function = checkpoints.CheckpointFolder.write, getattr(checkpoints, name)
+    write, function = checkpoints.CheckpointFolder.write, getattr(module, name)
     calls = []
 
     def full(*args: Any) -> None:
@@ -219,7 +221,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     def writing(folder: Any, round: int, *args: Any) -> None:
         with monkeypatch.context() as patch:
             if round > 2:
-                patch.setattr(checkpoints, name, full)
+                patch.setattr(module, name, full)
             calls.clear()
             write(folder, round, *args)
 
@@ -284,7 +286,8 @@ def test_killed_whenever_something_reaches_the_disk(
 
         monkeypatch.setattr(name, noting)
 
-    before("fedhet.runs.checkpoint.sync", checkpoints.sync)
+    before("fedhet.runs.checkpoint.sync", storage.sync)
+    before("fedhet.data.storage.sync", storage.sync)
     before("fedhet.runs.checkpoint.shutil.rmtree", shutil.rmtree)
     before("fedhet.runs.record.run_folder.save_tensors", checkpoints.save_tensors)
     run_quietly(settings, folder, toy_task())

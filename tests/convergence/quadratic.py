@@ -24,7 +24,7 @@ from fedhet.engines import in_process as local
 from fedhet.runs import config
 from fedhet.runs.config.validation import validate
 from fedhet.runs.job import Job
-from fedhet.runs.record.outcome import Run
+from fedhet.runs.record.outcome import load_run
 
 
 class Scalar(nn.Module):
@@ -147,7 +147,7 @@ def final_weight(
     ):
         run = replace(composed, cfg=cfg, run_dir=f"{home}/run")
         job = QuadraticJob(run, quadratic(a, b, w0), further=further)
-        return float(Run.read(local.run(job)).weights["w"])
+        return float(load_run(local.run(job)).weights["w"])
 
 
 def _option(cfg: DictConfig, key: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from composing import data_main as main
 from data.schemes import run_data, saved_scheme
 
 from fedhet.core.errors import ConfigError
@@ -18,7 +19,6 @@ from fedhet.data.dataset import Dataset
 from fedhet.data.partition import Scheme, read_saved
 from fedhet.runs import config
 from fedhet.runs.config.instantiation import instantiate
-from fedhet.runs.data_commands import main
 from fedhet.runs.data_commands.partitions import table
 from fedhet.runs.run_data import RunData
 

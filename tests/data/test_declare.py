@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from composing import data_main as main
 from data.local_files import SHORT, data_of, write_digits, write_tables
 
 import fedhet
 from fedhet.runs import config
-from fedhet.runs.data_commands import main
 from fedhet.runs.local_data import LocalData
 from fedhet.runs.run_data import RunData
 

@@ -15,12 +15,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from composing import data_main as main
 from data.image_data import load, write_images, write_mnist
 from torchvision import datasets
 
 from fedhet.core.errors import DataError
 from fedhet.runs.config import catalogue
-from fedhet.runs.data_commands import download, main
+from fedhet.runs.data_commands import download
 from fedhet.runs.data_commands.download import Archive
 
 

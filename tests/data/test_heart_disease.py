@@ -8,11 +8,11 @@ import numpy as np
 import pandas
 import pytest
 from composing import composed
+from composing import data_main as main
 from sklearn.model_selection import train_test_split
 
 from fedhet.data.arrays import RawSamples
 from fedhet.data.heart_disease import CLASSES, held_out, hospitals
-from fedhet.runs.data_commands import main
 from fedhet.runs.run_data import RunData
 from fedhet.testing import sha256
 

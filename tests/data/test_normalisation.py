@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import data_main as main
 from data.image_data import write_images, write_mnist
 from data.own_data import load
 from data.schemes import run_data
@@ -21,7 +22,6 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.federation import transform
 from fedhet.data.moments import moments
 from fedhet.runs import run_data as run_data_module
-from fedhet.runs.data_commands import main
 from fedhet.runs.run_data import RunData
 
 SPLIT = "partition.split=[.5,.25,.25]"

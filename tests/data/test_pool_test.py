@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import data_main as main
 from data.image_data import write_images
 from data.leaf_files import write_leaf
 from data.schemes import run_data, saved_scheme
@@ -19,7 +20,6 @@ import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.federation import transform
 from fedhet.data.partition import Iid, Partition
-from fedhet.runs.data_commands import main
 from fedhet.runs.run_data import RunData
 
 POOL = "partition.pool_test=true"

@@ -11,12 +11,12 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import data_main as main
 from data.own_data import load
 from data.schemes import run_data
 
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.arrays import RawSamples, encoded
-from fedhet.runs.data_commands import main
 
 N = 30
 

@@ -20,7 +20,7 @@ import fastapi
 import pytest
 
 from fedhet.core.errors import ConfigError, RunFailed, WriteError
-from fedhet.deploy import app_process, link, node
+from fedhet.deploy import app_process, node
 from fedhet.flower import private
 
 SECONDS = 60  # on a busy machine; a quiet one needs a hundredth
@@ -261,10 +261,10 @@ def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
     start = private.private(private.START)
     monkeypatch.setitem(private.NAMES, name, "colour")
     with pytest.raises(RunFailed, match=rf"Flower's {name} .*colour, .*flwr \d"):
-        node.main([f"--code={'a' * 64}", "--insecure"])
+        node.node([f"--code={'a' * 64}", "--insecure"])
     assert not began
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    node.main(["--code=any", "--isolation=subprocess", "--insecure"])
+    node.node(["--code=any", "--isolation=subprocess", "--insecure"])
     assert began == [(["python -m fedhet deploy node", "--insecure"], start)]
     assert (
         f"Flower's own SuperNode starts, whose rounds take longer: fedhet needs Flower's {name}"
@@ -275,7 +275,7 @@ def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
 def test_with_all_names_of_flower_the_loop_is_replaced(
     began: list[tuple[list[str], Any]],
 ) -> None:
-    node.main(["--code=any", "--port=9"])
+    node.node(["--code=any", "--port=9"])
     ((line, start),) = began
     assert line == ["python -m fedhet deploy node", "--port=9"]
     assert isinstance(start.__self__, node.ServingNode)
@@ -299,11 +299,11 @@ def test_the_superlink_starts_in_its_folder_with_flowers_options(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "state").mkdir()
     with pytest.raises(SystemExit):
-        link.main([str(tmp_path / "state"), "--help"])
+        node.link([str(tmp_path / "state"), "--help"])
     assert Path.cwd() == tmp_path / "state" and "--enable-supernode-auth" in capsys.readouterr().out
     for wrong in ([], ["no such folder", "--help"]):
         with pytest.raises((ConfigError, WriteError), match="folder"):
-            link.main(wrong)
+            node.link(wrong)
 
 
 @pytest.mark.parametrize("options", [["--help"], ["--code=any", "--port=x"]])
@@ -311,7 +311,7 @@ def test_the_usage_names_the_command(
     capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        node.main(options)
+        node.node(options)
     printed = "".join(capsys.readouterr())
     assert "usage: python -m fedhet deploy node [" in printed, printed
 
@@ -329,7 +329,7 @@ def test_a_node_does_not_start_unless_it_is_said_what_it_executes(
     options: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        node.main(["--insecure", *options])
+        node.node(["--insecure", *options])
 
 
 @pytest.mark.parametrize("app", [APP, b"another app"])

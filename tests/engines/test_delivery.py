@@ -133,7 +133,7 @@ def test_a_second_delivery_replaces_the_first_as_a_whole(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedhet.runs.delivery.sync", full)
+        patched.setattr("fedhet.data.storage.sync", full)
         reply = sites.serve(offer)
     assert isinstance(reply, Failure) and "WriteError" in reply.cause
     assert (home / "from-before").exists()

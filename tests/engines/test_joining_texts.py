@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from composing import composed
+from composing import composed, data_main
 from own_sites import Joined, Node
 from targets.test_texts import reviews, save_tokenizer
 
@@ -21,7 +21,6 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.trees import sha256
 from fedhet.flower.sites import SiteNodes
 from fedhet.runs import config
-from fedhet.runs.data_commands import main as data_main
 from fedhet.runs.job import Job
 from fedhet.runs.local_data import LocalData, declaration
 

@@ -12,7 +12,7 @@ from experiment.pretend import Pretend
 from omegaconf import DictConfig
 
 from fedhet.runs.config import composition, pieces
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 
 _composed: dict[object, Bases] = {}
 

@@ -16,7 +16,7 @@ import pytest
 
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.runs.config import compose, composition
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 from fedhet.study import executors
 from fedhet.study.executors import Elsewhere, PlannedRun, Processes, _logged, carry_out
 from fedhet.study.live import Watch

@@ -223,6 +223,6 @@ def test_a_model_that_torch_cannot_export(
         def forward(self, x: Tensor) -> Tensor:
             return x[:, :2] if float(x.sum()) > 0 else x[:, 1:]
 
-    monkeypatch.setattr("fedhet.runs.loading.load", lambda *args, **kwargs: Unsteady())
+    monkeypatch.setattr("fedhet.runs.record.outcome.load", lambda *args, **kwargs: Unsteady())
     error = refused(capsys, of_a_table.dir, "--to", "pt2")
     assert "model Unsteady" in error

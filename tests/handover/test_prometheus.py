@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedhet
-from fedhet.runs.loading import read_json
 from fedhet.runs.record import prometheus
+from fedhet.runs.record.outcome import read_json
 
 LINES = ["method=fedavg", "model=logistic", "partition.clients=3", "rounds=2", "figures=false"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.runs.config import composition
-from fedhet.runs.config.bases import Bases
+from fedhet.runs.config.composition import Bases
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

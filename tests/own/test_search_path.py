@@ -15,7 +15,7 @@ from own.conftest import ROOT, Command, forget
 
 import fedhet
 from fedhet import __main__ as main
-from fedhet.runs.cli.combinations import compatibility
+from fedhet.runs.cli.help import compatibility
 from fedhet.runs.cli.new import KINDS, create
 from fedhet.runs.config import catalogue, compose
 from fedhet.runs.config.instantiation import find_target

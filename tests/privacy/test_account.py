@@ -22,7 +22,7 @@ from fedhet.core.groups import Noise
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
-from fedhet.runs.privacy.account import SPENT, Ledger, epsilon
+from fedhet.runs.privacy.account import SPENT, epsilon, spent_by, write_spent
 from fedhet.runs.record.outcome import Run
 from fedhet.runs.stores import ContextStore, DiskStore, MemoryStore
 from fedhet.testing import check_resume
@@ -187,7 +187,7 @@ def test_nothing_is_drawn_before_the_count_is_kept(
     monkeypatch.setattr(noises, "mechanism", dies)
     with pytest.raises(KeyboardInterrupt):
         run.client().handle(msg)
-    assert Ledger(run.store, msg.pid).spent == 1
+    assert spent_by(run.store, msg.pid) == 1
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "context"])
@@ -199,11 +199,11 @@ def test_the_count_is_beside_the_states_and_never_goes_back(kind: str, tmp_path:
     }
     store: Any = stores[kind]()
     store.save(3, 7, {"x": torch.zeros(2)}, ())
-    Ledger(store, 3).write(5)
-    Ledger(store, 3).write(4)
+    write_spent(store, 3, 5)
+    write_spent(store, 3, 4)
     store.save(3, 8, {"x": torch.ones(2)}, ())
-    assert Ledger(store, 3).spent == 5
-    assert Ledger(store, 4).spent == 0
+    assert spent_by(store, 3) == 5
+    assert spent_by(store, 4) == 0
     assert torch.equal(store.load(3, 8)["x"], torch.ones(2))
 
 
@@ -272,4 +272,4 @@ def test_real_clients_of_a_server_that_was_killed_stay_within_the_budget(
     assert set(second.account.releases.values()) == {3}
     with pytest.raises(RunFailed, match=r"privacy\.budget=.*nothing .*sent"):
         second.step()
-    assert {Ledger(second.store, pid).spent for pid in range(4)} == {3}
+    assert {spent_by(second.store, pid) for pid in range(4)} == {3}

@@ -19,8 +19,7 @@ from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.job import Job
-from fedhet.runs.privacy.account import Account, epsilon
-from fedhet.runs.privacy.ledger import composed, locked, spend
+from fedhet.runs.privacy.account import Account, composed, epsilon, locked, spend
 from fedhet.runs.stores import state_folder, store_at_site
 
 Federation = Callable[..., Any]
@@ -135,7 +134,7 @@ def test_a_process_that_dies_in_between_has_counted_too_much(
         raise KeyboardInterrupt
 
     machine = Machine(federation)
-    for place in ("fedhet.runs.privacy.account.Ledger.write", "fedhet.core.noise.mechanism"):
+    for place in ("fedhet.runs.privacy.account.write_spent", "fedhet.core.noise.mechanism"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(place, dies)
             machine.serve("a")

@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from composing import data_main as main
 from data.own_data import load
 from data.schemes import run_data
 
@@ -20,7 +21,6 @@ import fedhet
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.hf import hf
 from fedhet.models import TextMLP
-from fedhet.runs.data_commands import main
 
 tokenizers = pytest.importorskip("tokenizers", reason="texts need the package tokenizers")
 

@@ -1,13 +1,17 @@
-"""How errors appear on the command line: one line on stderr, and an exit code."""
+"""How a command ends: an error is one line on stderr and an exit code, and Ctrl-C ends it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
+from fedhet.core import interruptions
 from fedhet.core.errors import (
     ConfigError,
     DataError,
@@ -68,3 +72,37 @@ def error_line(error: Exception) -> str:
             " (`pip install -e .`)"
         )
     return f"{reason_of(error)} (FEDHET_TRACEBACK=1 shows where)"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM act like Ctrl-C inside the block, and have neither of them lost.
+
+    A KeyboardInterrupt is lost in a `__del__`, in the callback of a weak reference, of which every
+    import has one, and in the start of many C extensions. `raise_if_interrupted` raises
+    it again. A library that it stops halfway may fail with an error of its own in its place.
+
+    Raises:
+        KeyboardInterrupt: the block has raised an error after a signal.
+    """
+    handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, interruptions.interrupt)}
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as for a script's background job
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interruptions.interrupt)
+    report = sys.unraisablehook
+
+    def report_others(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            report(dropped)
+
+    sys.unraisablehook = report_others
+    try:
+        with interruptions.signals_noted():
+            try:
+                yield
+            except Exception:
+                interruptions.raise_if_interrupted()
+                raise
+    finally:
+        sys.unraisablehook = report
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -6,12 +6,16 @@ They are plain text, so that they stay readable in a pipe.
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+import yaml
 
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError
-from fedhet.runs.cli.commands import Command
+from fedhet.runs import process
 from fedhet.runs.config import catalogue
 from fedhet.runs.config.lines import key_of
 
@@ -52,6 +56,9 @@ Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>
 are in multirun/."""
 # The groups whose settings --help shows, as the group's default choice has them.
 SHOWN_GROUPS = ("client", "partition", "engine")
+# What `refusal` says of the pairs of fedhet's own pieces, so that `--list` need not build each of
+# them. `make docs` writes the file, and a test, which builds every pair, compares.
+KNOWN = catalogue.CONF / "combinations.yaml"
 
 
 def columns(rows: Sequence[tuple[str, str]]) -> str:
@@ -80,7 +87,7 @@ def wrapped(text: str, first: str = "", following: str = "  ") -> str:
     return lines.replace("\0", " ")
 
 
-def help_text(commands: Mapping[str, Command]) -> str:
+def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
     """Return what --help prints.
 
     That is usage, `commands`, groups with their choices, the main settings with their defaults,
@@ -96,7 +103,7 @@ def help_text(commands: Mapping[str, Command]) -> str:
     parts = [
         USAGE,
         "commands",
-        columns([(name, command.help) for name, command in commands.items()]),
+        columns([(name, text) for name, (_, text) in commands.items()]),
         "",
         "groups (* = default)",
         columns(groups),
@@ -281,3 +288,32 @@ def _matrix(rows: Sequence[tuple[str, str, str | None]]) -> list[tuple[str, str]
         padded = (mark.ljust(len(name)) for mark, name in zip(marks, plugins, strict=True))
         lines.append((method, "  ".join(padded)))
     return lines
+
+
+# ---- which plug-ins can be combined with which methods
+def compatibility() -> list[tuple[str, str, str | None]]:
+    """Return (method, plug-in, reason why they cannot be combined, or None) for every pair."""
+    known = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    every = product(catalogue.built_in("method"), catalogue.built_in("plugin"))
+    ours = {(method, plugin) for method, plugin in every if plugin in known.get(method, {})}
+    pairs = list(product(catalogue.choices("method"), catalogue.choices("plugin")))
+    if not ours.issuperset(pairs):
+        print("building the pieces of your own, to see which fit ...", file=sys.stderr)
+    return [(m, p, known[m][p] if (m, p) in ours else refusal(m, p)) for m, p in pairs]
+
+
+def refusal(method: str, plugin: str) -> str | None:
+    """Return why the two cannot be combined, or None where they can.
+
+    They are built on a toy task, so the answer is that of the code itself. A piece of one's own
+    that cannot be built with its defaults is combined with nothing; the reason says why.
+    """
+    with process.imports():
+        from fedhet.runs import config
+        from fedhet.runs.job import try_settings
+
+    try:
+        try_settings(config.compose([f"method={method}", f"plugin=[{plugin}]"]))
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -66,7 +66,8 @@ def folders() -> tuple[Path, ...]:
     Raises:
         ConfigError: there is no such folder, or it holds what is no choice of a group.
     """
-    own = dict.fromkeys(folder for folder in pieces.folders() if folder != CONF)
+    found = [*(piece.folder for piece in pieces.installed()), *pieces.search_path()]
+    own = dict.fromkeys(folder for folder in found if folder != CONF)
     for folder in own:
         _check_layout(folder)
     return (CONF, *own)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +19,8 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import RangeSweep
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -28,20 +30,20 @@ from fedhet.runs.config import (
     catalogue,
     hydra_settings,
     instantiation,
-    interpolations,
     overrides,
     resuming,
     validation,
 )
-from fedhet.runs.config.bases import Bases
 from fedhet.runs.config.instantiation import check_targets
 from fedhet.runs.config.lines import key_of
-from fedhet.runs.config.settings import RunSettings
+from fedhet.runs.config.validation import RunSettings
 
 HYDRA_VERSION = "1.3"
 # What the file of an experiment says of the experiment itself; a single run has none of them.
 EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
+# Of Hydra's settings, those that composing ignores.
+_FOLDERS = ("hydra.run.", "hydra.sweep.")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,55 @@ class Config:
     def plugins(self) -> tuple[str, ...]:
         """The active plug-ins in order: first the method's own, then those of plugin=[...]."""
         return tuple(str(name) for name in self.cfg.plugin)
+
+
+class Bases:
+    """Composes like `load`, and does not read the files of equal choices again.
+
+    Hydra takes a tenth of a second for each configuration. Most runs of a sweep make the same
+    choices, so what these lead to is composed once, and each run's values are set in a copy, as
+    Hydra sets them. It is for one sweep: files that change meanwhile are not read again.
+
+    Args:
+        load: composes the configuration that overrides lead to, with Hydra's settings.
+    """
+
+    def __init__(self, load: Callable[[list[str]], DictConfig]) -> None:
+        self._load = load
+        self._parser = OverridesParser.create()
+        self._groups = frozenset(catalogue.groups())
+        self._bases: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, lines: Sequence[str]) -> DictConfig:
+        """Compose the configuration of these overrides."""
+        try:
+            return self._from_base(lines)
+        except (HydraException, OmegaConfBaseException, ValueError):
+            return self._load(list(lines))  # which says it better
+
+    def _from_base(self, lines: Sequence[str]) -> DictConfig:
+        parsed = self._parser.parse_overrides(list(lines))
+        values = [override for override in parsed if self._is_value(override)]
+        key = tuple(str(override.input_line) for override in parsed if override not in values)
+        if key not in self._bases:
+            self._bases[key] = self._load(list(key))
+        cfg = deepcopy(self._bases[key])
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+        for name, hydras in (("hydra", True), ("task", False)):
+            cfg.hydra.overrides[name] = [
+                override.input_line for override in parsed if override.is_hydra_override() == hydras
+            ]
+        return cfg
+
+    def _is_value(self, override: Override) -> bool:
+        """Whether it sets values that have no part in which files are read."""
+        key = override.key_or_group
+        if override.type != OverrideType.CHANGE or override.package is not None or "/" in key:
+            return False
+        if override.is_hydra_override():
+            return key.startswith(_FOLDERS)
+        return key.partition(".")[0] not in self._groups or "." in key
 
 
 def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
@@ -206,29 +257,14 @@ def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> s
         return str(cfg.hydra.sweep.subdir)
 
 
-def shown(lines: Sequence[str], part: str, package: str | None, *, resolve: bool) -> str:
-    """The configuration of one run as YAML, for --cfg.
-
-    Args:
-        lines: the overrides.
-        part: job, hydra (Hydra's own settings) or all.
-        package: a dotted key, below which it is shown; None for all of it.
-        resolve: whether interpolations are replaced by what they stand for.
+def shown(lines: Sequence[str]) -> str:
+    """The configuration of one run as YAML, for --cfg job.
 
     Raises:
-        ConfigError: it cannot be composed, or has no such key.
+        ConfigError: it cannot be composed.
     """
     compose([line for line in lines if not hydra_settings.is_hydras(key_of(line))])
-    cfg = _hydra_config(overrides.of_single_run(overrides.parse(lines)))
-    with open_dict(cfg), as_config_error():
-        for key in [key for key in cfg if part != "all" and (key == "hydra") != (part == "hydra")]:
-            cfg.pop(key)
-        found = OmegaConf.select(cfg, package) if package else cfg
-        if not OmegaConf.is_config(found):
-            raise ConfigError(f"--package {package}: there are no settings of this name")
-        if resolve:
-            OmegaConf.resolve(found)
-        return (f"# @package {package}\n" if package else "") + OmegaConf.to_yaml(found)
+    return OmegaConf.to_yaml(raw(lines))
 
 
 def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
@@ -286,8 +322,11 @@ def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
         if "/" not in str(group) and group != "plugin" and name is not None
     }
     validation.check_fixed_choices(choices)
-    cfg = _of_run(cfg)
-    interpolations.resolve(cfg)
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        for key in ("hydra", *EXPERIMENT_KEYS):
+            cfg.pop(key, None)
+    validation.resolve(cfg)
     hydra_settings.check(hydra, lines)
     validation.check_structure(cfg)
     validation.check_server_opt(cfg, choices["server_opt"])
@@ -301,15 +340,6 @@ def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
     config = Config(cfg, names, "", run_dir_given, lines)
     _ = config.run  # checks the values
     return config
-
-
-def _of_run(cfg: DictConfig) -> DictConfig:
-    """The settings of one run."""
-    cfg = cfg.copy()
-    with open_dict(cfg):
-        for key in ("hydra", *EXPERIMENT_KEYS):
-            cfg.pop(key, None)
-    return cfg
 
 
 @contextmanager

@@ -18,8 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.runs.config import catalogue, pieces
 
-# Arguments that fedhet itself gives to methods, models and datasets.
-_GIVEN = ("setting", "shape", "classes", "data_dir")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -78,17 +76,6 @@ def defined(target: str) -> Any:
         return None
     own = f"{getattr(thing, '__module__', '')}.".startswith(f"{module_name}.")
     return thing if own and (inspect.isclass(thing) or inspect.isfunction(thing)) else None
-
-
-def options(path: str, target: str) -> list[str]:
-    """Return the names of the options that the constructor of this class takes.
-
-    Raises:
-        ConfigError: as `find_target` does.
-    """
-    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(find(path, target)).parameters.values()
-    return [p.name for p in parameters if p.kind in by_name and p.name not in _GIVEN]
 
 
 def own_name(path: str, target: str) -> str:

@@ -12,14 +12,19 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import (
+    Glob,
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+)
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
 
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError, UnknownChoice
-from fedhet.runs.config import catalogue, instantiation, pieces
-from fedhet.runs.config.lines import refuse_blanks
+from fedhet.runs.config import catalogue, pieces
+from fedhet.runs.config.lines import key_of, refuse_blanks
 
 
 def parse(
@@ -61,8 +66,8 @@ def parse(
 def of_single_run(parsed: Sequence[Override]) -> list[str]:
     """Return the overrides of one run in the form that Hydra needs.
 
-    A setting that no file has, but the constructor of a class that an override names as `_target_`,
-    gets a ++.
+    What stands beside a `_target_` that an override names gets a ++: the options of that class may
+    be in no file.
 
     Raises:
         ConfigError: one of them is a sweep.
@@ -73,25 +78,22 @@ def of_single_run(parsed: Sequence[Override]) -> list[str]:
                 f"{override.input_line!r} gives several values: add -m to run each of them, or"
                 " write key=[a,b] for a list and key='a,b' for one text"
             )
-    options = _class_options(parsed)
-    return [
-        f"{'++' if override.key_or_group in options else ''}{override.input_line}"
-        for override in parsed
-    ]
+    classes = _classes(parsed)
+    return [_line(str(override.input_line), classes) for override in parsed]
 
 
-def _class_options(parsed: Sequence[Override]) -> list[str]:
-    """Return the keys of the options that classes take which overrides name as `_target_`."""
-    keys: list[str] = []
-    for override in parsed:
-        parent, _, last = override.key_or_group.rpartition(".")
-        if last == "_target_" and not override.is_hydra_override():
-            for line in each_value(override):
-                target = _parse_one(line).value()
-                if isinstance(target, str) and "$" not in target:
-                    names = instantiation.options(override.key_or_group, target)
-                    keys += [f"{parent}.{name}" for name in names]
-    return keys
+def _classes(parsed: Sequence[Override]) -> tuple[str, ...]:
+    """Return what the keys begin with whose class an override names: it knows its own options."""
+    keys = [override.key_or_group for override in parsed if not override.is_hydra_override()]
+    return tuple(key.removesuffix("_target_") for key in keys if key.endswith("._target_"))
+
+
+def _is_option(key: str, classes: tuple[str, ...]) -> bool:
+    return key.startswith(classes) and not key.endswith("._target_")
+
+
+def _line(line: str, classes: tuple[str, ...]) -> str:
+    return f"++{line}" if _is_option(key_of(line), classes) else line
 
 
 def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
@@ -100,12 +102,9 @@ def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
     Raises:
         ConfigError: an override gives an interval, which has no single values.
     """
-    options = _class_options(parsed)
-    alternatives = []
-    for override in parsed:
-        plus = "++" if override.key_or_group in options else ""
-        alternatives.append([f"{plus}{line}" for line in each_value(override)])
-    return list(itertools.product(*alternatives))
+    classes = _classes(parsed)
+    values = [[_line(line, classes) for line in each_value(override)] for override in parsed]
+    return list(itertools.product(*values))
 
 
 def each_value(override: Override) -> list[str]:
@@ -144,18 +143,13 @@ def check_keys(parsed: Sequence[Override], settings: dict[str, Any]) -> None:
     Raises:
         ConfigError: naming the closest keys, and those that are allowed at that level.
     """
-    known = OmegaConf.create(settings)
-    for key in _class_options(parsed):
-        parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(known, parent)
-        if isinstance(node, DictConfig) and name not in node:
-            node[name] = None
-    every: Any = OmegaConf.to_container(known)
+    classes = _classes(parsed)
     for override in parsed:
         if override.key_or_group == "experiment" or override.is_hydra_override():
             continue
         for key in _leaf_keys_of(override):
-            _check_key(key, every)
+            if not _is_option(key, classes):
+                _check_key(key, settings)
 
 
 def _parse_one(line: str) -> Override:
@@ -296,3 +290,16 @@ def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
             yield from leaf_keys(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key
+
+
+def literal(value: Any) -> str:
+    """Return the value as Hydra's overrides write it, whatever characters a text has."""
+    if isinstance(value, str):
+        return QuotedString(value, Quote.single).with_quotes()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{literal(inner)}' for key, inner in value.items())}}}"
+    return repr(value)

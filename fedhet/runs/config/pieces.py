@@ -40,15 +40,6 @@ class Installed(NamedTuple):
     package: str | None
 
 
-def folders() -> list[Path]:
-    """Return the folders of installed packages, then those of the search path.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    return [piece.folder for piece in installed()] + search_path()
-
-
 def trusted_packages() -> list[str]:
     """Return the packages whose classes a configuration may name, beside fedhet itself."""
     words = re.split("[,:]", os.environ.get(TRUST, ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
         return None, lines
     refuse_repeated(lines)
     folders = [line.removeprefix(_OVERRIDE) for line in lines if line.startswith(_OVERRIDE)]
-    folder = Path(_unquoted(folders[0])).resolve()
+    folder = Path(re.sub(r"^(['\"])(.*)\1$", r"\2", folders[0])).resolve()
     given = [line for line in lines if not line.startswith(_OVERRIDE)]
     new = {override.key_or_group: str(override.input_line) for override in overrides.parse(given)}
     for key, line in new.items():
@@ -91,8 +92,3 @@ def _replaced(line: str, new: dict[str, str]) -> bool:
     """Whether an override of the run gives way: to its new value, or to another engine."""
     key = key_of(line)
     return key in new or ("engine" in new and key.partition(".")[0] == "engine")
-
-
-def _unquoted(text: str) -> str:
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return text[1:-1] if quoted else text

@@ -1,18 +1,40 @@
-"""From a composed configuration to checked objects, and what no constructor can check."""
+"""From a composed configuration to checked objects, and what no constructor can check.
+
+The objects are all settings of one run that the project itself reads; what names a class (data set,
+partition, model, method, plug-ins, server optimiser, merge, tracker) is checked by that class.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.core.check import MOST_EPOCHS, did_you_mean, integer, number
+from fedhet.core.check import (
+    MOST_EPOCHS,
+    Checked,
+    did_you_mean,
+    integer,
+    number,
+    one_of,
+    setting,
+)
 from fedhet.core.errors import ConfigError
-from fedhet.core.groups import Evaluation, LocalSettings, Noise, ReplyLimits, Speed, Stopping
+from fedhet.core.groups import (
+    Course,
+    Evaluation,
+    LocalSettings,
+    Noise,
+    ReplyLimits,
+    Speed,
+    Stopping,
+)
 from fedhet.runs.config import catalogue
-from fedhet.runs.config.settings import Engine, RunSettings
+from fedhet.runs.config.instantiation import walk
 
 _GROUPS = (
     "dataset",
@@ -31,6 +53,89 @@ _GROUPS = (
     "early_stopping",
 )
 T = TypeVar("T")
+# `${` that begins anything but `${a.b}`: another setting by its full name. That is the only form
+# that no machine's own state and no resolver is part of; `hydra` has folders and variables.
+_OTHER = re.compile(r"\$\{(?!(?!hydra\b)[A-Za-z_]\w*(\.\w+)*\})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Checked):
+    """Where clients run, and with what (conf/engine/*.yaml).
+
+    Attributes:
+        name: local, ray or flwr.
+        workers: processes or nodes that serve the clients; None: as many as there are clients.
+        threads: threads of each process.
+        num_cpus, num_gpus: what a client asks for.
+        address: the Ray cluster to use; None for one of the run's own.
+        speed: how the local steps are computed.
+        fused: how many clients train as one: "off" for none, or "auto" for what suits the model.
+    """
+
+    GROUP = "engine"
+    name: str
+    workers: int | None = setting(low=1)
+    threads: int = setting(low=1)
+    num_cpus: float = setting(open_low=0)
+    num_gpus: float = setting(low=0)
+    address: str | None
+    speed: Speed
+    fused: int | str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.fused, str):
+            one_of("engine.fused", self.fused, ("off", "auto"))
+            return
+        integer("engine.fused", self.fused, low=1)
+        other = {
+            f"engine={self.name}": self.name != "local",
+            f"engine.workers={self.workers}": self.workers != 1,
+            "engine.compile=true": self.speed.compile,
+        }
+        for setting_, excludes in other.items():
+            if excludes:
+                raise ConfigError(
+                    f"engine.fused={self.fused} with {setting_}: clients train as one in one"
+                    " process of engine=local, without engine.compile"
+                )
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether clients may train as one."""
+        alone = self.name == "local" and self.workers == 1
+        return self.fused != "off" and alone and not self.speed.compile
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(Course):
+    """What the configuration of a run says, but for what names a class.
+
+    Attributes:
+        seed: the run's seed.
+        data_dir: the folder of the data sets that are not built in.
+        device: auto, cpu or cuda.
+        figures: whether to draw the figures of the run.
+        buffers: what becomes of batch statistics: average, local or frozen.
+        local: how clients train in the first round.
+        min_count: the least number of samples of which a statistic is sent (`privacy.min_count`).
+        noise: the noise on replies (the rest of `privacy`).
+        evaluation: when and what the run evaluates.
+        checkpoint_every: seconds between two checkpoints; 0: each step; None: never.
+        engine: where clients run.
+    """
+
+    seed: int = setting(low=0, high=2**63 - 1)
+    data_dir: str
+    device: str = setting(allowed=("auto", "cpu", "cuda"))
+    figures: bool
+    buffers: str = setting(allowed=("average", "local", "frozen"))
+    local: LocalSettings
+    min_count: int = setting(name="privacy.min_count", low=0)
+    noise: Noise
+    evaluation: Evaluation
+    checkpoint_every: float | None = setting(name="checkpoint.every", low=0)
+    engine: Engine
 
 
 def validate(cfg: DictConfig) -> RunSettings:
@@ -120,11 +225,11 @@ def check_keys(cfg: DictConfig, where: str, skip: Collection[str] = ()) -> None:
         node, allowed = cfg._get_node(key), known.get(key, [])
         if allowed and key not in _GROUPS and not isinstance(node, DictConfig):
             raise ConfigError(f"{key}={node}: this has settings: {', '.join(allowed)}")
-        for setting in map(str, node) if allowed and isinstance(node, DictConfig) else ():
-            if setting not in allowed:
-                hint = did_you_mean(setting, allowed, catalogue.RENAMED.get(f"{key}.{setting}", ()))
+        for name in map(str, node) if allowed and isinstance(node, DictConfig) else ():
+            if name not in allowed:
+                hint = did_you_mean(name, allowed, catalogue.RENAMED.get(f"{key}.{name}", ()))
                 raise ConfigError(
-                    f"unknown setting '{key}.{setting}' in {where}{hint};"
+                    f"unknown setting '{key}.{name}' in {where}{hint};"
                     f" {key} has {', '.join(allowed)}"
                 )
 
@@ -202,3 +307,30 @@ def check_server_opt(cfg: DictConfig, choice: str) -> None:
             f"server_opt.kind={kind}: server_opt={choice} is defined by kind={own}; choose"
             f" server_opt=fed{kind}"
         )
+
+
+# ---- interpolations
+# A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved, and what it reads
+# would be in the messages and the record of the run. So no setting of a run calls one.
+def resolve(cfg: DictConfig) -> None:
+    """Replace references to settings by their values; refuse what files have that reads a machine.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    _refuse(
+        _OTHER,
+        cfg,
+        "resolvers such as oc.env read a machine, and what they read would be in messages and"
+        " records; write the value itself. A setting may refer to others by their full names, such"
+        " as ${client.lr}",
+    )
+    OmegaConf.resolve(cfg)
+    # Such a text would be resolved when it is read.
+    _refuse(re.compile(r"\$\{"), cfg, "a setting cannot contain '${' as text")
+
+
+def _refuse(texts: re.Pattern[str], cfg: DictConfig, reason: str) -> None:
+    for key, _, value in walk(OmegaConf.to_container(cfg)):
+        if isinstance(value, str) and texts.search(value):
+            raise ConfigError(f"{key}={value} is refused: {reason}")

@@ -6,14 +6,17 @@ import argparse
 from collections.abc import Sequence
 
 from fedhet.runs import process
-from fedhet.runs.cli.exits import report_error
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code, with the same codes as `python -m fedhet`.
+    """Run a command and return its exit code.
 
     Args:
         argv: the arguments after `data`.
+
+    Raises:
+        ConfigError, DataError: a setting, an argument or a file is wrong.
+        WriteError: a file cannot be written.
     """
     with process.imports():
         from fedhet.runs.data_commands import declare, download, partitions
@@ -21,18 +24,23 @@ def main(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m fedhet data", description=__doc__)
     commands = parser.add_subparsers(metavar="command", required=True)
-    for module in (download, partitions, declare):
-        module.add_commands(commands)
+    table = {
+        "download": (download.main, download.__doc__, download.ARGUMENTS),
+        "describe": (partitions.describe, partitions.describe.__doc__, partitions.DESCRIBE),
+        "partition": (partitions.partition, partitions.partition.__doc__, partitions.PARTITION),
+        "export": (partitions.export, partitions.export.__doc__, partitions.EXPORT),
+        "declare": (declare.main, declare.__doc__, declare.ARGUMENTS),
+    }
+    for name, (run, text, arguments) in table.items():
+        summary = (text or "").partition("\n")[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(run=run)
+        for argument, options in arguments.items():
+            command.add_argument(argument, **options)
     if not argv or argv[0] not in commands.choices:
         parser.parse_args(argv)  # prints the help or the error, and exits
-    name, *options = argv
     # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
-    args = commands.choices[name].parse_intermixed_args(options)
+    args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
     terminal.log_to_stderr()
-    try:
-        args.run(args)
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
-        return report_error(error)
+    args.run(args)
     return 0

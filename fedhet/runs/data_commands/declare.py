@@ -20,53 +20,36 @@ HEAD = """\
 defaults:
   - override /dataset: local
 """
-
-
-def add_commands(commands: Any) -> None:
-    """Declare the command and its arguments."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = commands.add_parser("declare", help=summary, description=summary)
-    parser.set_defaults(run=main)
-    parser.add_argument(
-        "data", type=Path, help="a folder of images, an npz file, or a csv or Parquet table"
-    )
-    parser.add_argument(
-        "--label",
-        action="append",
-        help="the column of what is learned, in a table; may be given several times",
-    )
-    parser.add_argument(
-        "--features",
-        action="append",
-        help="a column of inputs, in a table; may be given several times; default: all others",
-    )
-    parser.add_argument(
-        "--category",
-        action="append",
-        help="a column of categories among the inputs of a table; may be given several times; its"
-        " levels are those in the file",
-    )
-    parser.add_argument(
-        "--missing",
-        choices=MISSING,
-        default=REFUSE,
-        help="what becomes of missing cells of a table; default: refuse",
-    )
-    parser.add_argument(
-        "--text", help="the column of texts, the inputs in a table; its tokenizer is beside it"
-    )
-    parser.add_argument("--tokenizer", help="the tokenizer.json, or its folder, elsewhere")
-    parser.add_argument(
-        "--max-length", type=int, default=128, help="tokens of each text (128), >= 1"
-    )
-    parser.add_argument(
-        "--read",
-        default="{}",
-        help="how a csv file is written, by the names of pandas.read_csv: '{sep: \";\"}'",
-    )
-    parser.add_argument(
-        "--target", help="class, number, labels or next_char; default: what the labels are"
-    )
+# What add_argument takes.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "data": {"type": Path, "help": "a folder of images, an npz file, or a csv or Parquet table"},
+    "--label": {
+        "action": "append",
+        "help": "the column of what is learned, in a table; may be given several times",
+    },
+    "--features": {
+        "action": "append",
+        "help": "a column of inputs, in a table; may be given several times; default: all others",
+    },
+    "--category": {
+        "action": "append",
+        "help": "a column of categories among the inputs of a table; may be given several times;"
+        " its levels are those in the file",
+    },
+    "--missing": {
+        "choices": MISSING,
+        "default": REFUSE,
+        "help": "what becomes of missing cells of a table; default: refuse",
+    },
+    "--text": {"help": "the column of texts, the inputs in a table; its tokenizer is beside it"},
+    "--tokenizer": {"help": "the tokenizer.json, or its folder, elsewhere"},
+    "--max-length": {"type": int, "default": 128, "help": "tokens of each text (128), >= 1"},
+    "--read": {
+        "default": "{}",
+        "help": "how a csv file is written, by the names of pandas.read_csv: '{sep: \";\"}'",
+    },
+    "--target": {"help": "class, number, labels or next_char; default: what the labels are"},
+}
 
 
 def main(args: argparse.Namespace) -> None:

@@ -80,6 +80,17 @@ OTHERS = {
     ),
 }
 PUBLISHED = (*TORCHVISION, *OTHERS)
+# What add_argument takes.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "dataset": {"help": f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"},
+    "--data-dir": {
+        "help": "the data folder, as in the setting data_dir (default: FEDHET_DATA_DIR, else data)"
+    },
+    "--mirror": {
+        "metavar": "URL",
+        "help": "download the files from this folder instead; the checksums stay the publisher's",
+    },
+}
 
 
 def archives(dataset: str) -> list[Archive]:
@@ -105,26 +116,6 @@ def archives(dataset: str) -> list[Archive]:
     ]
 
 
-def add_commands(commands: Any) -> None:
-    """Declare the command and its arguments."""
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = commands.add_parser("download", help=summary, description=summary)
-    parser.set_defaults(run=main)
-    parser.add_argument(
-        "dataset", help=f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"
-    )
-    parser.add_argument(
-        "--data-dir",
-        default=os.environ.get("FEDHET_DATA_DIR") or "data",
-        help="the data folder, as in the setting data_dir (default: FEDHET_DATA_DIR, else data)",
-    )
-    parser.add_argument(
-        "--mirror",
-        metavar="URL",
-        help="download the files from this folder instead; the checksums stay the publisher's",
-    )
-
-
 def main(args: Namespace) -> None:
     """Download the dataset, except for files that are already there.
 
@@ -141,7 +132,8 @@ def main(args: Namespace) -> None:
             args.dataset, "These are your own data; docs/data.md describes their layout"
         )
         raise DataError(f"{args.dataset} cannot be downloaded by this command. {how}")
-    data_dir = Path(args.data_dir).expanduser().absolute()
+    named = args.data_dir or os.environ.get("FEDHET_DATA_DIR") or "data"
+    data_dir = Path(named).expanduser().absolute()
     for archive in archives(args.dataset):
         target = data_dir / archive.target
         if target.exists():

@@ -20,35 +20,28 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 40  # of the table of clients
 MAX_CLASSES = 20  # of more classes, labels or numbers to predict it has no columns
-
-
-def add_commands(commands: Any) -> None:
-    """Declare the commands and their arguments."""
-    for run in (describe, partition, export):
-        summary = (run.__doc__ or "").partition("\n")[0]
-        parser = commands.add_parser(run.__name__, help=summary, description=summary)
-        parser.set_defaults(run=run)
-        parser.add_argument(
-            "overrides", nargs="*", help="as for a run: dataset=mnist partition=shards seed=1 ..."
-        )
-    commands.choices["describe"].add_argument(
-        "--out",
-        type=Path,
-        help="the folder for the figures; default: outputs/partitions/<name>-<hash>",
-    )
-    commands.choices["partition"].add_argument(
-        "--name", required=True, help="letters, digits and _ . + -"
-    )
-    commands.choices["export"].add_argument(
-        "--client",
-        type=int,
-        required=True,
-        action="append",
-        help="the client's number; may be given several times",
-    )
-    commands.choices["export"].add_argument(
-        "--out", type=Path, required=True, help="the folder for client-<number>.npz"
-    )
+# What add_argument takes.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "overrides": {"nargs": "*", "help": "as for a run: dataset=mnist partition=shards seed=1 ..."}
+}
+DESCRIBE: dict[str, dict[str, Any]] = OVERRIDES | {
+    "--out": {
+        "type": Path,
+        "help": "the folder for the figures; default: outputs/partitions/<name>-<hash>",
+    }
+}
+PARTITION: dict[str, dict[str, Any]] = OVERRIDES | {
+    "--name": {"required": True, "help": "letters, digits and _ . + -"}
+}
+EXPORT: dict[str, dict[str, Any]] = OVERRIDES | {
+    "--client": {
+        "type": int,
+        "required": True,
+        "action": "append",
+        "help": "the client's number; may be given several times",
+    },
+    "--out": {"type": Path, "required": True, "help": "the folder for client-<number>.npz"},
+}
 
 
 def _data(overrides: Sequence[str]) -> RunData:

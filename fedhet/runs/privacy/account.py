@@ -2,35 +2,72 @@
 
 Each kind of value in a reply is one release. A release is a Gaussian mechanism whose sensitivity is
 the clipping norm, without amplification by sampling: the server sees who takes part.
+
+Where its owner sets FEDHET_MAX_EPSILON, a machine also counts what it has released in all runs. A
+run's own count is in the folder of the run that each message names. The server chooses that name,
+so the owner's count is elsewhere, and is never removed. The server chooses the numbers of the
+clients too, and so which part of a data set each of them is: a machine counts all of its clients
+together, but for a site with data of its own, whose name its operator has chosen.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import warnings
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import Noise
+from fedhet.core.limits import demanded
 from fedhet.core.messages import Broadcast, Upload
-from fedhet.core.noise import Content, Draw, seeded, unpredictable
+from fedhet.core.noise import MAX_EPSILON, Content, Draw, most_delta, seeded, unpredictable
 from fedhet.core.owners import releases_in
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import TimetableEntry, sample_cohort
 from fedhet.core.server.strategy import FedStrategy
-from fedhet.runs.privacy.ledger import composed, locked, spend
+from fedhet.data.storage import write_json
+from fedhet.runs.stores import own_folder
 
 log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
 SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
 COUNT = "releases"
+History = tuple[tuple[float, int], ...]  # (noise multiplier, number of releases) pairs
+
+
+def composed(history: History, delta: float) -> float:
+    """Return the epsilon of all of these releases together, by opacus' accountant.
+
+    It composes Rényi divergences (Mironov 2017), and is an upper bound of the exact value.
+
+    Args:
+        history: the releases; each multiplier is the noise's standard deviation over the
+            sensitivity, > 0.
+        delta: in (0, 1).
+    """
+    if not any(releases for _, releases in history):
+        return 0.0
+    from opacus.accountants import RDPAccountant  # here: the import takes seconds
+
+    accountant = RDPAccountant()
+    accountant.history = [(multiplier, 1.0, releases) for multiplier, releases in history]
+    with warnings.catch_warnings():
+        # The best order may lie beyond those that it tries: still a bound, only less tight.
+        warnings.filterwarnings("ignore", "Optimal order", UserWarning)
+        return float(accountant.get_epsilon(delta))
 
 
 @cache
@@ -65,7 +102,7 @@ def release(client: FedClient, update: Upload, public: set[str]) -> None:
             f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
             f" for {msg.integer(RELEASES)}: `expects` has to name each"
         )
-    spent = _spend(client, content.releases)  # before anything leaves
+    spent = _count_releases(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
     if client.workspace.simulated:
         draw = seeded(client.workspace.seed, msg.phase, msg.step, msg.pid)
@@ -73,7 +110,7 @@ def release(client: FedClient, update: Upload, public: set[str]) -> None:
     update.metrics = {SPENT: spent}
 
 
-def _spend(client: FedClient, releases: int) -> int:
+def _count_releases(client: FedClient, releases: int) -> int:
     """Count the releases of a reply, which may then be sent; return the run's count so far.
 
     Raises:
@@ -84,12 +121,12 @@ def _spend(client: FedClient, releases: int) -> int:
     name = "this machine" if client.site_name is None else f"site {client.site_name!r}"
     # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
     with nullcontext() if client.workspace.simulated else locked(name) as path:
-        ledger = Ledger(client.state.store, msg.pid)
-        spent = max(ledger.spent, msg.integer(SPENT))
+        store = client.state.store
+        spent = max(spent_by(store, msg.pid), msg.integer(SPENT))
         check_budget(noise, msg.pid, spent, releases)
         if path is not None:
             spend(path, name, noise.multiplier, releases)
-        ledger.write(spent + releases)
+        write_spent(store, msg.pid, spent + releases)
     return spent + releases
 
 
@@ -110,25 +147,71 @@ def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
         )
 
 
-class Ledger:
-    """A client's count of its releases, beside its states and independent of their versions.
+def spent_by(store: Store, pid: int) -> int:
+    """A client's count of its releases, beside its states and independent of their versions."""
+    stored = store.load(-1 - pid, 0)  # no client has a negative number
+    return int(stored[COUNT]) if stored else 0
+
+
+def write_spent(store: Store, pid: int, spent: int) -> None:
+    """Write a client's count of its releases, which never becomes smaller."""
+    if spent > spent_by(store, pid):
+        store.save(-1 - pid, 0, {COUNT: torch.tensor([spent])}, ())
+
+
+# ---- at a machine, in all runs
+@contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """Give the block the path of a ledger, and no other process at the same time.
 
     Args:
-        store: where the client's states are.
-        pid: the client.
+        name: of whom: a site with data of its own, or the machine.
+
+    Raises:
+        ValueError: the folder belongs to another user, or others may write to it.
     """
+    path = own_folder("fedhet-privacy") / f"{sha256(name.encode()).hexdigest()[:16]}.json"
+    with FileLock(path.with_suffix(".lock")):
+        yield path
 
-    def __init__(self, store: Store, pid: int) -> None:
-        self._store = store
-        self._key = -1 - pid  # no client has a negative number
-        stored = store.load(self._key, 0)
-        self.spent = int(stored[COUNT]) if stored else 0
 
-    def write(self, spent: int) -> None:
-        """Write the count, which never becomes smaller."""
-        if spent > self.spent:
-            self._store.save(self._key, 0, {COUNT: torch.tensor([spent])}, ())
-            self.spent = spent
+def spend(path: Path, name: str, multiplier: float, releases: int) -> None:
+    """Write releases into a ledger; it does nothing where the owner has set no limit.
+
+    Args:
+        path: the ledger, which `locked` has given.
+        name: as for `locked`.
+        multiplier: the noise multiplier of the releases, > 0.
+        releases: how many.
+
+    Raises:
+        ValueError: they would exceed what the owner allows, or the ledger cannot be read. Nothing
+            may then be sent.
+    """
+    most = demanded(MAX_EPSILON)
+    if most is None or not releases:
+        return
+    counts = _read(path)
+    before = composed(tuple(counts.items()), most_delta())
+    counts[multiplier] = counts.get(multiplier, 0) + releases
+    after = composed(tuple(counts.items()), most_delta())
+    if not after <= most:
+        raise ConfigError(
+            f"{MAX_EPSILON}={most:g}: in all runs together, {name} has spent epsilon {before:.4g},"
+            f" and this reply would make it {after:.4g}; nothing was sent"
+        )
+    write_json(path, {"name": name, "releases": [list(pair) for pair in counts.items()]})
+
+
+def _read(path: Path) -> dict[float, int]:
+    """The numbers of releases by their noise multipliers."""
+    if not path.exists():
+        return {}
+    try:
+        return {float(z): int(n) for z, n in json.loads(path.read_text("utf-8"))["releases"]}
+    except (ValueError, KeyError, TypeError) as error:
+        log.error("%s cannot be read", path)
+        raise ConfigError(f"the ledger of {MAX_EPSILON} is damaged; nothing was sent") from error
 
 
 # ---- on the server

@@ -215,7 +215,8 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
     full = partition.get("classes") or [str(label) for label in range(classes)]
     names = [name if len(name) <= 24 else f"{name[:23]}…" for name in full]
-    axes = (_bars if bars else _map)(picture, counts, names, kind_of(partition))
+    kind = "label" if partition.get("target") == "labels" else "class"
+    axes = (_bars if bars else _map)(picture, counts, names, kind)
     axes.set_ylabel("client")
     picture.suptitle(title(summary, partition), fontsize=11)
     if clients <= BARS:
@@ -224,11 +225,6 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(clients - 0.5, -0.5)
     return picture
-
-
-def kind_of(partition: dict[str, Any]) -> str:
-    """What the columns of the counts are."""
-    return "label" if partition.get("target") == "labels" else "class"
 
 
 def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:

@@ -38,10 +38,10 @@ class Lock(Callback):
     """
 
     def __init__(self, folder: Path, what: str = "run") -> None:
-        self._what = what
         self._path = folder.resolve() / LOCK
+        running = ConfigError(f"{self._path.parent}: this {what} is still running; stop it first")
         if self._path in _held:
-            raise self._refusal()
+            raise running
         while True:
             try:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -53,7 +53,7 @@ class Lock(Callback):
                     break
             except (BlockingIOError, PermissionError):
                 os.close(self._descriptor)
-                raise self._refusal() from None
+                raise running from None
             except OSError as error:  # a network file system without locks
                 log.warning(
                     "%s cannot be locked (%s): make sure yourself that no run is resumed in it"
@@ -69,11 +69,6 @@ class Lock(Callback):
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         return False
-
-    def _refusal(self) -> ConfigError:
-        return ConfigError(
-            f"{self._path.parent}: this {self._what} is still running; stop it first"
-        )
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         self.release()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +32,13 @@ from fedhet.data.storage import (
 )
 from fedhet.runs.record import prometheus
 from fedhet.runs.record.card import write_card
-from fedhet.runs.record.schema import COLUMNS, FORMAT
+from fedhet.runs.record.schema import COLUMNS, FORMAT, read_or_empty
 from fedhet.runs.record.summary import summarise, versions
 
 log = logging.getLogger("fedhet")
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"
-
-
-@dataclass
-class Past:
-    """What a run has done before it goes on.
-
-    Attributes:
-        rows: the lines of rounds.jsonl that count.
-        seconds: how long it took.
-        environment: the content of environment.json.
-    """
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-    environment: dict[str, Any] = field(default_factory=dict)
 
 
 class Recorder(Callback):
@@ -79,7 +63,8 @@ class Recorder(Callback):
         overrides: Sequence[str],
         partition: dict[str, Any],
         environment: dict[str, Any],
-        past: Past | None = None,
+        resumes: bool = False,
+        past: Mapping[str, Any] | None = None,
     ) -> None:
         """Write what is known before the run starts.
 
@@ -90,18 +75,19 @@ class Recorder(Callback):
             overrides: overrides.yaml, the overrides that lead to it.
             partition: partition.json.
             environment: environment.json, without the versions.
-            past: what the run has done before, if it goes on.
+            resumes: whether the run goes on.
+            past: what its checkpoint has noted: the rows that count, and how many seconds it took.
 
         Raises:
             RunFailed: a file cannot be written; summary.json says so, if there is room for it.
         """
         self.folder = folder
-        self.rows: list[Row] = past.rows if past else []
+        self.rows: list[Row] = past["rows"] if past else []
         self.failures: list[dict[str, Any]] = [
             {"round": row["round"], **failure} for row in self.rows for failure in row["failures"]
         ]
         self._complete = False
-        self._start = now() - (past.seconds if past else 0.0)
+        self._start = now() - (past["seconds"] if past else 0.0)
         self._partition = partition
         state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
         self.summary: dict[str, Any] = {**state, **about}
@@ -114,15 +100,16 @@ class Recorder(Callback):
             # One number per sample.
             write_json(folder / "partition.json", partition, indent=None)
             where = {**versions(), **environment}
-            if past is not None and past.environment:  # one entry more for each time it goes on
-                resumed = [*past.environment.get("resumed", []), {"round": len(past.rows), **where}]
-                where = {**past.environment, "resumed": resumed}
+            before = read_or_empty(folder / "environment.json") if resumes else {}
+            if before:  # one entry more for each time it goes on
+                resumed = [*before.get("resumed", []), {"round": len(self.rows), **where}]
+                where = {**before, "resumed": resumed}
             write_json(folder / "environment.json", where)
             if not self.rows:
                 write_text(folder / "rounds.jsonl", "")
         except WriteError as error:
             recorded = self._record_end(status="failed", reason=str(error)) is None
-            if not recorded and past is None:
+            if not recorded and not resumes:
                 (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 

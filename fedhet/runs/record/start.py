@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,8 @@ from fedhet.runs.checkpoint import (
 )
 from fedhet.runs.given import recorded_config
 from fedhet.runs.record.lock import Lock, claim
-from fedhet.runs.record.run_folder import Past, Recorder
-from fedhet.runs.record.schema import read_config, read_or_empty, resumable
+from fedhet.runs.record.run_folder import Recorder
+from fedhet.runs.record.schema import leaves, read_config, read_or_empty, resumable
 from fedhet.runs.trackers.tracker import Tracking, tracker_of
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         lock = Lock(folder)
         on_error.callback(lock.release)
         checkpoints = CheckpointFolder(folder, digest(cfg))
-        found, past = None, None
+        found = None
         if config.resumes:
             check_run(folder, cfg, job.partition, job.given is not None)
             at_sites = job.engine == "flwr"
-            found, past = reopen(
+            found = reopen(
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
             )
             if found:
@@ -81,7 +81,8 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
             overrides=config.overrides,
             partition=job.partition,
             environment=_environment(job, workspace),
-            past=past,
+            resumes=config.resumes,
+            past=found.about if found else None,
         )
         recorder.draws = config.run.figures
         tracking = Tracking(config.choices["tracker"], tracker, folder)
@@ -165,11 +166,14 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             + ("not given as objects" if given else "given as objects; give it again, as task=...")
         )
     before = OmegaConf.to_container(read_config(folder))
-    for key, was, now in _differences(_fixed(before), _fixed(OmegaConf.to_container(cfg))):
-        raise ConfigError(
-            f"resume={folder}: {key} was {was} in this run, and would be {now}: the settings,"
-            " conf/, the task or the version of fedhet have changed since"
-        )
+    was, now = (dict(leaves(_fixed(each))) for each in (before, OmegaConf.to_container(cfg)))
+    for key in {**was, **now}:
+        if was.get(key) != now.get(key):
+            raise ConfigError(
+                f"resume={folder}: {key} was {was.get(key)} in this run, and would be"
+                f" {now.get(key)}: the settings, conf/, the task or the version of fedhet have"
+                " changed since"
+            )
     recorded = read_or_empty(folder / "partition.json")
     if recorded and recorded != json.loads(as_json(partition)):
         raise ConfigError(
@@ -188,23 +192,13 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
             )
 
 
-def _differences(
-    one: Any, other: Any, path: tuple[str, ...] = ()
-) -> Iterator[tuple[str, object, object]]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in {**one, **other}:
-            yield from _differences(one.get(key), other.get(key), (*path, str(key)))
-    elif one != other:
-        yield ".".join(path), one, other
-
-
 def reopen(
     folder: Path,
     checkpoints: CheckpointFolder,
     timetable: Sequence[TimetableEntry],
     slots: Sequence[str],
     at_sites: bool,
-) -> tuple[Checkpoint | None, Past]:
+) -> Checkpoint | None:
     """Take the run folder back to its last checkpoint, or to the beginning of the run.
 
     Args:
@@ -217,8 +211,7 @@ def reopen(
     Raises:
         ConfigError: it cannot go on with these settings; nothing has been changed.
     """
-    found = checkpoints.find(log.warning)
-    past = Past()
+    found = checkpoints.find()
     if found is not None:
         if found.states and found.about["at_sites"] != at_sites:
             where = "at its clients' sites" if found.about["at_sites"] else "in its checkpoints"
@@ -231,21 +224,18 @@ def reopen(
             raise ConfigError(
                 f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
             )
-        past.rows, past.seconds = found.about["rows"], found.about["seconds"]
         log.warning("the run goes on after round %d", found.round)
     else:
         log.warning("the run has no checkpoint that can be used; it starts from its beginning")
-    past.environment = read_or_empty(folder / "environment.json")
-    checkpoints.use(found)
-    _cut(folder, found, past.rows, {entry.name for entry in timetable} - {"train"}, slots)
-    return found, past
+    checkpoints.prune()
+    _cut(folder, found, {entry.name for entry in timetable} - {"train"}, slots)
+    return found
 
 
 # ---- what came after the checkpoint
 def _cut(
     folder: Path,
     found: Checkpoint | None,
-    rows: Sequence[Mapping[str, Any]],
     before: Collection[str],
     slots: Sequence[str],
 ) -> None:
@@ -254,10 +244,10 @@ def _cut(
     Args:
         folder: the run folder.
         found: the checkpoint; None for the beginning of the run.
-        rows: the lines of rounds.jsonl before it.
         before: the names of the phases before the training.
         slots: the names of its weights.
     """
+    rows = found.about["rows"] if found else []
     for place in (folder, folder / "clients", folder / "arrays"):
         # What a killed process was writing, by itself or by safetensors.
         for path in (*place.glob(".*.part"), *place.glob(".tmp??????")):

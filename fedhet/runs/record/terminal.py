@@ -209,7 +209,6 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         "scores": None if has_global or target.keys else NO_GLOBAL_MODEL,
         **(_scores(summary, target) if target.keys else {}),
         **{place: _details(found) for place, found in detailed(summary).items()},
-        "clients' models kept": _personal_models(summary),
         "loss_global": f"{_score(summary['loss'])}   {ON_TEST_SET}" if has_global else None,
         "seconds": f"{seconds['total']:.1f} (clients {seconds['train']:.1f},"
         f" evaluation {seconds['evaluate']:.1f})",
@@ -227,18 +226,6 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         "failed replies": f"{len(failures)}, of {_failed(failures)}" if failures else None,
     }
     return [(name, value) for name, value in rows.items() if value is not None]
-
-
-def _personal_models(summary: dict[str, Any]) -> str | None:
-    """What the clients' own models take in the run folder, if there are any."""
-    record = summary.get("personal_models", {"kept": {}, "not_kept": {}})
-    kept = [f"{view} ({', '.join(rounds)})" for view, rounds in record["kept"].items()]
-    parts = [f"{', '.join(kept)}: {decimal(record['bytes'])}"] if kept else []
-    reasons: dict[str, list[str]] = {}
-    for choice, reason in record["not_kept"].items():
-        reasons.setdefault(reason, []).append(choice.replace(".", " "))
-    parts += [f"not {', '.join(choices)}: {reason}" for reason, choices in reasons.items()]
-    return "; ".join(parts) or None
 
 
 def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:

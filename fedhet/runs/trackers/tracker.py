@@ -123,39 +123,28 @@ class Tracking(Callback):
             )
             self._known = tracker.begin(run)
             self._note(tracker, self._known)
+            for number, row in enumerate(rows, 1):
+                self._tell(tracker, number, row)
 
         self._unharmed(begin)
-        for number, row in enumerate(rows, 1):
-            self.step(number, row)
 
     def settled(self, loop: Loop, row: Row) -> None:
         # One whose evaluation has failed is told again where the run goes on with it.
-        self.step(loop.round, row, whole=loop.row is None)
+        whole = loop.row is None
+        self._unharmed(lambda tracker: self._tell(tracker, loop.round, row, whole))
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
-        self.end(status)
-
-    def step(self, number: int, row: Mapping[str, Any], *, whole: bool = True) -> None:
-        """Tell the tracker a line of rounds.jsonl, unless it has it already.
-
-        Args:
-            number: of the step.
-            row: the line.
-            whole: whether its evaluation has not failed; else a resumed run tells it again.
-        """
-
-        def step(tracker: Tracker) -> None:
-            if number > self._known:
-                tracker.step(number, numbers(row))
-                if whole:
-                    self._note(tracker, number)
-
-        self._unharmed(step)
-
-    def end(self, status: str) -> None:
-        """Give the tracker the run's results: status ok, failed or interrupted."""
         files = [path for form in RESULTS for path in sorted(self._folder.glob(form))]
         self._unharmed(lambda tracker: tracker.end(status, files))
+
+    def _tell(
+        self, tracker: Tracker, number: int, row: Mapping[str, Any], whole: bool = True
+    ) -> None:
+        """Tell a line of rounds.jsonl, unless it is known; one that is not whole is told again."""
+        if number > self._known:
+            tracker.step(number, numbers(row))
+            if whole:
+                self._note(tracker, number)
 
     def _note(self, tracker: Tracker, steps: int) -> None:
         entry = {"tracker": self._name, "id": tracker.id, "steps": steps}
