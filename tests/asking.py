@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
@@ -25,9 +27,15 @@ def answered(
         return app(message, context)
 
 
+def packed_message(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """What `NumPyClient.fit` is given."""
+    tensors, config = wire.MessagePacker()(msg)
+    return list(map(wire.read_array, tensors)), config
+
+
 def packed_weights(msg: Broadcast, reply: Reply) -> tuple[list[str], list[str]]:
     """The names of the weights in a packed message and in the packed reply."""
     arrays, _, metrics = wire.reply_arrays(msg, reply)
-    sent, *_ = wire.unpack(*wire.write_broadcast(msg))
+    sent, *_ = wire.unpack(*packed_message(msg))
     back, *_ = wire.unpack(arrays, metrics)
     return list(sent), list(back)

@@ -69,8 +69,7 @@ class PoolExchange:
     @property
     def seconds_left(self) -> float | None:
         """Until the next worker is overdue; None if none ever is."""
-        soonest = min((self.due[worker] for worker in self.busy), default=inf)
-        soonest = min(soonest, self.closing)
+        soonest = min([self.closing, *(self.due[worker] for worker in self.busy)])
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
     @property

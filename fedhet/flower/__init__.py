@@ -109,12 +109,10 @@ def strategy(
         ConfigError: the settings do not fit together, or not the task.
     """
     from fedhet.flower.adapter import StrategyAdapter
-    from fedhet.flower.serverapp import job_of, lines_of, settings_of
-    from fedhet.runs.privacy.account import Account
+    from fedhet.flower.serverapp import accounts, job_of, lines_of, settings_of
 
     job = job_of(settings_of(lines_of(method, plugins, overrides)), task)
-    noise = job.workspace.noise
-    StrategyAdapter(job.strategy, [Account(noise)] if noise else [], at_end)
+    StrategyAdapter(job.strategy, accounts(job), at_end)
     return job.strategy
 
 

@@ -195,8 +195,9 @@ class ManagerMembers:
 
         def told(cid: str) -> Answer:
             try:
-                ins = GetPropertiesIns({})
-                answer = nodes[cid].get_properties(ins, timeout=seconds, group_id=0)
+                answer = nodes[cid].get_properties(
+                    GetPropertiesIns({}), timeout=seconds, group_id=0
+                )
             # Flower's way to report that the node has failed or left, or an unreadable answer
             except Exception as error:  # noqa: BLE001
                 return f"{type(error).__name__}: {error}"

@@ -107,8 +107,9 @@ class Strategy(FlowersStrategy):
                     f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
                     " without a global model, no client evaluates by a function of your own"
                 )
-            few = {"min_evaluate_nodes": 1, "min_available_nodes": 1}
-            self._own = FedAvg(fraction_evaluate=fraction_evaluate, **few)
+            self._own = FedAvg(
+                fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1, min_available_nodes=1
+            )
         self.history: list[Row] = []
         self._rounds: Rounds | None = None  # of Flower's own start
         self._given = ArrayRecord()
@@ -170,7 +171,7 @@ class Strategy(FlowersStrategy):
         nodes = self._nodes(job)
         ask = None
         if self._own is not None:
-            seconds = job.strategy.setting.replies.deadline
+            seconds = job.config.run.replies.deadline
             ask = partial(_evaluated, self._own, grid, evaluate_config, seconds)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
@@ -203,10 +204,10 @@ class Strategy(FlowersStrategy):
                 f"initial_arrays has other values of {own[0]!r} than the task's model, which"
                 f" clients of method={job.strategy.name} are not sent: leave initial_arrays out"
             )
-        if not new:
-            return job
-        task = replace(self._task, model=partial(_with, self._task.model, given))
-        return job_of(settings, task)
+        if new:
+            model = partial(_with, self._task.model, given)
+            job = job_of(settings, replace(self._task, model=model))
+        return job
 
     def _nodes(self, job: Job) -> Nodes:
         """Which node hosts which client; it waits for those that the job has to know."""
@@ -218,7 +219,7 @@ class Strategy(FlowersStrategy):
             return begin(job)
         account.check_run(job.strategy)
         shown = terminal.Display(nullcontext(terminal.log_step))
-        callbacks = [*_accounts(job), Selection(job.strategy.setting), shown]
+        callbacks = [*accounts(job), Selection(job.strategy.setting), shown]
         return Loop(job.strategy, callbacks, evaluates=job.config.run.evaluation.clients)
 
     def summary(self) -> None:
@@ -245,9 +246,9 @@ class Strategy(FlowersStrategy):
             self._rounds = self._under_flower(arrays)
         elif _bytes(arrays) != _bytes(self._given):
             raise RunFailed(CHANGED)
-        records = settings_records(self._job.config, config)
-        self._rounds.begin(server_round, GridMembers(grid, records))
-        return self._messages(grid, config)
+        members = GridMembers(grid, settings_records(self._job.config, config))
+        self._rounds.begin(server_round, members)
+        return _messages(self._rounds, members)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -260,7 +261,7 @@ class Strategy(FlowersStrategy):
         rounds = self._rounds
         if rounds is None or rounds.over:
             return None, None
-        rounds.answer(self._in_order(replies))
+        rounds.answer(self._in_order(rounds, replies))
         self._given = ArrayRecord(final_weights(self._job.strategy))
         return self._given, _metrics(rounds.last.get("metrics", {}))
 
@@ -270,8 +271,9 @@ class Strategy(FlowersStrategy):
         """Messages to all clients with data after a round for which an evaluation is due."""
         if self._own is not None:
             return list(self._own.configure_evaluate(server_round, arrays, config, grid))
-        due = self._rounds is not None and self._rounds.evaluating
-        return self._messages(grid, {}) if due else []
+        if self._rounds is None or not self._rounds.evaluating:
+            return []
+        return _messages(self._rounds, GridMembers(grid, settings_records(self._job.config)))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -286,7 +288,7 @@ class Strategy(FlowersStrategy):
             return self._own.aggregate_evaluate(server_round, replies)
         if rounds is None or not rounds.evaluating:
             return None
-        rounds.answer(self._in_order(replies))
+        rounds.answer(self._in_order(rounds, replies))
         return _metrics(means_of(self._job.strategy, rounds.last))
 
     def _under_flower(self, arrays: ArrayRecord) -> Rounds:
@@ -303,27 +305,26 @@ class Strategy(FlowersStrategy):
             *(self.num_rounds, self.num_rounds - job.config.run.rounds),
         )
         account.check_run(job.strategy)
-        rounds = Rounds(job.strategy, _accounts(job))
+        rounds = Rounds(job.strategy, accounts(job))
         self.history = rounds.rows
         return rounds
 
-    def _messages(self, grid: Grid, config: Mapping[str, Any]) -> list[Message]:
-        assert self._rounds is not None
-        records = settings_records(self._job.config, config)
-        packer, parcel = wire.MessagePacker(), Parcels()
-        asked = self._rounds.hosted(GridMembers(grid, records))
-        return [message_of(msg, packer, parcel, int(node), records) for node, msg in asked]
-
-    def _in_order(self, replies: Iterable[Message]) -> Iterator[Reply]:
+    def _in_order(self, rounds: Rounds, replies: Iterable[Message]) -> Iterator[Reply]:
         """The replies of the clients that were asked: each is on a node of its own."""
-        assert self._rounds is not None
         arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
         more_bytes = self._job.strategy.setting.replies.max_bytes
 
         def read(msg: Broadcast, node: str, reply: Message) -> Reply:
             return read_message(msg, int(node), reply, more_bytes)
 
-        return self._rounds.in_order(arrived, read)
+        return rounds.in_order(arrived, read)
+
+
+def _messages(rounds: Rounds, members: GridMembers) -> list[Message]:
+    """The messages that are due."""
+    packer, parcel = wire.MessagePacker(), Parcels()
+    asked = rounds.hosted(members)
+    return [message_of(msg, packer, parcel, int(node), members.records) for node, msg in asked]
 
 
 class FlowersResult(Callback):
@@ -402,7 +403,8 @@ def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:
     return MetricRecord({name: value for name, value in numbers.items() if value is not None})
 
 
-def _accounts(job: Job) -> list[Callback]:
+def accounts(job: Job) -> list[Callback]:
+    """What counts the releases of a run with privacy.noise."""
     return [account.Account(noise)] if (noise := job.workspace.noise) else []
 
 

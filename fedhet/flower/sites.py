@@ -124,6 +124,7 @@ class SiteClient(NumPyClient):
                 f" start the SuperNode of site {own.site!r} without share-counts=true"
             )
         self.pid = self._declared.number_of(own.site)
+        self._hosted = {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
         self._own = own
         self._settings = settings
         self._store = store
@@ -137,10 +138,6 @@ class SiteClient(NumPyClient):
                 f" would tell their mean and spread: give {' and '.join(self._declared.auto)} as"
                 " numbers, with which no site tells any"
             )
-
-    @property
-    def _hosted(self) -> dict[str, Any]:
-        return {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
 
     @property
     def description(self) -> SiteDescription:

@@ -138,13 +138,8 @@ def fit_ins(msg: Broadcast, packer: MessagePacker, kind: type[Ins] = FitIns) -> 
     return kind(Parameters(tensors, "numpy.ndarray"), config)
 
 
-def write_broadcast(msg: Broadcast) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """What `NumPyClient.fit` is given; the inverse of `read_broadcast`."""
-    return pack(msg.weights, msg.extras, _header(msg))
-
-
 def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broadcast:
-    """The message from what `NumPyClient.fit` is given.
+    """The message from what `NumPyClient.fit` is given; the inverse of a `MessagePacker`.
 
     Raises:
         Rejected: the message is damaged, or a field of its header is not what it must be.

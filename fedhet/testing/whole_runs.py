@@ -116,8 +116,8 @@ class Apart:
     def _replies(self, plan: list[Broadcast]) -> Iterator[Reply]:
         for msg in plan:
             before = _digest(msg)
-            arrays, carried = wire.write_broadcast(msg)
-            received = wire.read_broadcast([array.copy() for array in arrays], carried)
+            tensors, carried = wire.MessagePacker()(msg)
+            received = wire.read_broadcast(list(map(wire.read_array, tensors)), carried)
             reply = Job(self._settings, self._task).client(self.store).handle(received)
             assert isinstance(reply, Upload), str(reply)
             assert _digest(received) == before == _digest(msg), (

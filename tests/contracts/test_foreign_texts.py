@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from asking import answered
+from asking import answered, packed_message
 from contracts.hostile import Federation, skipping
 from contracts.short import slow
 from flwr.app import ConfigRecord, RecordDict
@@ -236,7 +236,7 @@ def test_the_environment_is_in_no_message_of_a_node(
     messages = [run.strategy.plan(1).messages[pid] for pid in range(3)]
     messages[1].plugins = {}  # this client refuses
     for msg in messages:
-        sent = wire.write_broadcast(msg)
+        sent = packed_message(msg)
         arrays, _, metrics = wire.Adapter(run.client()).fit(*sent)
         for part in (sent, metrics, [array.tobytes() for array in arrays]):
             assert CANARY not in str(part)

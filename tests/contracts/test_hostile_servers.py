@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from asking import packed_message
 from contracts.hostile import Federation, Header
 
 from fedhet.core.client.client import FedClient
@@ -28,7 +29,7 @@ from fedhet.runs import stores
 
 
 def forged(msg: Broadcast, change: Callable[[Header], Any]) -> tuple[list[Any], dict[str, Any]]:
-    arrays, config = wire.write_broadcast(msg)
+    arrays, config = packed_message(msg)
     header = json.loads(config["fedhet"])
     del header["digest"]
     change(header)
@@ -100,7 +101,7 @@ def test_every_setting_of_local_training_is_read(federation: Federation) -> None
         LocalSettings(0.1, 2, 8, 0.5, 1e-4, 1.0, "adam", 7),
     ):
         msg.local = local
-        received = wire.read_broadcast(*wire.write_broadcast(msg)).local
+        received = wire.read_broadcast(*packed_message(msg)).local
         assert asdict(received) == asdict(local)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from asking import packed_message
 from composing import composed
 from contracts.short import SHORT, slow, slow_unless
 from fused.fusing import groups
@@ -139,7 +140,7 @@ def test_a_plugin_can_schedule_them(federation: Federation) -> None:
 def test_they_travel(steps: int | None) -> None:
     local = LocalSettings(lr=0.1, steps=steps)
     msg = Broadcast(phase="train", step=1, round=1, local=local, pid=0)
-    assert wire.read_broadcast(*wire.write_broadcast(msg)).local == local
+    assert wire.read_broadcast(*packed_message(msg)).local == local
 
 
 def test_engines_agree(launch: Launch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import packed_message
 from flwr.common import parameters_to_ndarrays
 from torch import Tensor
 
@@ -71,7 +72,7 @@ def test_a_broadcast_comes_back(weights: trees.Tree) -> None:
     msg = replace(MESSAGE, weights=weights)
     ins = wire.fit_ins(msg, wire.MessagePacker())
     carried = [
-        wire.write_broadcast(msg),
+        packed_message(msg),
         (parameters_to_ndarrays(ins.parameters), ins.config),
     ]
     for arrays, config in carried:

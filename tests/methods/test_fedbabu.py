@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import packed_message
 from maths.cases import named_case
 from methods.by_hand import (
     DATA,
@@ -177,7 +178,7 @@ def test_no_packed_message_has_the_head(federation: Federation) -> None:
     run = federation(toy_task(norm=True), FedBABU)
     body = [tuple(t.shape) for name, t in run.model.items() if not name.startswith("head.")]
     for msg in run.strategy.plan(1).messages:
-        assert [array.shape for array in wire.write_broadcast(msg)[0]] == body
+        assert [array.shape for array in packed_message(msg)[0]] == body
         arrays, _, config = wire.reply_arrays(msg, run.client().handle(msg))
         assert [array.shape for array in arrays] == body
         assert not any(isinstance(value, bytes) for value in config.values())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import packed_message
 
 import fedhet
 from fedhet.core.errors import ConfigError
@@ -73,7 +74,7 @@ def test_the_environment_is_in_no_message_and_no_file(
     def look(self: Any, msg: Broadcast) -> Reply:
         reply = handle(self, msg)
         assert isinstance(reply, Upload)
-        messages.extend([wire.write_broadcast(msg), wire.reply_arrays(msg, reply)])
+        messages.extend([packed_message(msg), wire.reply_arrays(msg, reply)])
         return reply
 
     monkeypatch.setattr(fedhet.core.client.client.FedClient, "handle", look)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from asking import packed_message
 from flwr.common import Code, EvaluateRes, Status
 from sklearn import metrics
 from targets.tasks import task_of
@@ -235,7 +236,7 @@ def test_tallies_travel_by_flower(target: str, federation: type[Federation]) -> 
     run.step()
     sent, arrived = [], []
     for msg in evaluation_messages(run.strategy):
-        arrays, config = wire.write_broadcast(msg)
+        arrays, config = packed_message(msg)
         sent.append(run.client().handle(msg))
         loss, examples, metrics_of_flower = wire.Adapter(run.client()).evaluate(arrays, config)
         result = EvaluateRes(Status(Code.OK, ""), loss, examples, metrics_of_flower)

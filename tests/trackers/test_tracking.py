@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asking import packed_message
 from flwr.common import Context, RecordDict
 from trackers.following import LINES, check, killed
 from trackers.listing import Listing
@@ -19,7 +20,6 @@ import fedhet
 from fedhet.__main__ import main
 from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
-from fedhet.flower import wire
 from fedhet.flower.apps import client_for
 from fedhet.flower.courier import settings_records
 from fedhet.runs import config
@@ -214,7 +214,7 @@ def test_a_password_is_neither_recorded_nor_repeated(tmp_path: Path) -> None:
 def test_clients_build_no_tracker(tmp_path: Path) -> None:
     job = Job(config.compose([*LINES, OWN, f"hydra.run.dir={tmp_path}/run"]), engine="flwr")
     (msg, *_) = job.strategy.plan(1).messages
-    arrays, header = wire.write_broadcast(msg)
+    arrays, header = packed_message(msg)
     node = {"partition-id": msg.pid, "num-partitions": 3}
     context = Context(0, 0, node, RecordDict(), {})
     sent: Any = SimpleNamespace(content=RecordDict(settings_records(job.config)))
