@@ -16,7 +16,7 @@ from fedhet.study.code import Code
 from fedhet.study.report import statistics
 from fedhet.study.report.compared import FEWEST_TUNING_SEEDS
 from fedhet.study.report.results import Results
-from papers.tables import HOME, markdown, replace
+from papers.tables import HOME, markdown
 
 CONF = HOME / "conf" / "experiment" / "helps"
 HOST = "FedAvg"
@@ -43,23 +43,17 @@ HEAD = """\
 def keep(read: Results, stage: str, path: Path) -> None:
     """Write the runs of a stage (search, confirm, compute) to a csv file.
 
-    The settings of helps/compute can be run one by one; those are kept of which no run is missing.
-
     Raises:
         ConfigError: a run is missing.
     """
-    record = read.source.experiment
-    overrides = {cell["folder"]: cell["overrides"] for cell in record["cells"]}
-    ended = read.cells
-    if stage == "compute":
-        lacking = {_setting(case) for case in read.missing["case"]}
-        ended = [cell for cell in ended if _setting(cell.axes["case"]) not in lacking]
-    if len(read.missing) and not (stage == "compute" and ended):
+    if len(read.missing):
         raise ConfigError(
             f"{read.source.folders[0]}: {len(read.missing)} runs are missing; run them first"
         )
+    record = read.source.experiment
+    overrides = {cell["folder"]: cell["overrides"] for cell in record["cells"]}
     rows = []
-    for cell in ended:
+    for cell in read.cells:
         sound = cell.summary["status"] == "ok"
         # A run that has diverged has no score; the method is charged with a score of 0.
         score = (cell.summary.get("accuracy") or {}).get("last") if sound else None
@@ -76,12 +70,10 @@ def keep(read: Results, stage: str, path: Path) -> None:
                 "cpu": read.environment(cell).get("cpu"),
             }
         )
-    if stage == "compute":
-        replace(path, pd.DataFrame(rows), ["case"])
-    else:
-        pd.DataFrame(rows).to_csv(path, index=False)
+    found = pd.DataFrame(rows)
+    found.to_csv(path, index=False)
     if stage == "search":
-        text = confirmation(pd.DataFrame(rows), (CONF / "search.yaml").read_text(encoding="utf-8"))
+        text = confirmation(found, (CONF / "search.yaml").read_text(encoding="utf-8"))
         (CONF / "confirm.yaml").write_text(text, encoding="utf-8")
 
 

@@ -120,10 +120,10 @@ def _client_spread(run: ReproducedRun, target: float) -> float:
     They are those of the first view: the global model, or else the shared weights with each
     client's own batch norm statistics, or its personal model.
     """
-    frame = run.results.last_clients
-    view = run.cell.summary["models"][0]
-    frame = frame[(frame["folder"] == run.cell.name) & (frame["split"] == "test")]
-    frame = frame[(frame["metric"] == "accuracy") & (frame["model"] == view)]
+    view = run.cell.summary["models"][0]  # noqa: F841 -- the query reads it
+    frame = run.results.last_clients.query(
+        "folder == @run.cell.name and split == 'test' and metric == 'accuracy' and model == @view"
+    )
     return float(pstdev(frame["value"])) if len(frame) else math.nan
 
 

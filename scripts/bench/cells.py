@@ -42,7 +42,6 @@ def _systems(name: str) -> dict[str, list[str]]:
     return {
         "floor": ["floor.py", "rounds", name],
         "fedhet": ["fedhet_system.py", "rounds", name],
-        "floor, 2 workers": ["floor.py", "rounds", name, "2"],
         "fedhet, 2 workers": ["fedhet_system.py", "rounds", name, "engine.workers=2"],
         "Flower": ["flower_system.py", "rounds", name],
         "Flower, 2 workers": ["flower_system.py", "rounds", name, "2"],

@@ -1,20 +1,16 @@
 """The floor: a plain loop that does the local steps and the weighted sum only. Prints JSON.
 
-    python scripts/bench/floor.py rounds W1 [WORKERS]
+    python scripts/bench/floor.py rounds W1
         {"rounds": seconds of each timed round}
 
-Resident tensors, one model per worker, one gather per epoch, `autograd.grad`, an in-place step, a
-running weighted sum. Several workers are processes with shared memory between them, each with its
-part of the cohort.
+Resident tensors, one model, one gather per epoch, `autograd.grad`, an in-place step, a running
+weighted sum.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from itertools import starmap
-from multiprocessing import get_context
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -64,40 +60,22 @@ def train(
             torch._foreach_add_(total, params, alpha=share)
 
 
-# What the processes of the pool do; they have it by being forked.
-_WORK: list[Callable[[int, Sequence[int]], None]] = []
-
-
-def _work(worker: int, clients: Sequence[int]) -> None:
-    _WORK[0](worker, clients)
-
-
-def rounds(name: str, workers: int = 1) -> dict[str, Any]:
+def rounds(name: str) -> dict[str, Any]:
     """Time the rounds of a workload."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = WORKLOADS[name]
     samples = data(workload)
     model = workload.model()
-    x = [p.detach().clone().share_memory_() for p in model.parameters()]
-    totals = [[torch.zeros_like(t).share_memory_() for t in x] for _ in range(workers)]
-
-    def work(worker: int, clients: Sequence[int]) -> None:
-        own = [samples[k] for k in clients]
-        train(model, x, own, totals[worker], workload.batch, LR, share=1 / COHORT)
-
-    _WORK.append(work)
+    x = [p.detach().clone() for p in model.parameters()]
+    total = [torch.zeros_like(t) for t in x]
     seconds = []
-    with get_context("fork").Pool(workers) if workers > 1 else nullcontext() as pool:
-        call = pool.starmap if pool else starmap
-        for number in range(1, workload.rounds + 2):
-            began = time.perf_counter()
-            clients = cohort(number)
-            list(call(_work, [(at, clients[at::workers]) for at in range(workers)]))
-            torch._foreach_copy_(x, totals[0])
-            for total in totals[1:]:
-                torch._foreach_add_(x, total)
-            seconds.append(time.perf_counter() - began)
+    for number in range(1, workload.rounds + 2):
+        began = time.perf_counter()
+        own = [samples[k] for k in cohort(number)]
+        train(model, x, own, total, workload.batch, LR, share=1 / COHORT)
+        torch._foreach_copy_(x, total)
+        seconds.append(time.perf_counter() - began)
     return {"rounds": seconds[1:]}
 
 

@@ -110,17 +110,15 @@ class Bench:
 
     def lines(self) -> Iterator[Line]:
         """What was measured, line by line."""
-        parts = [
-            self.methods,
-            *(partial(part, amp) for amp in self.modes for part in (self.cnn, self.g2, self.g1)),
-        ]
-        for part in parts:
-            name = getattr(part, "func", part).__name__
+        parts = [("methods", self.methods())]
+        for amp in self.modes:
+            parts += [("CNN", self.cnn(amp)), ("G2", self.g2(amp)), ("G1", self.g1(amp))]
+        for name, part in parts:  # which begins when its first line is asked for
             if time.perf_counter() > self._end:
                 yield {"part": name, "skipped": "no time is left"}
                 continue
             try:
-                yield from part()
+                yield from part
             except (RuntimeError, ValueError) as error:  # such as memory that does not suffice
                 yield {"part": name, "failed": str(error).partition("\n")[0]}
 

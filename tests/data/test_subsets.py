@@ -30,6 +30,8 @@ def run(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *words: str) ->
 def test_the_sums_are_those_of_the_subsets(real: str) -> None:
     for line in (FOLDER / "SHA256SUMS").read_text().splitlines():
         expected, path = line.split()
+        if path == "cifar10":  # of its pixels; the next test has its files
+            continue
         assert hashlib.sha256((Path(real) / path).read_bytes()).hexdigest() == expected
 
 
