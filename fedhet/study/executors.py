@@ -35,7 +35,7 @@ from fedhet.runs import process
 from fedhet.runs.cli.exits import INTERRUPTED, drop_output, error_line, report_error, say
 from fedhet.runs.cli.interrupts import interruptible
 from fedhet.runs.config import catalogue, composition
-from fedhet.runs.config.composition import Launching
+from fedhet.runs.config.composition import Config, Launching
 from fedhet.runs.config.instantiation import instantiate
 from fedhet.runs.config.lines import key_of
 from fedhet.runs.config.resuming import CELL
@@ -45,7 +45,6 @@ from fedhet.study import folder as cells
 from fedhet.study.live import Watch
 
 if TYPE_CHECKING:
-    from fedhet.runs.config import Config
     from fedhet.runs.config.bases import Bases
     from fedhet.runs.record.outcome import Run
 
