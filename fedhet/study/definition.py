@@ -21,7 +21,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from fedhet.core.check import did_you_mean, each, one_of, text
+from fedhet.core.check import each, one_of, text
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import catalogue, composition, overrides, pieces
 from fedhet.runs.config.composition import EXPERIMENT_KEYS
@@ -102,6 +102,7 @@ METRICS = (
 # They change no result, and therefore not the folder of a run either.
 WITHOUT_EFFECT = ("tracker", "figures")
 OTHER_CODE = ("stop", "keep", "rerun")
+PRESETS = {"figures": "false", "engine.fused": "auto"}  # the report has figures of all runs
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     seed = settings[SEED].value() if SEED in settings else declared[SEED]
     tuning = read_tuning(declared["tune"], axes, settings, read_axes(declared["axes"], {}), seed)
     refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
-    if "figures" not in settings:  # the report has figures of all runs
-        fixed.append("figures=false")
-    if "engine.fused" not in settings:
-        fixed.append("engine.fused=auto")
+    fixed += [f"{key}={value}" for key, value in PRESETS.items() if key not in settings]
     name = str(experiment.value())
     flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
     return Experiment(
@@ -220,24 +218,13 @@ def _part(
     Raises:
         ConfigError: there is no such axis, or no label that a pattern fits.
     """
-    axis = key.removeprefix(PART)
-    if axis not in axes:
-        raise ConfigError(
-            f"{key}: this experiment has no axis {axis}{did_you_mean(axis, axes)}; it has"
-            f" {', '.join(axes)}"
-        )
+    axis = one_of("axes", key.removeprefix(PART), axes)
     value = override.value()
     labels = [str(value.label) for value in axes[axis]]
     wanted: list[str] = []
     for pattern in map(str, value if isinstance(value, list) else [value]):
-        exact = [pattern] if pattern in labels else []  # a label may have brackets
-        fitting = exact or [label for label in labels if fnmatchcase(label, pattern)]
-        wanted += fitting
-        if not fitting:
-            raise ConfigError(
-                f"{key}={pattern}: no value of this axis fits{did_you_mean(pattern, labels)}; it"
-                f" has {', '.join(labels)}"
-            )
+        fitting = [label for label in labels if fnmatchcase(label, pattern)]
+        wanted += fitting or [one_of(key, pattern, labels)]  # a label may have brackets
     return axis, tuple(dict.fromkeys(wanted))
 
 

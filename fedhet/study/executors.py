@@ -41,7 +41,7 @@ from fedhet.runs.cli.exits import (
     say,
 )
 from fedhet.runs.config import catalogue, composition
-from fedhet.runs.config.composition import Launching
+from fedhet.runs.config.composition import Config, Launching
 from fedhet.runs.config.instantiation import instantiate
 from fedhet.runs.config.lines import key_of
 from fedhet.runs.config.resuming import CELL
@@ -51,7 +51,6 @@ from fedhet.study import folder as cells
 from fedhet.study.live import Watch
 
 if TYPE_CHECKING:
-    from fedhet.runs.config import Config
     from fedhet.runs.config.composition import Bases
     from fedhet.runs.record.outcome import Run
 

@@ -96,8 +96,7 @@ def _sweep(lines: list[str]) -> int:
     degraded = False
     for each in runs:
         if each not in failed:
-            summary = read_object(each.folder / "summary.json")
-            degraded |= is_degraded(summary, each.name)
+            degraded |= is_degraded(read_object(each.folder / "summary.json"), each.name)
     for each in failed:
         print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed when it failed
     if not isinstance(makes, Here):  # which tells the folder of each run

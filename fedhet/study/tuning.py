@@ -16,7 +16,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from fedhet.core.check import did_you_mean, each, integer, one_of, optional
+from fedhet.core.check import each, integer, one_of, optional
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import overrides
 from fedhet.runs.config.experiment_file import SEED, mapping
@@ -225,11 +225,8 @@ def read_tuning(
     # The command line, or the scale, may have left a value of the file out.
     left_out = {str(value.label) for axis in of_file.values() for value in axis}.difference(labels)
     for label, values in mapping("tune.own", declared["own"]).items():
-        if label not in labels and label not in left_out:
-            raise ConfigError(
-                f"tune.own.{label}: no axis has this value{did_you_mean(label, labels)}"
-            )
-        if label in labels:
+        if label not in left_out:
+            one_of("tune.own", label, labels)
             own[label] = space(f"tune.own.{label}", values)
     if not shared and not any(own.values()):
         return None

@@ -146,7 +146,11 @@ def test_where_one_run_is_possible_axes_are_refused(write: Write) -> None:
     "text, lines, message",
     [
         (AXES, ["scale=large"], "scale=large is not allowed; choose from: small"),
-        (AXES, ["axes.partition.beta=1"], "has no axis partition.beta (did you mean partition.alp"),
+        (
+            AXES,
+            ["axes.partition.beta=1"],
+            "axes=partition.beta is not allowed (did you mean partition.alp",
+        ),
         ("rounds: 2", ["scale=small"], "'scale=small' needs an experiment that has axes;"),
         ("axes: {seed: [0]}", ["scale=small"], "scale=small: this experiment has no scales"),
         ("axes: {seed: []}", [], "axes.seed has no value"),

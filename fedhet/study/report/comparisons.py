@@ -110,10 +110,14 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     )
     records = [*rows[:place], own, *rows[place:], *rest]
     data = pd.DataFrame(records)
-    data["learning_rate"] = data["method"].map(study.rates)
-    data["mean_rank"] = data["method"].map(ranks)
-    data["local_steps"] = data["method"].map(study.steps)
-    data["bytes"] = data["method"].map(study.sent)
+    further = {
+        "learning_rate": study.rates,
+        "mean_rank": ranks,
+        "local_steps": study.steps,
+        "bytes": study.sent,
+    }
+    for name, values in further.items():
+        data[name] = data["method"].map(values)
     return Table.of("comparison", "Comparison", caption, records, columns, data)
 
 

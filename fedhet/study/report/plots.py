@@ -317,7 +317,6 @@ def _limits(points: pd.DataFrame) -> tuple[float, float]:
 
 
 # ---- the others
-MOST_CONDITIONS = 12  # whose label distributions are drawn
 
 
 def boxes(study: Study, folder: Path) -> list[FigureFile]:
@@ -388,11 +387,8 @@ def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
         "Label distribution: the share of each class (rows) among the training samples of each"
         " client (columns), of the first seed of each setting."
     )
-    if len(partitions) > MOST_CONDITIONS:
-        caption += f" Only the first {MOST_CONDITIONS} of {len(partitions)} settings are drawn."
-    shown = list(partitions)[:MOST_CONDITIONS]
-    alt = f"Maps of classes by clients in {len(shown)} settings."
-    return figures(shown, draw, folder, "labels", caption, alt, height=3.0)
+    alt = f"Maps of classes by clients in {len(partitions)} settings."
+    return figures([*partitions], draw, folder, "labels", caption, alt, height=3.0)
 
 
 def differences(
