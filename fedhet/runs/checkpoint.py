@@ -315,7 +315,7 @@ class Checkpoints(Callback):
         strategy, device = loop.method, loop.method.workspace.device
         before = strategy.weights
         nodes, tensors = found.values()
-        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
+        strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
         for callback in loop.callbacks:
             put_back(callback, nodes.get(callback.name, {}), tensors, device)
         if set(strategy.weights) != set(before):
@@ -354,7 +354,7 @@ class Checkpoints(Callback):
         packer = MemoryPacker()
         try:
             nodes = {one.name: packer.memory(one, one.name) for one in loop.callbacks if one.memory}
-            nodes[RUN] = packer.value(strategy.run.as_values(), RUN)
+            nodes[RUN] = packer.value(vars(strategy.run), RUN)
             about = {
                 "seconds": self._recorder.seconds,
                 "rows": self._recorder.rows,

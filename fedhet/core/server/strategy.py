@@ -294,7 +294,7 @@ class FedStrategy(Strategy):
         run, rule = self.run, self.setting.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
-        kept: dict[int, int | None] = {}
+        kept: ByClient = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
@@ -332,8 +332,8 @@ class FedStrategy(Strategy):
             run,
             weights=weights,
             states=states,
-            versions=run.versions.changed(dict.fromkeys(kept, opened.round)),
-            state_bytes=run.state_bytes.changed(kept),
+            versions={**run.versions, **dict.fromkeys(kept, opened.round)},
+            state_bytes={**run.state_bytes, **kept},
             round=max(run.round, opened.round),
         )
         self.forget(opened.failures)
@@ -358,7 +358,7 @@ class FedStrategy(Strategy):
         opened: OpenStep,
         updates: Iterable[Upload],
         accept: Callable[[Upload], None],
-        kept: dict[int, int | None],
+        kept: ByClient,
     ) -> Iterator[Upload]:
         """Note metrics, bytes and states of admitted updates, and pass the updates on."""
         for update in updates:
@@ -466,11 +466,15 @@ class FedStrategy(Strategy):
             log.warning(
                 "client %d starts afresh: its state of round %d is lost", pid, run.versions[pid]
             )
+
+        def left(numbers: ByClient) -> ByClient:
+            return {pid: number for pid, number in numbers.items() if pid not in gone}
+
         self.run = replace(
             run,
-            versions=run.versions.without(gone),
-            state_bytes=run.state_bytes.without(gone),
-            pinned={view: versions.without(gone) for view, versions in run.pinned.items()},
+            versions=left(run.versions),
+            state_bytes=left(run.state_bytes),
+            pinned={view: left(versions) for view, versions in run.pinned.items()},
         )
 
     def pin(self, view: str) -> None:
