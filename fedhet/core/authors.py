@@ -26,6 +26,7 @@ from fedhet.core.kernel import (
     Step,
     Term,
     Update,
+    as_given,
     serves,
 )
 from fedhet.core.messages import Extras, Recorded
@@ -61,6 +62,7 @@ __all__ = [
     "Tree",
     "Update",
     "Workspace",
+    "as_given",
     "serves",
     "setting",
     "trees",

@@ -266,6 +266,11 @@ class Term:
         one_of("the kind of a term", self.kind, KINDS)
 
 
+def as_given(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """The `f` of a term whose value is `own` itself, whatever the parameters."""
+    return own
+
+
 # ---- a step on the server
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -515,8 +520,14 @@ class Client:
         return Result(site.fit(msg.weights, self.terms(msg, state, site)).params), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate, by view ("global", "personal"); each is built when it is due."""
-        return {"global": lambda: site.model(msg.weights)}
+        """The models to evaluate, by view ("global", "personal"); each is built when it is due.
+
+        By default each view of the method's `evaluates` is the model with the message's weights,
+        among which is what the client keeps.
+        """
+        return dict.fromkeys(
+            self.options.evaluates(site.workspace), lambda: site.model(msg.weights)
+        )
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:

@@ -88,10 +88,8 @@ class FedBNClient(Client):
         return Result(result.weights, {"bn": bn} if bn else {}), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        if not norm_names(site.workspace.model):
-            return super().views(msg, state, site)
         if "bn" not in msg:
-            return {"personal": partial(site.model, msg.weights)}
+            return super().views(msg, state, site)
         averaged = {**msg.weights, **msg["bn"]}
         initial = site.workspace.initial
         trained = not all(torch.equal(msg.weights[name], initial[name]) for name in msg["bn"])

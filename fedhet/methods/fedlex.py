@@ -69,6 +69,7 @@ from fedhet.core.authors import (
     Term,
     Tree,
     Update,
+    as_given,
     serves,
     setting,
     trees,
@@ -196,11 +197,6 @@ def contributors(
         return list(explorers)
     present = [pid for pid in explorers if pid in participants]
     return present or list(explorers if empty == "all" else last)
-
-
-def mask(params: AnyTree, batch: None, own: Tree) -> Tree:
-    """G, which multiplies the gradient (eq. 6), or the step."""
-    return own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +329,8 @@ class FedLExPlugin(Plugin):
 
     def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
         kind = "scale" if self.apply_to == "gradient" else "step"
-        return [Term(kind, mask, trees.cast(msg["G"], site.workspace.initial))]
+        # G multiplies the gradient (eq. 6), or the step.
+        return [Term(kind, as_given, trees.cast(msg["G"], site.workspace.initial))]
 
 
 def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:

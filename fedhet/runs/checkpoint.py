@@ -367,7 +367,7 @@ class Checkpoints(Callback):
             # From which the clients go on, and those of their best evaluation.
             needs = all_needs(
                 {pid: [version] for pid, version in versions.items()}
-                for versions in (strategy.versions, *strategy.run.pinned.values())
+                for versions in (strategy.run.versions, *strategy.run.pinned.values())
             )
             room = RECORDS + 2 * sum(map(trees.nbytes, strategy.weights.values()))
             self._folder.write(loop.round, about, nodes, packer.tensors, needs, store, room)

@@ -92,7 +92,7 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
         "round": strategy.run.round,
         "weights": strategy.sent("model"),
         "extras": prefixed(method.name, method.shows(strategy.weights, state)),
-        "versions": dict(strategy.versions),
+        "versions": dict(strategy.run.versions),
     }
 
 

@@ -94,11 +94,6 @@ class FedStrategy(Strategy):
         return self.run.weights
 
     @property
-    def versions(self) -> ByClient:
-        """Client -> the round whose client state was accepted."""
-        return self.run.versions
-
-    @property
     def timetable(self) -> list[TimetableEntry]:
         """The run's phases in order, those of plug-ins first."""
         pairs = zip(self.phases, self.run.lengths, strict=True)
@@ -253,7 +248,7 @@ class FedStrategy(Strategy):
         return replace(
             msg,
             pid=pid,
-            version=self.versions.get(pid, 0),
+            version=self.run.versions.get(pid, 0),
             pinned=sorted({*best, *self.kept_back.get(pid, ())}),
         )
 
@@ -479,7 +474,7 @@ class FedStrategy(Strategy):
 
     def pin(self, view: str) -> None:
         """Let clients keep the states of the evaluation that was the best of this view."""
-        self.run = replace(self.run, pinned={**self.run.pinned, view: self.versions})
+        self.run = replace(self.run, pinned={**self.run.pinned, view: self.run.versions})
 
     # ---- Flower's methods
     def initialize_parameters(self, client_manager: Any) -> Any:
