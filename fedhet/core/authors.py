@@ -11,7 +11,7 @@ from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.training import Batch
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
     Client,
@@ -63,6 +63,7 @@ __all__ = [
     "Update",
     "Workspace",
     "as_given",
+    "log",
     "serves",
     "setting",
     "trees",

@@ -439,12 +439,9 @@ class Piece(Checked):
         """The options, by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
+    @cached_property  # a client is made for each message
     def digest(self) -> str:
         """Identifies class and options, so that a server and a client that differ notice it."""
-        return self._digest
-
-    @cached_property  # a client is made for each message
-    def _digest(self) -> str:
         text = json.dumps([type(self).__name__, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

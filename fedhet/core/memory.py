@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedhet.core.server.callbacks import Callback
 from fedhet.core.trees import Tree
-
-if TYPE_CHECKING:
-    from fedhet.core.server.callbacks import Callback
 
 Node = Any  # a scalar, or a list that begins with the kind of the value
 CONTAINERS = {"list": list, "tuple": tuple, "set": set}

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import streams
+from fedhet.core.client import functional
+from fedhet.core.client.descent import Performer
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.objects import are_pixels
 from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from fedhet.core.client.descent import Performer
-    from fedhet.core.client.functional import Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -243,11 +238,9 @@ class Workspace:
         return state
 
     @cached_property
-    def teacher(self) -> Frozen:
+    def teacher(self) -> functional.Frozen:
         """The model in eval mode as a function of its tensors, for use without gradients."""
-        from fedhet.core.client.functional import Frozen
-
-        return Frozen(deepcopy(self.model))
+        return functional.Frozen(deepcopy(self.model))
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors with these names."""
@@ -266,9 +259,7 @@ class Workspace:
     @cached_property
     def compiled(self) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
         """The gradient of the batch loss by torch.compile."""
-        from fedhet.core.client.functional import compiled
-
-        return compiled(self)
+        return functional.compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,11 +18,9 @@ from fedhet.core import streams
 from fedhet.core.check import Checked, counted, each, integer, setting, text
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
-from fedhet.data.files import cache_root, permitted
+from fedhet.data.files import cache_root, log, permitted
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_json
-
-log = logging.getLogger("fedhet.data")
 
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000

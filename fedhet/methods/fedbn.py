@@ -28,7 +28,6 @@ normalization".
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,14 +52,13 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
     trees,
 )
 from fedhet.core.client.training import norms
 from fedhet.core.server.merging import averaging_buffers
-
-log = logging.getLogger("fedhet")
 
 
 def norm_names(model: nn.Module) -> list[str]:

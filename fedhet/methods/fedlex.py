@@ -43,7 +43,6 @@ authors' program has a patience of 40.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,13 +69,12 @@ from fedhet.core.authors import (
     Tree,
     Update,
     as_given,
+    log,
     serves,
     setting,
     trees,
 )
 from fedhet.methods.fedavg import FedAvg
-
-log = logging.getLogger("fedhet")
 
 
 def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float64) -> Tree:

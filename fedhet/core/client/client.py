@@ -16,7 +16,7 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.errors import ConfigError, LostState, Rejected, clean, told, traceback_wanted
+from fedhet.core.errors import ConfigError, LostState, Rejected, clean, log, told, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
 from fedhet.core.messages import (
@@ -44,7 +44,6 @@ from fedhet.core.timing import now
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 
-log = logging.getLogger("fedhet")
 TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -105,8 +104,8 @@ class FedClient(NumPyClient):
         self.plugins = list(plugins)
         self.store = store
         self.properties = properties or {}
-        self._digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        self._digests["method"] = method.digest()
+        self._digests = {plugin.name: plugin.digest for plugin in self.plugins}
+        self._digests["method"] = method.digest
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Upload | Failure:

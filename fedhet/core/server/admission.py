@@ -10,7 +10,6 @@ model's loss is not finite after it, and one reply had changed by far more than 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -18,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from fedhet.core import messages, trees
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.kernel import State
 from fedhet.core.messages import Failure, Reply, Upload
 from fedhet.core.owners import check_extras, prefixed
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from fedhet.core.server.setting import Setting
     from fedhet.core.server.strategy import FedStrategy
 
-log = logging.getLogger("fedhet")
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedhet.core import trees
 from fedhet.core.check import EXACT, counted
 from fedhet.core.client.client import KEEP, TRAIN_TOO
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
 from fedhet.core.owners import prefixed
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fedhet.core.server.setting import Setting
     from fedhet.core.server.strategy import FedStrategy
 
-log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
 SHARES = (  # in [0, 1]
     *("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy"),

@@ -9,7 +9,6 @@ descent", section 4), and bounds on the norms of updates.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import Checked, setting
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.messages import Upload
 from fedhet.core.server.phases import OpenStep
 from fedhet.core.trees import AnyTree, Tree
 
-log = logging.getLogger("fedhet")
 AnyUpdate = TypeVar("AnyUpdate")  # of messages.py, or as the owner of a phase sees it
 LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
 

@@ -7,7 +7,6 @@ the timetable.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from flwr.server.strategy import Strategy
 from fedhet.core import kernel, trees
 from fedhet.core.client.client import evaluated_views
 from fedhet.core.client.training import usable
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
@@ -30,8 +29,6 @@ from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_c
 from fedhet.core.server.run import ByClient, RunState
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
-
-log = logging.getLogger("fedhet")
 
 
 class FedStrategy(Strategy):
@@ -67,8 +64,8 @@ class FedStrategy(Strategy):
         self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
         # For clients, which compare them with their own.
-        self.digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        self.digests[method.GROUP] = method.digest()
+        self.digests = {plugin.name: plugin.digest for plugin in self.plugins}
+        self.digests[method.GROUP] = method.digest
         pieces: list[Method | Plugin] = [method, *self.plugins]
         states = {piece.GROUP: piece.setup(self.setting) for piece in pieces}
         weights = {"model": dict(self.workspace.initial)}

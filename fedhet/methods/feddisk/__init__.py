@@ -58,7 +58,6 @@ the equations, and trains the MADEs and the classifier.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +88,7 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
     trees,
@@ -99,8 +99,6 @@ from fedhet.core.server.stopping import EarlyStopping
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
 from fedhet.methods.feddisk.densities import Masks
-
-log = logging.getLogger("fedhet")
 
 SLOT = "density"  # the global MADE
 HELD_OUT = 0.1  # share of a client's training samples on which MADEs are validated
