@@ -2,7 +2,8 @@
 
     from fedhet.core.authors import Client, Merged, Method, Site, Step, Update, setting, trees
 
-docs/extending.md explains each name.
+docs/extending.md explains each name but `as_given`, the function of a term whose value is `own`
+itself, and `log`.
 """
 
 from __future__ import annotations

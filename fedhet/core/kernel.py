@@ -395,7 +395,8 @@ class Piece(Checked):
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__()
         if base:
-            cls._hooks = {"expects": Piece.expects, **_functions(cls)}
+            common = ("broadcast", "expects", "setup", "slots")
+            cls._hooks = {name: getattr(Piece, name) for name in common} | _functions(cls)
             return
         check_class(cls)
         stated: tuple[Any, ...] = cls.needs, cls.breaks
@@ -428,6 +429,18 @@ class Piece(Checked):
     @property
     def breaks(self) -> Mapping[str, str]:
         """The words that it makes untrue -> why."""
+        return {}
+
+    def setup(self, setting: Setting) -> State:
+        """What the server keeps for it beside the weights. It refuses what it cannot act on."""
+        return {}
+
+    def slots(self, setting: Setting) -> dict[str, Tree]:
+        """Further weights that the server keeps, with their initial values."""
+        return {}
+
+    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
+        """What every client of the step receives for it beside the weights."""
         return {}
 
     def expects(self, step: Step) -> Mapping[str, Expected]:
@@ -578,14 +591,6 @@ class Method(Piece, base=True):
         """How clients train, given what the configuration says."""
         return local
 
-    def setup(self, setting: Setting) -> State:
-        """What the server keeps beside the weights. It refuses what it cannot train."""
-        return {}
-
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        """Further weights that the server keeps, with their initial values."""
-        return {}
-
     def phases(self, setting: Setting) -> list[Phase]:
         """The phases, in order. Those of plug-ins come before them."""
         uploads = "weights" not in self.breaks
@@ -593,10 +598,6 @@ class Method(Piece, base=True):
             "train", setting.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
         )
         return [train]
-
-    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """What every client of the step receives beside the weights."""
-        return {}
 
     def shows(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
         """What clients receive beside the weights in order to evaluate."""
@@ -636,14 +637,6 @@ class Plugin(Piece, base=True):
             )
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
-        """What the server keeps for it. It refuses what it cannot act on."""
-        return {}
-
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        """Further weights that the server keeps, with their initial values."""
-        return {}
-
     def phases(self, setting: Setting) -> list[Phase]:
         """Phases of its own, which come before the training."""
         return []
@@ -651,10 +644,6 @@ class Plugin(Piece, base=True):
     def local(self, step: Step, local: LocalSettings) -> LocalSettings:
         """How clients train in this step."""
         return local
-
-    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """What every client receives for it."""
-        return {}
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         """The aggregation weight of one update, in place of `update.weight`."""

@@ -37,8 +37,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
-from fedhet.core.server.phases import TimetableEntry
-from fedhet.core.server.run import RunState
+from fedhet.core.server.phases import RunState, TimetableEntry
 from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, unwritable, write_text

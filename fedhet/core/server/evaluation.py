@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fedhet.core import trees
 from fedhet.core.check import EXACT, counted
 from fedhet.core.client.client import KEEP, TRAIN_TOO
+from fedhet.core.client.descent import EarlyStopping
 from fedhet.core.errors import RunFailed, log
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
 from fedhet.core.owners import prefixed
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
 from fedhet.core.task import Samples
 

@@ -25,8 +25,14 @@ from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, quorum
 from fedhet.core.server.merging import Once, averaging_buffers, normalised
-from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
-from fedhet.core.server.run import ByClient, RunState
+from fedhet.core.server.phases import (
+    ByClient,
+    OpenStep,
+    RunState,
+    TimetableEntry,
+    locate,
+    sample_cohort,
+)
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
 

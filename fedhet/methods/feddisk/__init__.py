@@ -94,8 +94,8 @@ from fedhet.core.authors import (
     trees,
 )
 from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted
+from fedhet.core.client.descent import EarlyStopping
 from fedhet.core.metrics import comm_cost
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
 from fedhet.methods.feddisk.densities import Masks
