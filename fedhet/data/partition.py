@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -256,7 +255,7 @@ class Listed(DrawnScheme):
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
         present, class_sizes = np.unique(labels, return_counts=True)
-        if (given := {*chain(*own)}) != {*present.tolist()}:
+        if (given := {number for classes in own for number in classes}) != {*present.tolist()}:
             raise ConfigError(
                 f"partition.classes: the clients have {sorted(given)}; the classes of the data are"
                 f" {present.tolist()}"

@@ -153,10 +153,10 @@ def received(
                 check_scores(reply, scored, target, expected, sizes)
             except ValueError as error:
                 reply = Failure(reply.pid, EVALUATE, strategy.step, str(error), "refused")
-        if isinstance(reply, Upload):
-            accept(reply)
-            updates.append(reply)
-            continue
+            else:
+                accept(reply)
+                updates.append(reply)
+                continue
         failures.append(reply)
         note(reply)
         strategy.setting.survive(reply)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import median
 from typing import Any, ClassVar, TypeVar
 
@@ -105,21 +104,6 @@ def floating_of(buffers: AnyTree) -> Tree:
 
 
 # ---- all updates of a step around its merge
-class Once(Iterator[AnyUpdate]):
-    """The updates for a merge, which can be read once; nothing else would notice a second time."""
-
-    def __init__(self, updates: Iterator[AnyUpdate]) -> None:
-        self._updates, self._ended = updates, False
-
-    def __next__(self) -> AnyUpdate:
-        for update in self._updates:
-            return update
-        if self._ended:
-            raise TypeError("the updates of a step can be read once; list(updates) keeps them")
-        self._ended = True
-        raise StopIteration
-
-
 def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 
@@ -141,7 +125,7 @@ def averaging_buffers(
     updates: Iterable[AnyUpdate],
     average: Average,
     buffers: Tree,
-    of: Callable[[Any], AnyTree] = attrgetter("buffers"),
+    of: Callable[[Any], AnyTree] = lambda update: update.buffers,
 ) -> Iterator[AnyUpdate]:
     """Pass updates on to a merge, and combine their buffers, which merges never see.
 
@@ -247,16 +231,10 @@ def squared_distances(values: Tensor) -> Tensor:
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
     """(K, K) squared distances -> (K,): of each row the sum of the K - attackers - 2 smallest.
 
-    The distance of a row to itself does not count. Small scores are good.
-
-    Raises:
-        ValueError: K is less than 2 attackers + 3, which the paper's proposition 1 requires.
+    The distance of a row to itself does not count. Small scores are good. K is 2 attackers + 3 at
+    least, which the paper's proposition 1 requires, and `Krum.needs` says.
     """
     k = len(distances)
-    if k < 2 * attackers + 3:
-        raise ValueError(
-            f"Krum with {attackers} attackers needs at least {2 * attackers + 3} updates, got {k}"
-        )
     others = distances[~torch.eye(k, dtype=torch.bool, device=distances.device)].view(k, k - 1)
     return others.sort(dim=1).values[:, : k - attackers - 2].sum(dim=1)
 

@@ -204,13 +204,8 @@ class FedDiskPlugin(Plugin):
         return {"E1": 0, "best": inf, "stale": 0, "made": {}}
 
     def _warn_of_few(self, workspace: Workspace) -> None:
-        """Say so where no client has enough samples."""
+        """Say so where no client has enough samples to validate a MADE."""
         largest = MOST_SAMPLES if workspace.task.unsized else max(workspace.task.sizes)
-        if largest < self._weighed(workspace):
-            log.warning(
-                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1",
-                self._weighed(workspace),
-            )
         if self._held_out(largest) < max(1, workspace.min_count):
             log.warning(
                 "feddisk: no client validates the global MADE, because none has min_samples=%d and"
