@@ -1,4 +1,7 @@
-"""Algebra on weights. A tree is a dict of tensors by name, in state-dict order, on any device."""
+"""Algebra on weights, and the parts of models.
+
+A tree is a dict of tensors by name, in state-dict order, on any device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Tree = dict[str, Tensor]
 AnyTree = Mapping[str, Tensor]
@@ -240,3 +243,38 @@ def shown(value: object) -> str:
     )
     text = kind(value) if tensors else repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+# ---- models in two parts: the tensors that all clients share, and those of one client
+def own_tensors(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
+    """Return copies of the tensors of `module` that are not in `common`, or differ from it there.
+
+    Args:
+        module: the model, or a module around it.
+        model: the model whose names `common` has.
+        common: the shared values.
+    """
+    shared = _prefixed(module, model, common)
+    return {
+        name: t.detach().clone()
+        for name, t in module.state_dict().items()
+        if name not in shared or not torch.equal(t, shared[name])
+    }
+
+
+def whole_module(module: nn.Module, model: nn.Module, common: AnyTree, own: AnyTree) -> Tree:
+    """The inverse of `own_tensors`: the whole state of the module.
+
+    Raises:
+        ValueError: the parts together are not a state of this module.
+    """
+    whole: Tree = {**_prefixed(module, model, common), **own}
+    check_form(f"{type(module).__name__} (personal_module)", whole, module.state_dict())
+    return whole
+
+
+def _prefixed(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
+    """The shared values under the names that they have in the module."""
+    path = next((path for path, part in module.named_modules() if part is model), "")
+    prefix = f"{path}." if path else ""
+    return {f"{prefix}{name}": common[name] for name in common}

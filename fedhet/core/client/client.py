@@ -38,7 +38,6 @@ from fedhet.core.owners import (
     sent_extras,
     withhold,
 )
-from fedhet.core.parts import own_tensors
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
 from fedhet.core.trees import AnyTree, Tree
@@ -372,7 +371,7 @@ class FedClient(NumPyClient):
                 visit(view, model)
             if view in kept:
                 common = {**workspace.initial, **self.msg.weights}
-                models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
+                models[f"{KEEP}.{view}"] = trees.own_tensors(model, workspace.model, common)
         extras = {**models, **(tallies if workspace.task.scoring.tallied else {})}
         return Upload(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
