@@ -71,12 +71,23 @@ def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) ->
 
     Args:
         logits: (B, C) the logits l_c.
-        y: (B,) labels, of which none has the count 0.
+        y: (B,) labels.
         counts: (C,) the client's numbers n_c of samples by class.
         gamma: the strength of the adjustment.
+
+    Raises:
+        ValueError: a label has the count 0.
     """
-    adjusted = logits + torch.xlogy(gamma, counts.to(logits.dtype))
-    return functional.cross_entropy(adjusted, y, reduction="none")
+    if not counts[y].all():
+        raise ValueError(
+            f"the labels include classes with count 0; the counts are {counts.tolist()}"
+        )
+    return functional.cross_entropy(balanced_logits(logits, counts, gamma), y, reduction="none")
+
+
+def balanced_logits(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
+    """Return the adjusted logits l_c + gamma log n_c, whose cross entropy is the loss."""
+    return logits + torch.xlogy(gamma, counts.to(logits.dtype))
 
 
 class TwoHeadModel(nn.Module):
@@ -110,7 +121,10 @@ class FedRODClient(Client):
         return Result(y.params), {"head": trees.map(Tensor.detach, head)}
 
     def _balanced(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
-        return balanced_softmax(batch.logits, batch.y, own["counts"], self.options.gamma)
+        # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
+        # and these are the labels that were counted.
+        logits = balanced_logits(batch.logits, own["counts"], self.options.gamma)
+        return functional.cross_entropy(logits, batch.y, reduction="none")
 
     def _personal(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         """The personal head's loss, of which no gradient reaches the model."""

@@ -103,3 +103,8 @@ def test_balanced_softmax_reduces_to_cross_entropy() -> None:
     missing = balanced_softmax(LOGITS, Y % 4, torch.tensor([5, 1, 2, 3, 0]), 0.0)
     assert torch.equal(missing, functional.cross_entropy(LOGITS, Y % 4, reduction="none"))
     torch.testing.assert_close(balanced_softmax(LOGITS, Y, torch.full((5,), 8), 3.0), plain)
+
+
+def test_a_label_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"count 0.*\[1, 1, 1, 1, 0\]"):
+        balanced_softmax(LOGITS, Y, torch.tensor([1, 1, 1, 1, 0]), 1.0)

@@ -231,10 +231,16 @@ def squared_distances(values: Tensor) -> Tensor:
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
     """(K, K) squared distances -> (K,): of each row the sum of the K - attackers - 2 smallest.
 
-    The distance of a row to itself does not count. Small scores are good. K is 2 attackers + 3 at
-    least, which the paper's proposition 1 requires, and `Krum.needs` says.
+    The distance of a row to itself does not count. Small scores are good.
+
+    Raises:
+        ValueError: K is less than 2 attackers + 3, which the paper's proposition 1 requires.
     """
     k = len(distances)
+    if k < 2 * attackers + 3:
+        raise ValueError(
+            f"Krum with {attackers} attackers needs at least {2 * attackers + 3} updates, got {k}"
+        )
     others = distances[~torch.eye(k, dtype=torch.bool, device=distances.device)].view(k, k - 1)
     return others.sort(dim=1).values[:, : k - attackers - 2].sum(dim=1)
 
