@@ -2,7 +2,8 @@
 
     from fedhet.core.authors import Client, Merged, Method, Site, Step, Update, setting, trees
 
-docs/extending.md explains each name.
+docs/extending.md explains each name but `as_given`, the function of a term whose value is `own`
+itself, and `log`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.training import Batch
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import LocalSettings
 from fedhet.core.kernel import (
     Client,
@@ -26,6 +27,7 @@ from fedhet.core.kernel import (
     Step,
     Term,
     Update,
+    as_given,
     serves,
 )
 from fedhet.core.messages import Extras, Recorded
@@ -61,6 +63,8 @@ __all__ = [
     "Tree",
     "Update",
     "Workspace",
+    "as_given",
+    "log",
     "serves",
     "setting",
     "trees",

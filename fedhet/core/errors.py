@@ -1,10 +1,12 @@
-"""The errors that a user can meet; every other exception is a bug."""
+"""The errors that a user can meet, and the log; every other exception is a bug."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 
+log = logging.getLogger("fedhet")
 LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
 LONGEST_REASON = 10_000  # of an error that may contain several of them
 _DRAWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI's codes, and frames

@@ -266,6 +266,11 @@ class Term:
         one_of("the kind of a term", self.kind, KINDS)
 
 
+def as_given(params: AnyTree, batch: None, own: Tree) -> Tree:
+    """The `f` of a term whose value is `own` itself, whatever the parameters."""
+    return own
+
+
 # ---- a step on the server
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -390,7 +395,8 @@ class Piece(Checked):
     def __init_subclass__(cls, base: bool = False) -> None:
         super().__init_subclass__()
         if base:
-            cls._hooks = {"expects": Piece.expects, **_functions(cls)}
+            common = ("broadcast", "expects", "setup", "slots")
+            cls._hooks = {name: getattr(Piece, name) for name in common} | _functions(cls)
             return
         check_class(cls)
         stated: tuple[Any, ...] = cls.needs, cls.breaks
@@ -425,6 +431,18 @@ class Piece(Checked):
         """The words that it makes untrue -> why."""
         return {}
 
+    def setup(self, setting: Setting) -> State:
+        """What the server keeps for it beside the weights. It refuses what it cannot act on."""
+        return {}
+
+    def slots(self, setting: Setting) -> dict[str, Tree]:
+        """Further weights that the server keeps, with their initial values."""
+        return {}
+
+    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
+        """What every client of the step receives for it beside the weights."""
+        return {}
+
     def expects(self, step: Step) -> Mapping[str, Expected]:
         """The extras that a reply must have for it; a reply may have no others."""
         return {}
@@ -434,12 +452,9 @@ class Piece(Checked):
         """The options, by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
 
+    @cached_property  # a client is made for each message
     def digest(self) -> str:
         """Identifies class and options, so that a server and a client that differ notice it."""
-        return self._digest
-
-    @cached_property  # a client is made for each message
-    def _digest(self) -> str:
         text = json.dumps([type(self).__name__, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -515,8 +530,14 @@ class Client:
         return Result(site.fit(msg.weights, self.terms(msg, state, site)).params), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate, by view ("global", "personal"); each is built when it is due."""
-        return {"global": lambda: site.model(msg.weights)}
+        """The models to evaluate, by view ("global", "personal"); each is built when it is due.
+
+        By default each view of the method's `evaluates` is the model with the message's weights,
+        among which is what the client keeps.
+        """
+        return dict.fromkeys(
+            self.options.evaluates(site.workspace), lambda: site.model(msg.weights)
+        )
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -570,14 +591,6 @@ class Method(Piece, base=True):
         """How clients train, given what the configuration says."""
         return local
 
-    def setup(self, setting: Setting) -> State:
-        """What the server keeps beside the weights. It refuses what it cannot train."""
-        return {}
-
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        """Further weights that the server keeps, with their initial values."""
-        return {}
-
     def phases(self, setting: Setting) -> list[Phase]:
         """The phases, in order. Those of plug-ins come before them."""
         uploads = "weights" not in self.breaks
@@ -585,10 +598,6 @@ class Method(Piece, base=True):
             "train", setting.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
         )
         return [train]
-
-    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """What every client of the step receives beside the weights."""
-        return {}
 
     def shows(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
         """What clients receive beside the weights in order to evaluate."""
@@ -628,14 +637,6 @@ class Plugin(Piece, base=True):
             )
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
-        """What the server keeps for it. It refuses what it cannot act on."""
-        return {}
-
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        """Further weights that the server keeps, with their initial values."""
-        return {}
-
     def phases(self, setting: Setting) -> list[Phase]:
         """Phases of its own, which come before the training."""
         return []
@@ -643,10 +644,6 @@ class Plugin(Piece, base=True):
     def local(self, step: Step, local: LocalSettings) -> LocalSettings:
         """How clients train in this step."""
         return local
-
-    def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """What every client receives for it."""
-        return {}
 
     def weight(self, step: Step, state: State, update: Update) -> float:
         """The aggregation weight of one update, in place of `update.weight`."""

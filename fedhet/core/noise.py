@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,10 +17,8 @@ from fedhet.core import check, streams, trees
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import DEFAULT_DELTA, Noise
 from fedhet.core.limits import demanded
+from fedhet.core.messages import Extra, Upload
 from fedhet.core.trees import AnyTree, Tree, kind
-
-if TYPE_CHECKING:
-    from fedhet.core.messages import Extra, Upload
 
 Draw = Callable[[int], Tensor]  # n -> (n,) independent standard normal numbers, in float64
 VARIANCE = "running_var"

@@ -23,16 +23,11 @@ def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{owner}.{name}": value for name, value in values.items()}
 
 
-def own_of(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `prefixed`, of those values that are the owner's."""
-    start = f"{owner}."
-    return {n.removeprefix(start): value for n, value in values.items() if n.startswith(start)}
-
-
 def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
     """The message as the owner sees it."""
     phase = msg.phase.rpartition(".")[2]
-    extras = own_of(owner, msg.extras)
+    start = f"{owner}."
+    extras = {n.removeprefix(start): v for n, v in msg.extras.items() if n.startswith(start)}
     return Message(phase, msg.step, msg.round, msg.pid, msg.local, weights, extras)
 
 

@@ -1,4 +1,7 @@
-"""Algebra on weights. A tree is a dict of tensors by name, in state-dict order, on any device."""
+"""Algebra on weights, and the parts of models.
+
+A tree is a dict of tensors by name, in state-dict order, on any device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Tree = dict[str, Tensor]
 AnyTree = Mapping[str, Tensor]
@@ -127,14 +130,7 @@ def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
     """Return a + scale b in float64."""
-    total: Tree = {}
-    for name in a:
-        t = a[name]
-        if t.dtype == torch.float64:
-            total[name] = t.add(b[name], alpha=scale)
-        else:  # `double` has made a copy, which can be changed
-            total[name] = t.double().add_(b[name], alpha=scale)
-    return total
+    return {name: a[name].double().add(b[name], alpha=scale) for name in a}
 
 
 def map(f: Callable[[Tensor], Tensor], tree: AnyTree) -> Tree:
@@ -165,15 +161,7 @@ def pick(tree: AnyTree, names: Iterable[str]) -> Tree:
 
 def first_nonfinite(tree: AnyTree) -> str | None:
     """Return the first name whose tensor holds a NaN or an infinity, or None."""
-    floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
-    if not floating:
-        return None
-    # The sum of all entries takes one pass and gives one answer for all tensors. It can overflow
-    # although every entry is finite; only then are the entries checked one by one.
-    total = torch.stack([t.sum().double() for t in floating.values()]).sum()
-    if torch.isfinite(total):
-        return None
-    return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
+    return next((name for name in tree if not tree[name].isfinite().all()), None)
 
 
 def first_negative(tree: AnyTree) -> str | None:
@@ -255,3 +243,38 @@ def shown(value: object) -> str:
     )
     text = kind(value) if tensors else repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+# ---- models in two parts: the tensors that all clients share, and those of one client
+def own_tensors(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
+    """Return copies of the tensors of `module` that are not in `common`, or differ from it there.
+
+    Args:
+        module: the model, or a module around it.
+        model: the model whose names `common` has.
+        common: the shared values.
+    """
+    shared = _prefixed(module, model, common)
+    return {
+        name: t.detach().clone()
+        for name, t in module.state_dict().items()
+        if name not in shared or not torch.equal(t, shared[name])
+    }
+
+
+def whole_module(module: nn.Module, model: nn.Module, common: AnyTree, own: AnyTree) -> Tree:
+    """The inverse of `own_tensors`: the whole state of the module.
+
+    Raises:
+        ValueError: the parts together are not a state of this module.
+    """
+    whole: Tree = {**_prefixed(module, model, common), **own}
+    check_form(f"{type(module).__name__} (personal_module)", whole, module.state_dict())
+    return whole
+
+
+def _prefixed(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
+    """The shared values under the names that they have in the module."""
+    path = next((path for path, part in module.named_modules() if part is model), "")
+    prefix = f"{path}." if path else ""
+    return {f"{prefix}{name}": common[name] for name in common}

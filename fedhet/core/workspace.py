@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import streams
+from fedhet.core.client import functional
+from fedhet.core.client.descent import Performer
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.objects import are_pixels
 from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fedhet.core.client.descent import Performer
-    from fedhet.core.client.functional import Frozen
 
 # Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
 CACHE_BYTES = 2**30
@@ -131,7 +126,7 @@ class Workspace:
         self._state = self.model.state_dict(keep_vars=True)
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
-        self._data = Cache()
+        self._data: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()  # by client
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -243,11 +238,9 @@ class Workspace:
         return state
 
     @cached_property
-    def teacher(self) -> Frozen:
+    def teacher(self) -> functional.Frozen:
         """The model in eval mode as a function of its tensors, for use without gradients."""
-        from fedhet.core.client.functional import Frozen
-
-        return Frozen(deepcopy(self.model))
+        return functional.Frozen(deepcopy(self.model))
 
     def read(self, names: list[str]) -> Tree:
         """Copies of the model's tensors with these names."""
@@ -266,9 +259,7 @@ class Workspace:
     @cached_property
     def compiled(self) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
         """The gradient of the batch loss by torch.compile."""
-        from fedhet.core.client.functional import compiled
-
-        return compiled(self)
+        return functional.compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:
@@ -308,15 +299,17 @@ class Workspace:
     def parts(self, pid: int, *names: str) -> dict[str, Samples]:
         """What client `pid` has of `train`, `val` or `test`, prepared.
 
-        It is cached as CACHE_BYTES allows.
+        It is cached; those that were used least recently make room as CACHE_BYTES requires.
         """
-        known = self._data.of(pid)
+        known = self._data.setdefault(pid, {})
+        self._data.move_to_end(pid)
         if missing := [name for name in names if name not in known]:
             own = self.task.clients[pid]
             for name in missing:
                 samples = getattr(own, name)
                 known[name] = None if samples is None else self.prepared(samples)
-            self._data.grown({name: known[name] for name in missing})
+            while _nbytes(self._data.values()) > CACHE_BYTES and len(self._data) > 1:
+                self._data.popitem(last=False)
         return {name: part for name in names if (part := known[name]) is not None}
 
     def unit(self, pid: int) -> Samples:
@@ -342,25 +335,6 @@ class Workspace:
         return None if self.task.test is None else self.prepared(self.task.test)
 
 
-class Cache:
-    """Prepared data by client, of which those that were used least recently make room."""
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()
-        self._nbytes = 0  # of all, so that one more client costs the same however many there are
-
-    def of(self, pid: int) -> dict[str, Samples | None]:
-        """What there is of this client, which is now the one that was used last."""
-        known = self._of.setdefault(pid, {})
-        self._of.move_to_end(pid)
-        return known
-
-    def grown(self, parts: dict[str, Samples | None]) -> None:
-        """Make room for what has been added to that client's."""
-        self._nbytes += _nbytes(parts)
-        while self._nbytes > CACHE_BYTES and len(self._of) > 1:
-            self._nbytes -= _nbytes(self._of.popitem(last=False)[1])
-
-
-def _nbytes(parts: dict[str, Samples | None]) -> int:
-    return sum(samples.x.nbytes for samples in parts.values() if samples is not None)
+def _nbytes(prepared: Iterable[dict[str, Samples | None]]) -> int:
+    parts = (samples for own in prepared for samples in own.values())
+    return sum(samples.x.nbytes for samples in parts if samples is not None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -19,9 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedhet.core.errors import DataError
-from fedhet.data.files import cache_root
-
-log = logging.getLogger("fedhet.data")
+from fedhet.data.files import cache_root, log
 
 _FORMAT = 6  # part of every key: increase it when the layout or the meaning of an entry changes
 _HEADER = "header.json"

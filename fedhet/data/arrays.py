@@ -6,7 +6,6 @@ if there is none.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,7 @@ from fedhet.core.streams import generator
 from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays, cached_arrays, identity
 from fedhet.data.dataset import AUTO, CHOICES, Dataset
-
-log = logging.getLogger("fedhet.data")
+from fedhet.data.files import log
 
 # `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
 Classes = int | Sequence[str] | None

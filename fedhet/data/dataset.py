@@ -160,15 +160,12 @@ class Dataset:
         if self.owners is None:
             return
         tested = None if self.test_owners is None else self.test_owners.shape
-        if self.owners.shape != (len(self.y),) or tested not in (None, (len(self.test or ()),)):
+        fits = self.owners.shape == (len(self.y),) and tested in (None, (len(self.test or ()),))
+        if not fits or {*self.owners.tolist()} != {*range(len(self.owner_names))}:
             raise DataError(
                 f"{self.name}: {len(self.y)} samples have owners of shape {self.owners.shape}, and"
                 f" {len(self.test or ())} test samples owners of shape {tested}; each needs one"
-            )
-        if not np.array_equal(np.unique(self.owners), np.arange(len(self.owner_names))):
-            raise DataError(
-                f"{self.name}: the owners must be the numbers 0 to {len(self.owner_names) - 1}, and"
-                " each must have a sample"
+                f" of the numbers 0 to {len(self.owner_names) - 1}, and each of these a sample"
             )
 
     def pooled(self) -> Dataset:

@@ -9,7 +9,6 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor
 from fedhet.core.errors import ConfigError
 from fedhet.core.objects import are_pixels
 from fedhet.core.streams import generator
+from fedhet.core.targets.target import constant
 from fedhet.core.task import ClientData, Samples
 from fedhet.data.dataset import OWN, Dataset, label_counts
 from fedhet.data.moments import Own
@@ -153,18 +153,9 @@ class Normalize:
         A second tensor of a client's images is memory that the system would take back and hand out
         again each time.
         """
-        mean, std = (_constant(v, x.ndim, x.device, x.dtype) for v in (self.mean, self.std))
+        shape = -1, *(1,) * (x.ndim - 2)  # which broadcasts to images or rows
+        mean, std = (constant(v, x.device, x.dtype).view(shape) for v in (self.mean, self.std))
         return x.sub_(mean).div_(std)
-
-
-@lru_cache
-def _constant(
-    values: tuple[float, ...], ndim: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """One value per channel, in a shape that broadcasts to images or rows."""
-    # The tensor is kept: a first call in inference mode must not make it unusable in training.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device).view(-1, *(1,) * (ndim - 2))
 
 
 def transform(dataset: Dataset) -> Normalize | None:

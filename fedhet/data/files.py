@@ -1,7 +1,8 @@
-"""Where data files and the caches are on disk."""
+"""Where data files and the caches are on disk, and the log of what is read."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import psutil
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 
+log = logging.getLogger("fedhet.data")
 # A folder under data_dir, and the names or glob patterns of what it must contain.
 Layout = tuple[str, Sequence[str]]
 SITE_HINT = "Name the site's file in dataset.files"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,12 +20,11 @@ from fedhet.core import check
 from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.arrays import spelled
-from fedhet.data.files import check_memory
+from fedhet.data.files import check_memory, log
 
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("fedhet.data")
 
 SUFFIXES = (".csv", ".parquet")  # in any case of letters
 # Text that looks like a number and is a code: 01 (a 0 would be lost), 1E5 (it would be 100000).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import Classes, assemble
 from fedhet.data.dataset import REFUSE, Dataset
 from fedhet.data.encoding import Cells
-from fedhet.data.files import find_path, permitted
+from fedhet.data.files import find_path, log, permitted
 from fedhet.data.images import decoder, read_images
 from fedhet.data.tables import Columns, check_columns, known_owner
 from fedhet.data.tokens import Texts
@@ -26,8 +25,6 @@ from fedhet.data.tokens import Texts
 if TYPE_CHECKING:
     import datasets
     import pandas
-
-log = logging.getLogger("fedhet.data")
 
 
 def hf(

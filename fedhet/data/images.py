@@ -21,21 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, check_rows, labels_from_zero, listed
 from fedhet.data.dataset import Dataset
-from fedhet.data.files import Layout, check_memory, download_hint, find_folder
+from fedhet.data.files import Layout, check_memory, download_hint, find_folder, log
 from fedhet.data.frames import read_frame
 from fedhet.data.tables import check_columns
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch import Tensor
-
-log = logging.getLogger("fedhet.data")
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")  # in any case of letters
 PATTERNS = "*{" + ",".join(SUFFIXES) + "}"  # for messages
@@ -553,16 +551,14 @@ def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
     try:
         with Image.open(file) as image:
             if image.mode not in _MODES:
-                raise DataError(
-                    f"{name} is of PIL's mode {image.mode!r}; allowed are grey and colour of 8 or"
-                    f" 16 bits: {', '.join(_MODES)}"
+                raise ValueError(
+                    f"it is of PIL's mode {image.mode!r}; allowed are grey and colour of 8 or 16"
+                    f" bits: {', '.join(_MODES)}"
                 )
             # PIL's name of the numbers in the file, which it forgets when it reads them.
             stored = str(image.tile[0].args) if image.tile else ""
             turned = ImageOps.exif_transpose(image)
-            return _opaque(name, turned, stored).convert(mode or _MODES[image.mode])
-    except DataError:
-        raise
+            return _opaque(turned, stored).convert(mode or _MODES[image.mode])
     # PIL raises SyntaxError for a broken PNG chunk, and others for broken headers and EXIF tags
     except (
         OSError,
@@ -575,7 +571,7 @@ def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
         raise DataError(f"{name} is not a readable image: {error}") from error
 
 
-def _opaque(name: str, image: Image.Image, stored: str) -> Image.Image:
+def _opaque(image: Image.Image, stored: str) -> Image.Image:
     """The image with 8 bits per channel, and on white where it is transparent."""
     from PIL import Image
 
@@ -589,9 +585,9 @@ def _opaque(name: str, image: Image.Image, stored: str) -> Image.Image:
     if not image.has_transparency_data:
         return image
     if clear is not None and "RGB;16" in stored:
-        raise DataError(
-            f"{name} has colours of 16 bits, of which one is transparent, and PIL reads 8 bits;"
-            " convert it to 8 bits"
+        raise ValueError(
+            "it has colours of 16 bits, of which one is transparent, and PIL reads 8 bits; convert"
+            " it to 8 bits"
         )
     if stored in ("L;2", "L;4"):  # PIL stretches the greys to 0..255, but not this one
         image.info["transparency"] *= {"L;2": 85, "L;4": 17}[stored]

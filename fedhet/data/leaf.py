@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from fedhet.core.errors import DataError
 from fedhet.data.array_cache import Arrays, signature
 from fedhet.data.arrays import assemble, check_rows
 from fedhet.data.dataset import Dataset
-from fedhet.data.files import find_folder
+from fedhet.data.files import find_folder, log
 from fedhet.data.forms import read_object
-
-log = logging.getLogger("fedhet.data")
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # FEMNIST's classes
 ALPHABET = (  # LEAF's, for Shakespeare

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +17,9 @@ from fedhet.core import streams
 from fedhet.core.check import Checked, counted, each, integer, setting, text
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.streams import generator
-from fedhet.data.files import cache_root, permitted
+from fedhet.data.files import cache_root, log, permitted
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_json
-
-log = logging.getLogger("fedhet.data")
 
 # What the draws of a scheme may cost before it gives up: a few seconds of one core.
 _MOST_DRAWS = 50_000
@@ -259,7 +255,7 @@ class Listed(DrawnScheme):
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         own = [self.classes[pid % len(self.classes)] for pid in range(self.clients)]
         present, class_sizes = np.unique(labels, return_counts=True)
-        if (given := {*chain(*own)}) != {*present.tolist()}:
+        if (given := {number for classes in own for number in classes}) != {*present.tolist()}:
             raise ConfigError(
                 f"partition.classes: the clients have {sorted(given)}; the classes of the data are"
                 f" {present.tolist()}"

@@ -213,10 +213,8 @@ def append_line(path: Path, line: str) -> None:
     """
     size = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab", buffering=0) as file:
-            left = line.encode()
-            while left:
-                left = left[file.write(left) :]
+        with path.open("ab") as file:
+            file.write(line.encode())
     except OSError as error:
         with suppress(OSError):
             os.truncate(path, size)

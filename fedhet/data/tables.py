@@ -7,7 +7,6 @@ csv files as editors do, with the header as row 1, and those of other files from
 
 from __future__ import annotations
 
-import logging
 import re
 import zipfile
 import zlib
@@ -36,14 +35,13 @@ from fedhet.data.arrays import (
 )
 from fedhet.data.dataset import REFUSE, Dataset
 from fedhet.data.encoding import Cells
-from fedhet.data.files import check_memory, find_file
+from fedhet.data.files import check_memory, find_file, log
 from fedhet.data.frames import CsvFormat, read_frame
 from fedhet.data.tokens import Texts
 
 if TYPE_CHECKING:
     import pandas
 
-log = logging.getLogger("fedhet.data")
 
 # The names that pandas gives to columns without one, in csv and in Parquet files.
 UNNAMED = re.compile(r"\s*|Unnamed: \d+.*|__index_level_\d+__")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ import numpy as np
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.array_cache import Arrays, signature
-from fedhet.data.files import check_memory, permitted, roots
+from fedhet.data.files import check_memory, log, permitted, roots
 from fedhet.data.forms import read_object
 
 if TYPE_CHECKING:
     import tokenizers
 
-log = logging.getLogger("fedhet.data")
 
 FILE = "tokenizer.json"  # as Hugging Face's `tokenizers` and `save_pretrained` write it
 SETTINGS = "tokenizer_config.json"  # of `save_pretrained`; it names the padding token

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedhet.core import streams
+from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Samples, Task
 
 
@@ -35,10 +35,6 @@ class ToyModel(nn.Module):
         return logits
 
 
-def _criterion(output: Tensor, y: Tensor) -> Tensor:
-    return functional.cross_entropy(output, y, reduction="none")
-
-
 def _samples(n: int, pid: int, seed: int) -> Samples:
     draw = torch.Generator().manual_seed(streams.integer(seed, "toy", pid=pid, step=n))
     y = torch.randint(0, 2, (n,), generator=draw)
@@ -63,4 +59,4 @@ def toy_task(clients: int = 4, *, norm: bool = False, equal: bool = False, seed:
         ClientData(_samples(n, pid, seed), _samples(5, pid, seed), _samples(6, pid, seed))
         for pid, n in enumerate(sizes)
     ]
-    return Task(lambda: ToyModel(norm), _criterion, data, _samples(40, 1, seed + 1), 2)
+    return Task(lambda: ToyModel(norm), cross_entropy, data, _samples(40, 1, seed + 1), 2)

@@ -28,7 +28,6 @@ normalization".
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,14 +52,13 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
     trees,
 )
 from fedhet.core.client.training import norms
 from fedhet.core.server.merging import averaging_buffers
-
-log = logging.getLogger("fedhet")
 
 
 def norm_names(model: nn.Module) -> list[str]:
@@ -88,10 +86,8 @@ class FedBNClient(Client):
         return Result(result.weights, {"bn": bn} if bn else {}), state
 
     def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        if not norm_names(site.workspace.model):
-            return super().views(msg, state, site)
         if "bn" not in msg:
-            return {"personal": partial(site.model, msg.weights)}
+            return super().views(msg, state, site)
         averaged = {**msg.weights, **msg["bn"]}
         initial = site.workspace.initial
         trained = not all(torch.equal(msg.weights[name], initial[name]) for name in msg["bn"])

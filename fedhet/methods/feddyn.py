@@ -40,7 +40,6 @@ from dataclasses import dataclass
 import torch
 
 from fedhet.core.authors import (
-    AnyTree,
     Client,
     Merged,
     Message,
@@ -53,16 +52,12 @@ from fedhet.core.authors import (
     Term,
     Tree,
     Update,
+    as_given,
     serves,
     setting,
     trees,
 )
 from fedhet.methods.fedprox import away
-
-
-def linear(params: AnyTree, batch: None, g: Tree) -> Tree:
-    """g_k, the gradient of <g_k, w>."""
-    return g
 
 
 class FedDynClient(Client):
@@ -73,7 +68,8 @@ class FedDynClient(Client):
         alpha = self.options.alpha
         x = trees.pick(msg.weights, site.workspace.mergeable)
         g = state.get("g") or trees.map(torch.zeros_like, x)
-        terms = [Term("gradient", linear, g, -1.0), Term("gradient", away, x, alpha)]
+        # g_k is the gradient of <g_k, w>
+        terms = [Term("gradient", as_given, g, -1.0), Term("gradient", away, x, alpha)]
         w = site.fit(msg.weights, terms).params
         moved = trees.Difference(trees.pick(w, x), x)
         return Result(w), {"g": trees.cast(trees.add(g, moved, -alpha), g)}

@@ -37,7 +37,6 @@ The paper is "Data-free knowledge distillation for heterogeneous federated learn
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -66,14 +65,13 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
 )
 from fedhet.core.counts import suppressed
 from fedhet.core.errors import RunFailed
 from fedhet.models.base import require_feature_head
-
-log = logging.getLogger("fedhet")
 
 SLOT = "generator"
 HEAD = ("head.weight", "head.bias")

@@ -43,7 +43,6 @@ authors' program has a patience of 40.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,13 +68,13 @@ from fedhet.core.authors import (
     Term,
     Tree,
     Update,
+    as_given,
+    log,
     serves,
     setting,
     trees,
 )
 from fedhet.methods.fedavg import FedAvg
-
-log = logging.getLogger("fedhet")
 
 
 def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float64) -> Tree:
@@ -196,11 +195,6 @@ def contributors(
         return list(explorers)
     present = [pid for pid in explorers if pid in participants]
     return present or list(explorers if empty == "all" else last)
-
-
-def mask(params: AnyTree, batch: None, own: Tree) -> Tree:
-    """G, which multiplies the gradient (eq. 6), or the step."""
-    return own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +327,8 @@ class FedLExPlugin(Plugin):
 
     def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
         kind = "scale" if self.apply_to == "gradient" else "step"
-        return [Term(kind, mask, trees.cast(msg["G"], site.workspace.initial))]
+        # G multiplies the gradient (eq. 6), or the step.
+        return [Term(kind, as_given, trees.cast(msg["G"], site.workspace.initial))]
 
 
 def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:

@@ -40,7 +40,6 @@ Deviations and choices:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,13 +63,12 @@ from fedhet.core.authors import (
     Term,
     Tree,
     Update,
+    log,
     setting,
 )
 from fedhet.core.client.training import usable
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
-
-log = logging.getLogger("fedhet")
 
 LAST_EPOCH = "last_epoch"
 _TINY = torch.finfo(torch.float64).tiny

@@ -46,7 +46,6 @@ approach".
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -76,12 +75,12 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
 )
 from fedhet.models.base import require_feature_head
 
-log = logging.getLogger("fedhet")
 Closeness = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SLOT = "prototypes"

@@ -30,7 +30,7 @@ Defaults: `head_epochs = 10`, as in most of the paper's experiments; the body's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -65,9 +65,6 @@ class FedRepClient(Client):
         head = [name for name in site.workspace.trained if name not in body]
         own = site.fit(msg.weights, epochs=self.options.head_epochs, names=head, alone=True)
         return Result(site.fit(own.params, names=body).params), state
-
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: site.model(msg.weights)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,18 +18,15 @@ that has never taken part is evaluated with x_0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
 from fedhet.core.authors import (
-    Client,
     Merged,
-    Message,
     Method,
     Scope,
-    Site,
     State,
     Step,
     Tree,
@@ -38,19 +35,11 @@ from fedhet.core.authors import (
 )
 
 
-class LocalClient(Client):
-    """FedAvg's training, which starts from the client's own model, and keeps it."""
-
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: site.model(msg.weights)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Local(Method):
-    """Shares nothing, so that there is nothing to merge."""
+    """Shares nothing: each client trains its own model on, and there is nothing to merge."""
 
     name = "local"
-    client = LocalClient
     breaks = {
         "used weights": "nothing is averaged",
         "noise": "its clients send nothing to which noise could be added",

@@ -21,7 +21,6 @@ since it is scored as every global model.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,11 +36,11 @@ from fedhet.core.authors import (
     Setting,
     Site,
     State,
+    log,
     serves,
     setting,
 )
 
-log = logging.getLogger("fedhet")
 POOLS = "pools the clients' raw data"
 
 

@@ -52,7 +52,6 @@ import torch
 from fedhet.core.authors import (
     AnyTree,
     Client,
-    ConfigError,
     Expected,
     Extras,
     Merged,
@@ -66,16 +65,12 @@ from fedhet.core.authors import (
     Term,
     Tree,
     Update,
+    as_given,
     serves,
     setting,
     trees,
 )
 from fedhet.core.metrics import FORWARD_BATCH
-
-
-def correction(params: AnyTree, batch: None, own: Tree) -> Tree:
-    """c - c_i, which line 10 adds to the gradient."""
-    return own
 
 
 def option_ii(c: AnyTree, dy: AnyTree, steps_lr: float) -> Tree:
@@ -110,7 +105,7 @@ class ScaffoldClient(Client):
         if not by_steps:
             index = torch.arange(len(site.data), device=site.workspace.device)
             c_plus = trees.pick(site.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
-        y = site.fit(x, [Term("gradient", correction, {name: c[name] - c_i[name] for name in c})])
+        y = site.fit(x, [Term("gradient", as_given, {name: c[name] - c_i[name] for name in c})])
         if by_steps:
             dy = trees.Difference(trees.pick(y.params, c), x)
             moved = option_ii(c, dy, y.steps * msg.local.lr)
@@ -146,11 +141,6 @@ class Scaffold(Method):
         return frozenset({"plain steps"} if self.control == "steps" else ())
 
     def setup(self, setting: Setting) -> State:
-        if self.control == "steps" and not setting.local.lr:
-            raise ConfigError(
-                "client.lr=0: method=scaffold recovers gradients from steps, and these have no"
-                " length; use a rate > 0 or method.control=gradient"
-            )
         workspace = setting.workspace
         return {
             "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),

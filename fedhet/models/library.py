@@ -5,19 +5,16 @@ Nothing is downloaded.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError, MachineError, clean
+from fedhet.core.errors import ConfigError, MachineError, clean, log
 from fedhet.data.files import permitted
 from fedhet.data.storage import read_tensors
 from fedhet.models.base import Classifier, image_shape, trial_output
-
-log = logging.getLogger("fedhet")
 
 
 class LibraryModel(Classifier):

@@ -37,8 +37,7 @@ from fedhet.core.errors import RunFailed
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
-from fedhet.core.server.phases import TimetableEntry
-from fedhet.core.server.run import RunState
+from fedhet.core.server.phases import RunState, TimetableEntry
 from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, write_text, written_folder
@@ -300,7 +299,7 @@ class Checkpoints(Callback):
         strategy, device = loop.method, loop.method.workspace.device
         before = strategy.weights
         nodes, tensors = found.values()
-        strategy.run = RunState.of_values(unpacked(nodes[RUN], tensors, device))
+        strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
         for callback in loop.callbacks:
             put_back(callback, nodes.get(callback.name, {}), tensors, device)
         if set(strategy.weights) != set(before):
@@ -339,7 +338,7 @@ class Checkpoints(Callback):
         packer = MemoryPacker()
         try:
             nodes = {one.name: packer.memory(one, one.name) for one in loop.callbacks if one.memory}
-            nodes[RUN] = packer.value(strategy.run.as_values(), RUN)
+            nodes[RUN] = packer.value(vars(strategy.run), RUN)
             about = {
                 "seconds": self._recorder.seconds,
                 "rows": self._recorder.rows,
@@ -352,7 +351,7 @@ class Checkpoints(Callback):
             # From which the clients go on, and those of their best evaluation.
             needs = all_needs(
                 {pid: [version] for pid, version in versions.items()}
-                for versions in (strategy.versions, *strategy.run.pinned.values())
+                for versions in (strategy.run.versions, *strategy.run.pinned.values())
             )
             room = RECORDS + 2 * sum(map(trees.nbytes, strategy.weights.values()))
             self._folder.write(loop.round, about, nodes, packer.tensors, needs, store, room)

@@ -107,7 +107,7 @@ class Apart:
             AssertionError: the state that the server accepted is lost, or holds NaN or infinite
                 values.
         """
-        for pid, version in self.strategy.versions.items():
+        for pid, version in self.strategy.run.versions.items():
             state = self.store.load(pid, version)
             assert state, f"client {pid} has lost its state of round {version}"
             bad = trees.first_nonfinite(state)

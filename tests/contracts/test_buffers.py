@@ -153,7 +153,7 @@ def test_frozen(federation: Federation) -> None:
     )
     # The affine part is a parameter.
     assert not torch.equal(run.model["body.1.weight"], start["body.1.weight"])
-    assert not run.strategy.versions
+    assert not run.strategy.run.versions
 
 
 def lone(n: int, norm: bool) -> Task:

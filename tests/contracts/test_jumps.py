@@ -309,7 +309,7 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     plain = federation(toy_task(4), Scaffold, rounds=3, on_failure="skip")
     plain.step()
     before = plain.sha256
-    versions = dict(plain.strategy.versions)
+    versions = dict(plain.strategy.run.versions)
     backup = Backup(plain.strategy, 2)
     plan = plain.plan()
     replies = scaled(500.0)(plan, [plain.client().handle(msg) for msg in plan])
@@ -318,4 +318,4 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     told: list[Any] = []
     assert backup.undo(plain.current, told.append)
     assert [failure.pid for failure in told] == [2]
-    assert plain.sha256 == before and plain.strategy.versions == versions
+    assert plain.sha256 == before and plain.strategy.run.versions == versions

@@ -112,7 +112,7 @@ def test_counters_are_no_statistics(launch: Launch) -> None:
 
 def own_model(run: Any, pid: int) -> dict[str, Tensor]:
     """The shared weights with the statistics that the client keeps, or the initial ones."""
-    state = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+    state = run.store.load(pid, run.strategy.run.versions.get(pid, 0)) or {}
     own = {
         name: state.get(f"client.kept/{name}", run.workspace.initial[name]) for name in STATISTICS
     }

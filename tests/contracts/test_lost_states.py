@@ -85,7 +85,7 @@ def test_a_client_starts_afresh(
     versions = {msg.pid: msg.version for msg in run.step()}
     assert versions == {0: 2, 1: 0, 2: 2}
     assert failed(run) == []
-    assert run.strategy.versions == {0: 3, 1: 3, 2: 3}
+    assert run.strategy.run.versions == {0: 3, 1: 3, 2: 3}
 
 
 @pytest.mark.parametrize("control", ["steps", "gradient"])
@@ -123,7 +123,7 @@ def test_a_state_that_is_missing_in_an_evaluation(launch: Launch, tmp_path: Path
     wipe(tmp_path / "1")
     assert evaluate(restarts) == [0, 2]
     assert evaluate(restarts) == [0, 1, 2]
-    assert restarts.strategy.versions == {0: 1, 2: 1}
+    assert restarts.strategy.run.versions == {0: 1, 2: 1}
 
 
 def test_the_reason_travels_and_no_other_one_does(launch: Launch) -> None:

@@ -82,8 +82,8 @@ def test_krum_sees_buffers(federation: Federation) -> None:
 def test_a_client_that_was_not_selected_keeps_its_earlier_state(federation: Federation) -> None:
     """SCAFFOLD's sum of control variates must stay that of the clients."""
     run = after_a_step(federation, Scaffold, merge=Krum(attackers=2), alter=scaling({4: 50.0}))
-    assert 4 not in run.strategy.versions and len(run.strategy.versions) == 5
-    kept = [run.store.load(pid, 1) for pid in run.strategy.versions]
+    assert 4 not in run.strategy.run.versions and len(run.strategy.run.versions) == 5
+    kept = [run.store.load(pid, 1) for pid in run.strategy.run.versions]
     for name, total in run.strategy.run.states["method"]["total"].items():
         of_clients = torch.stack([state[f"scaffold.c_i/{name}"] for state in kept])
         torch.testing.assert_close(total, of_clients.double().sum(0), rtol=1e-5, atol=1e-6)

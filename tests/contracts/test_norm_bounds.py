@@ -55,7 +55,7 @@ def test_the_norm_filter_leaves_out_what_is_far_too_large(
     (failure,) = run.current.failures
     assert failure.reason == "outlier" and "times the median" in failure.cause
     assert run.sha256 == after_a_step(federation, Scaffold, alter=absent, **settings).sha256
-    assert failure.pid not in run.strategy.versions
+    assert failure.pid not in run.strategy.run.versions
     with pytest.raises(RunFailed, match=r"merge\.factor=10 .*median"):
         after_a_step(federation, Scaffold, merge=NormFilter(factor=10.0), alter=grow, norm=True)
 

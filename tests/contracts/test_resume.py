@@ -16,7 +16,7 @@ import fedhet
 from fedhet.core import trees
 from fedhet.core.client.site import Site
 from fedhet.core.kernel import Client, Message, Result, State, serves
-from fedhet.core.server.run import RunState
+from fedhet.core.memory import MemoryPacker
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import ScaffoldClient
 from fedhet.runs import config
@@ -91,15 +91,16 @@ def test_under_ray(engines: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("part", ["states", "versions", "state_bytes"])
 def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    as_values = RunState.as_values
+    stored = MemoryPacker.value
 
-    def lacking(run: RunState) -> dict[str, Any]:
-        values, total = as_values(run), run.states["method"]["total"]
-        forgotten = {"method": {"total": trees.zeros(total), "lambda": {}}}
-        values[part] = {**run.states, **forgotten} if part == "states" else {}
-        return values
+    def lacking(packer: MemoryPacker, value: Any, path: str) -> Any:
+        if path == "run":
+            states = value["states"]
+            forgotten = {"method": {"total": trees.zeros(states["method"]["total"]), "lambda": {}}}
+            value = {**value, part: {**states, **forgotten} if part == "states" else {}}
+        return stored(packer, value, path)
 
-    monkeypatch.setattr(RunState, "as_values", lacking)
+    monkeypatch.setattr(MemoryPacker, "value", lacking)
     with pytest.raises(AssertionError, match=r"^killed after step 1: "):
         check_resume(*shortened("method=scaffold"), task=toy_task())
 

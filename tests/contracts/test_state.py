@@ -94,7 +94,7 @@ def test_state_advances_only_where_the_server_accepted(
         {0: 5, 1: 4, 2: 3},
         {0: 6, 1: 5, 2: 4},
     ]
-    assert run.strategy.versions == {0: 6, 1: 6, 2: 6}
+    assert run.strategy.run.versions == {0: 6, 1: 6, 2: 6}
 
 
 def test_a_lost_state_is_reported(federation: Callable[..., Any]) -> None:

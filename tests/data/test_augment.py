@@ -185,7 +185,7 @@ def trained(
     Spy.batches = []
     spy, place = Spy(), workspace(seen)
     method = FedAvg()
-    digests = {"method": method.digest(), "spy": spy.digest()}
+    digests = {"method": method.digest, "spy": spy.digest}
     msg = message(place, LocalSettings(0.1, 2, 4), digests, pid, step)
     reply = FedClient(place, method, [spy], MemoryStore()).handle(msg)
     assert isinstance(reply, Upload), reply

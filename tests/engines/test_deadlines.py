@@ -169,9 +169,9 @@ def test_a_client_of_a_step_that_changed_nothing_has_its_old_state(
     limits = ReplyLimits(least=3, bad_steps=1)
     disturbed = federation(toy_task(4), Scaffold, on_failure="skip", rounds=9, replies=limits)
     disturbed.step()
-    versions = dict(disturbed.strategy.versions)
+    versions = dict(disturbed.strategy.run.versions)
     disturbed.step(alter=replies_of(2))
-    assert disturbed.strategy.versions == versions
+    assert disturbed.strategy.run.versions == versions
 
 
 def test_a_degraded_run_says_so(

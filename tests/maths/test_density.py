@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedhet.core.client.descent import Descent
+from fedhet.core.client.descent import Descent, EarlyStopping
 from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.trees import Tree
 from fedhet.methods.feddisk import densities
 

@@ -12,11 +12,12 @@ from maths.cases import named_case
 from torch import Tensor
 
 from fedhet.core import trees
+from fedhet.core.authors import as_given
 from fedhet.core.client.optimizers import ScaledSteps
 from fedhet.core.client.training import alter
 from fedhet.core.kernel import Term
 from fedhet.core.trees import Tree
-from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance, mask
+from fedhet.methods.fedlex import adjusted, contributors, deviation, global_guidance
 
 SHAPES = {"w": (4, 3), "b": (3,), "k": (2, 2, 2)}
 NAN, INF = float("nan"), float("inf")
@@ -227,7 +228,7 @@ def test_whose_deviations_count() -> None:
 def test_masks() -> None:
     grads = {"a": torch.tensor([2.0, -3.0, 5.0]), "b": torch.tensor(4.0), "kept": torch.ones(1)}
     guidance = {"a": torch.tensor([0.0, 1.0, 0.5]), "b": torch.tensor(0.25)}
-    alter(Term("scale", mask), grads, {}, guidance)
+    alter(Term("scale", as_given), grads, {}, guidance)
     assert grads["a"].tolist() == [0.0, -3.0, 2.5] and grads["b"].item() == 1.0
     assert grads["kept"].item() == 1.0  # a tensor that clients keep has no mask
 
@@ -245,7 +246,7 @@ class To:
 
 def masked_step(before: Tensor, after: Tensor, guidance: Tensor) -> Tensor:
     w = before.clone()
-    factors = mask({"w": w}, None, {"w": guidance})
+    factors = as_given({"w": w}, None, {"w": guidance})
     ScaledSteps(To(w, after), *trees.columns(factors, {"w": w}, factors)).step([])
     return w
 

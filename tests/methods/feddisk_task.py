@@ -64,7 +64,7 @@ def kinds(n_first: int, n_second: int, seed: int) -> Tensor:
 
 def kept(run: Any, pid: int) -> Tensor:
     """The sample weights that a client keeps."""
-    return run.store.load(pid, run.strategy.versions[pid])["feddisk.w/w"]
+    return run.store.load(pid, run.strategy.run.versions[pid])["feddisk.w/w"]
 
 
 def phases(run: Any) -> dict[str, int]:

@@ -62,7 +62,7 @@ def task(**change: Any) -> Task:
 
 def kept(run: Any, pid: int) -> dict[str, Tensor]:
     """The generated samples that a client keeps."""
-    state = run.store.load(pid, run.strategy.versions[pid])
+    state = run.store.load(pid, run.strategy.run.versions[pid])
     return {name: state[f"{KEPT}/{name}"] for name in ("x", "y")}
 
 

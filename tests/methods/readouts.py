@@ -25,7 +25,7 @@ def copied(tree: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 def client_state(run: Any, pid: int, key: str) -> dict[str, Tensor]:
     """What client `pid` keeps under `key` now; empty where it keeps nothing."""
-    state = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+    state = run.store.load(pid, run.strategy.run.versions.get(pid, 0)) or {}
     prefix = f"{key}/"
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 

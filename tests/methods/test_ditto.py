@@ -108,7 +108,7 @@ def test_the_global_model_is_fedavgs(federation: Federation, plugins: Any, buffe
             assert {name: reply.metrics[name] for name in expected} == expected
         for pid in range(4):
             state, unevaluated_state, fedavg_state = (
-                run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+                run.store.load(pid, run.strategy.run.versions.get(pid, 0)) or {}
                 for run in (ditto, unevaluated, fedavg)
             )
             assert state.keys() == unevaluated_state.keys()

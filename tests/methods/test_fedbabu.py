@@ -133,7 +133,7 @@ def test_evaluation_leaves_no_trace(federation: Federation, part: str, buffers: 
         assert watched.sha256 == alone.sha256
         for pid in range(4):
             kept, other = (
-                run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+                run.store.load(pid, run.strategy.run.versions.get(pid, 0)) or {}
                 for run in (watched, alone)
             )
             assert kept.keys() == other.keys()

@@ -79,7 +79,7 @@ def test_every_class_is_filled_up(fedgmm: Launch, target: str | int, goals: list
     for pid, goal in enumerate(goals):
         expected = np.maximum(goal - COUNTS_BY_CLIENT[pid], 0) * [1, 1, 1, 0]
         assert kept(run, pid)["y"].bincount(minlength=CLASSES).tolist() == expected.tolist()
-    generated = sum(len(kept(run, pid)["y"]) for pid in run.strategy.versions)
+    generated = sum(len(kept(run, pid)["y"]) for pid in run.strategy.run.versions)
     assert run.current.recorded["fedgmm"]["generated"] == generated
 
 

@@ -55,7 +55,7 @@ def test_the_generated_samples_stay_as_they_are(fedgmm: Launch) -> None:
     before = [kept(run, pid) for pid in range(3)]
     for _ in range(3):
         run.step()
-    assert max(run.strategy.versions.values()) > 2
+    assert max(run.strategy.run.versions.values()) > 2
     for pid, old in enumerate(before):
         new = kept(run, pid)
         assert all(torch.equal(old[name], new[name]) for name in old)

@@ -94,14 +94,14 @@ def test_a_mask_of_one_is_the_host(
         return run.run(alter=still)
 
     def states(run: Any) -> dict[int, dict[str, Tensor]]:
-        return {pid: run.store.load(pid, v) for pid, v in run.strategy.versions.items()}
+        return {pid: run.store.load(pid, v) for pid, v in run.strategy.run.versions.items()}
 
     masked = run(with_mask)
     plain = run(others)
     assert masked.sha256 == plain.sha256
     # The exploration takes a round of its own, so every state is committed one round later.
-    versions = {pid: version - 1 for pid, version in masked.strategy.versions.items()}
-    assert versions == plain.strategy.versions
+    versions = {pid: version - 1 for pid, version in masked.strategy.run.versions.items()}
+    assert versions == plain.strategy.run.versions
     expected = states(plain)
     for pid, state in states(masked).items():
         assert all(torch.equal(t, expected[pid][name]) for name, t in state.items())

@@ -81,7 +81,7 @@ def test_messages_and_report(federation: Make) -> None:
     assert run.current.bytes == {"down": {"model": 2 * model}, "up": {D: 2 * mask}}
     assert run.current.metrics["steps"] > 0
     assert run.current.recorded == {}
-    assert run.strategy.versions == {}
+    assert run.strategy.run.versions == {}
     used = explorers
     for step in range(1, 5):
         plan = run.step()

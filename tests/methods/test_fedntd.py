@@ -66,7 +66,7 @@ def test_by_hand(federation: Federation) -> None:
         cohort = [msg.pid for msg in run.step()]
         expected = mean([local(x, k) for k in cohort], [SIZES[k] for k in cohort])
         same(arrays(run.model), expected)
-    assert run.strategy.versions == {}, "clients keep nothing"
+    assert run.strategy.run.versions == {}, "clients keep nothing"
 
 
 def test_beta_zero_is_fedavg(federation: Federation) -> None:

@@ -63,7 +63,7 @@ def test_models_belong_to_their_clients_in_any_order(federation: Callable[..., A
         backwards.settle([replies[msg.pid] for msg in plan])
     assert forwards.sha256 == backwards.sha256
     states, other_states = (
-        [run.store.load(pid, run.strategy.versions[pid]) for pid in range(4)]
+        [run.store.load(pid, run.strategy.run.versions[pid]) for pid in range(4)]
         for run in (forwards, backwards)
     )
     hashes = [trees.sha256({"": state}) for state in states]

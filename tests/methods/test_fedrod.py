@@ -203,10 +203,10 @@ def test_evaluation_changes_nothing(federation: Federation) -> None:
             run.step()
         for msg in evaluation_messages(watched.strategy):
             metrics = watched.client().handle(msg).metrics
-            trained = msg.pid in watched.strategy.versions
+            trained = msg.pid in watched.strategy.run.versions
             assert (metrics["test.personal.loss"] != metrics["test.global.loss"]) is trained
         assert watched.sha256 == alone.sha256
-        for pid, version in alone.strategy.versions.items():
+        for pid, version in alone.strategy.run.versions.items():
             kept, expected = (run.store.load(pid, version) for run in (watched, alone))
             assert kept.keys() == expected.keys()
             assert all(torch.equal(t, expected[name]) for name, t in kept.items())

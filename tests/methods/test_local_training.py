@@ -31,8 +31,8 @@ def test_it_is_ditto_without_a_pull(federation: Federation, buffers: str) -> Non
     ditto = federation(
         toy_task(norm=True), Ditto, options={"lam": 0.0, "plocal_epochs": 2}, **how
     ).run()
-    assert local.strategy.versions == ditto.strategy.versions
-    for pid in local.strategy.versions:
+    assert local.strategy.run.versions == ditto.strategy.run.versions
+    for pid in local.strategy.run.versions:
         own, expected = client_state(local, pid, UNSHARED), client_state(ditto, pid, "ditto.v")
         assert own.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in own.items())

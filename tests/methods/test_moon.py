@@ -111,7 +111,7 @@ def test_mu_zero_is_fedavg_and_keeps_nothing(federation: Federation) -> None:
         for plugins in (moon(mu=0), list)
     )
     assert off.sha256 == plain.sha256
-    assert off.strategy.versions == {}
+    assert off.strategy.run.versions == {}
 
 
 def test_the_method_is_the_plugin(launch: Callable[..., Any]) -> None:

@@ -71,7 +71,7 @@ def test_by_hand(case: Callable[..., Case]) -> None:
         c = {name: c[name] + sum(d[name] for d in dc) / clients for name in zero}
         same(new, each(lambda a, b: a + lr_g * b, x, mean(dy, [1] * len(dy))))
         for i in range(clients):  # what each client remembers, also where it did not take part
-            kept = running.run.store.load(i, running.run.strategy.versions.get(i, 0)) or {}
+            kept = running.run.store.load(i, running.run.strategy.run.versions.get(i, 0)) or {}
             own = {name: kept[f"scaffold.c_i/{name}"].numpy() for name in zero} if kept else zero
             same(own, c_i[i])
 
@@ -111,7 +111,7 @@ def controls(run: Any) -> list[dict[str, Tensor]]:
     """c_i of every client, from what the clients keep; 0 where a client has not taken part."""
     variates = []
     for pid in range(CLIENTS):
-        kept = run.store.load(pid, run.strategy.versions.get(pid, 0)) or {}
+        kept = run.store.load(pid, run.strategy.run.versions.get(pid, 0)) or {}
         variates.append(
             {
                 name: kept.get(f"scaffold.c_i/{name}", torch.zeros_like(t)).double()
@@ -156,7 +156,8 @@ def test_c_is_the_mean_of_all_controls(
     sent = run.strategy.plan(8).messages[0].extras["scaffold.c"]
     trained = [name for name, _ in run.workspace.model.named_parameters()]
     assert list(sent) == trained  # controls are for parameters, never for buffers
-    assert len(run.strategy.versions) == CLIENTS  # all have taken part, each in some rounds only
+    # All have taken part, each in some rounds only.
+    assert len(run.strategy.run.versions) == CLIENTS
     assert bool(run.strategy.plugins) == (float(share.std()) > 1e-3)
     own = controls(run)
     for name in sent:

@@ -52,7 +52,7 @@ def test_prototypes(federation: Make) -> None:
             assert told["has"].tolist() == [n >= LEAST for n in COUNTS[pid]]
             assert not told["mean"][~told["has"]].any()
             assert told["mean"][told["has"]].any(1).all()
-            own = run.store.load(pid, run.strategy.versions[pid])
+            own = run.store.load(pid, run.strategy.run.versions[pid])
             assert own["fedpcl.own/has"].all()  # it predicts with all of its own
     for pid, reply in literal.items():
         assert reply.extras["fedpcl.prototypes"]["has"].all(), pid
@@ -70,7 +70,7 @@ def test_a_class_that_nobody_may_tell_of(federation: Make, caplog: Any) -> None:
     assert sum("of the classes [0, 1, 2] " in line for line in lines) == 1
     for one in (run, none):
         for pid in (0, 1):
-            state = one.store.load(pid, one.strategy.versions[pid])
+            state = one.store.load(pid, one.strategy.run.versions[pid])
             assert all(torch.isfinite(t).all() for t in state.values())
 
 
@@ -104,7 +104,7 @@ def test_what_is_drawn_tells_no_count_that_is_not_told(federation: Make) -> None
         run.step()
         replies = replies_of(run).values()
         assert [reply.extras["fedgmm.generated"] for reply in replies] == told
-        for pid, version in run.strategy.versions.items():
+        for pid, version in run.strategy.run.versions.items():
             kept = run.store.load(pid, version)
             assert len(kept["fedgmm.samples/y"]) == exact[pid]
             size = 0 if least else trees.nbytes(kept)

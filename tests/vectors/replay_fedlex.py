@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fedhet.core.authors import as_given
 from fedhet.core.client.optimizers import SGD
 from fedhet.core.messages import LocalSettings
 from fedhet.core.trees import Tree
-from fedhet.methods.fedlex import contributors, deviation, global_guidance, mask
+from fedhet.methods.fedlex import contributors, deviation, global_guidance
 
 Params = dict[str, Any]
 
@@ -48,7 +49,7 @@ def _sgd_steps(params: Params, W: Tensor, grads: Tensor, G: Tensor) -> dict[str,
     w = W.clone()
     optimizer = SGD([w], LocalSettings(**params))  # type: ignore[list-item]
     for grad in grads:
-        optimizer.step([grad * mask({}, None, {"w": G})["w"]])
+        optimizer.step([grad * as_given({}, None, {"w": G})["w"]])
     return {"W_new": w}
 
 

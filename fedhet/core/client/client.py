@@ -16,7 +16,7 @@ from torch import nn
 from fedhet.core import kernel, messages, trees
 from fedhet.core.client.site import Fitted, Site
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.errors import ConfigError, LostState, Rejected, clean, told, traceback_wanted
+from fedhet.core.errors import ConfigError, LostState, Rejected, clean, log, told, traceback_wanted
 from fedhet.core.interruptions import time_limit
 from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
 from fedhet.core.messages import (
@@ -38,13 +38,11 @@ from fedhet.core.owners import (
     sent_extras,
     withhold,
 )
-from fedhet.core.parts import own_tensors
 from fedhet.core.task import Samples
 from fedhet.core.timing import now
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 
-log = logging.getLogger("fedhet")
 TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
 KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
 DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
@@ -105,8 +103,8 @@ class FedClient(NumPyClient):
         self.plugins = list(plugins)
         self.store = store
         self.properties = properties or {}
-        self._digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        self._digests["method"] = method.digest()
+        self._digests = {plugin.name: plugin.digest for plugin in self.plugins}
+        self._digests["method"] = method.digest
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Upload | Failure:
@@ -373,7 +371,7 @@ class FedClient(NumPyClient):
                 visit(view, model)
             if view in kept:
                 common = {**workspace.initial, **self.msg.weights}
-                models[f"{KEEP}.{view}"] = own_tensors(model, workspace.model, common)
+                models[f"{KEEP}.{view}"] = trees.own_tensors(model, workspace.model, common)
         extras = {**models, **(tallies if workspace.task.scoring.tallied else {})}
         return Upload(self.pid, self.num_examples, metrics=metrics, extras=extras)
 

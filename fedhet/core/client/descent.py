@@ -1,7 +1,8 @@
-"""Gradient steps, the one loop by which clients train whatever they train."""
+"""Gradient steps, the one loop by which clients train whatever they train, and when it ends."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -125,3 +126,25 @@ def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | N
     for order in orders:
         total = descent.steps(order)
     return total
+
+
+@dataclass
+class EarlyStopping:
+    """Tells when a loss has stopped falling.
+
+    Call it with the loss after each round or epoch. It returns true once `patience` calls in a row
+    have not been below the best loss by more than `tolerance`.
+    """
+
+    patience: int
+    tolerance: float = 0.0
+    best: float = math.inf
+    stale: int = 0
+
+    def __call__(self, loss: float) -> bool:
+        if loss < self.best - self.tolerance:
+            self.best = loss
+            self.stale = 0
+        else:
+            self.stale += 1
+        return self.stale >= self.patience

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedhet.core import streams, trees
 from fedhet.core.client import optimizers
-from fedhet.core.client.descent import Descent, Values, descend
+from fedhet.core.client.descent import Descent, EarlyStopping, Values, descend
 from fedhet.core.client.training import (
     Batch,
     Columns,
@@ -29,7 +29,6 @@ from fedhet.core.client.training import Fitted as Fitted
 from fedhet.core.kernel import Term
 from fedhet.core.messages import Broadcast, LocalSettings, Scalar
 from fedhet.core.metrics import outputs
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Target
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fedhet.core import trees
 from fedhet.core.check import EXACT, counted
 from fedhet.core.client.client import KEEP, TRAIN_TOO
-from fedhet.core.errors import RunFailed
+from fedhet.core.client.descent import EarlyStopping
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.metrics import FORWARD_BATCH, assess
 from fedhet.core.owners import prefixed
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.core.targets import Scores, Tally, Target
 from fedhet.core.task import Samples
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fedhet.core.server.setting import Setting
     from fedhet.core.server.strategy import FedStrategy
 
-log = logging.getLogger("fedhet")
 PARTS = ("val", "test")  # what clients evaluate on in every run
 SHARES = (  # in [0, 1]
     *("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy"),
@@ -92,7 +90,7 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
         "round": strategy.run.round,
         "weights": strategy.sent("model"),
         "extras": prefixed(method.name, method.shows(strategy.weights, state)),
-        "versions": dict(strategy.versions),
+        "versions": dict(strategy.run.versions),
     }
 
 
@@ -155,10 +153,10 @@ def received(
                 check_scores(reply, scored, target, expected, sizes)
             except ValueError as error:
                 reply = Failure(reply.pid, EVALUATE, strategy.step, str(error), "refused")
-        if isinstance(reply, Upload):
-            accept(reply)
-            updates.append(reply)
-            continue
+            else:
+                accept(reply)
+                updates.append(reply)
+                continue
         failures.append(reply)
         note(reply)
         strategy.setting.survive(reply)

@@ -9,11 +9,9 @@ descent", section 4), and bounds on the norms of updates.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from statistics import median
 from typing import Any, ClassVar, TypeVar
 
@@ -22,12 +20,11 @@ from torch import Tensor
 
 from fedhet.core import trees
 from fedhet.core.check import Checked, setting
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.messages import Upload
 from fedhet.core.server.phases import OpenStep
 from fedhet.core.trees import AnyTree, Tree
 
-log = logging.getLogger("fedhet")
 AnyUpdate = TypeVar("AnyUpdate")  # of messages.py, or as the owner of a phase sees it
 LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
 
@@ -107,21 +104,6 @@ def floating_of(buffers: AnyTree) -> Tree:
 
 
 # ---- all updates of a step around its merge
-class Once(Iterator[AnyUpdate]):
-    """The updates for a merge, which can be read once; nothing else would notice a second time."""
-
-    def __init__(self, updates: Iterator[AnyUpdate]) -> None:
-        self._updates, self._ended = updates, False
-
-    def __next__(self) -> AnyUpdate:
-        for update in self._updates:
-            return update
-        if self._ended:
-            raise TypeError("the updates of a step can be read once; list(updates) keeps them")
-        self._ended = True
-        raise StopIteration
-
-
 def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 
@@ -143,7 +125,7 @@ def averaging_buffers(
     updates: Iterable[AnyUpdate],
     average: Average,
     buffers: Tree,
-    of: Callable[[Any], AnyTree] = attrgetter("buffers"),
+    of: Callable[[Any], AnyTree] = lambda update: update.buffers,
 ) -> Iterator[AnyUpdate]:
     """Pass updates on to a merge, and combine their buffers, which merges never see.
 
@@ -456,16 +438,14 @@ def _buffer_change(update: Upload, sent: Tree) -> AnyTree:
     return trees.Difference(buffers, trees.pick(sent, buffers))
 
 
-def norms_of(
-    update: Upload, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
-) -> dict[str, float]:
+def norms_of(update: Upload, sent: Tree) -> dict[str, float]:
     """The norms of what the update carries: of both changes, and of every floating extra."""
-    norms = {"change": norm(update.change)} if update.change else {}
+    norms = {"change": trees.norm(update.change)} if update.change else {}
     if update.weights and floating_of(update.buffers):
-        norms["buffers"] = norm(_buffer_change(update, sent))
+        norms["buffers"] = trees.norm(_buffer_change(update, sent))
     for name, value in update.extras.items():
         tree = value if isinstance(value, dict) else {"": value}
         tensors = {key: t for key, t in tree.items() if isinstance(t, Tensor)}
         if found := {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}:
-            norms[name] = norm(found)
+            norms[name] = trees.norm(found)
     return norms

@@ -7,7 +7,6 @@ the timetable.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +18,23 @@ from flwr.server.strategy import Strategy
 from fedhet.core import kernel, trees
 from fedhet.core.client.client import evaluated_views
 from fedhet.core.client.training import usable
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
 from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, quorum
-from fedhet.core.server.merging import Once, averaging_buffers, normalised
-from fedhet.core.server.phases import OpenStep, TimetableEntry, locate, sample_cohort
-from fedhet.core.server.run import ByClient, RunState
+from fedhet.core.server.merging import averaging_buffers, normalised
+from fedhet.core.server.phases import (
+    ByClient,
+    OpenStep,
+    RunState,
+    TimetableEntry,
+    locate,
+    sample_cohort,
+)
 from fedhet.core.server.setting import Setting
 from fedhet.core.trees import AnyTree, Tree
-
-log = logging.getLogger("fedhet")
 
 
 class FedStrategy(Strategy):
@@ -67,8 +70,8 @@ class FedStrategy(Strategy):
         self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
         # For clients, which compare them with their own.
-        self.digests = {plugin.name: plugin.digest() for plugin in self.plugins}
-        self.digests[method.GROUP] = method.digest()
+        self.digests = {plugin.name: plugin.digest for plugin in self.plugins}
+        self.digests[method.GROUP] = method.digest
         pieces: list[Method | Plugin] = [method, *self.plugins]
         states = {piece.GROUP: piece.setup(self.setting) for piece in pieces}
         weights = {"model": dict(self.workspace.initial)}
@@ -92,11 +95,6 @@ class FedStrategy(Strategy):
     def weights(self) -> dict[str, Tree]:
         """Slot -> its tensors; "model" has all of the model's."""
         return self.run.weights
-
-    @property
-    def versions(self) -> ByClient:
-        """Client -> the round whose client state was accepted."""
-        return self.run.versions
 
     @property
     def timetable(self) -> list[TimetableEntry]:
@@ -253,7 +251,7 @@ class FedStrategy(Strategy):
         return replace(
             msg,
             pid=pid,
-            version=self.versions.get(pid, 0),
+            version=self.run.versions.get(pid, 0),
             pinned=sorted({*best, *self.kept_back.get(pid, ())}),
         )
 
@@ -294,7 +292,7 @@ class FedStrategy(Strategy):
         run, rule = self.run, self.setting.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
-        kept: dict[int, int | None] = {}
+        kept: ByClient = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
@@ -313,7 +311,7 @@ class FedStrategy(Strategy):
                 updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = Once(self.read(opened, owner, update) for update in passing)
+            read = (self.read(opened, owner, update) for update in passing)
             step = replace(opened.seen[owner.GROUP], slots=run.weights)
             old = self.mergeable_of(phase.slot)
             merged = phase.merge(step, run.states[owner.GROUP], old, read)
@@ -332,8 +330,8 @@ class FedStrategy(Strategy):
             run,
             weights=weights,
             states=states,
-            versions=run.versions.changed(dict.fromkeys(kept, opened.round)),
-            state_bytes=run.state_bytes.changed(kept),
+            versions={**run.versions, **dict.fromkeys(kept, opened.round)},
+            state_bytes={**run.state_bytes, **kept},
             round=max(run.round, opened.round),
         )
         self.forget(opened.failures)
@@ -358,7 +356,7 @@ class FedStrategy(Strategy):
         opened: OpenStep,
         updates: Iterable[Upload],
         accept: Callable[[Upload], None],
-        kept: dict[int, int | None],
+        kept: ByClient,
     ) -> Iterator[Upload]:
         """Note metrics, bytes and states of admitted updates, and pass the updates on."""
         for update in updates:
@@ -466,16 +464,20 @@ class FedStrategy(Strategy):
             log.warning(
                 "client %d starts afresh: its state of round %d is lost", pid, run.versions[pid]
             )
+
+        def left(numbers: ByClient) -> ByClient:
+            return {pid: number for pid, number in numbers.items() if pid not in gone}
+
         self.run = replace(
             run,
-            versions=run.versions.without(gone),
-            state_bytes=run.state_bytes.without(gone),
-            pinned={view: versions.without(gone) for view, versions in run.pinned.items()},
+            versions=left(run.versions),
+            state_bytes=left(run.state_bytes),
+            pinned={view: left(versions) for view, versions in run.pinned.items()},
         )
 
     def pin(self, view: str) -> None:
         """Let clients keep the states of the evaluation that was the best of this view."""
-        self.run = replace(self.run, pinned={**self.run.pinned, view: self.versions})
+        self.run = replace(self.run, pinned={**self.run.pinned, view: self.run.versions})
 
     # ---- Flower's methods
     def initialize_parameters(self, client_manager: Any) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedhet.core.counts import counts_few
-from fedhet.core.targets.target import Scores, Tally, Target, rows, whole
+from fedhet.core.targets.target import Scores, Tally, Target, constant, rows, whole
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class Number(Target):
         output, y = rows(output, y)
         y = y.to(output.dtype)
         if self.std:
-            mean, std = (_constant(values, y.device, y.dtype) for values in (self.mean, self.std))
+            mean, std = (constant(values, y.device, y.dtype) for values in (self.mean, self.std))
             y = (y - mean) / std
         return (output - y).square().mean(1)
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         output, y = rows(output.double(), y.double())
         if self.std:
-            mean, std = (_constant(v, y.device, y.dtype) for v in (self.mean, self.std))
+            mean, std = (constant(v, y.device, y.dtype) for v in (self.mean, self.std))
             output = output * std + mean
         # Relative to the first sample: of a number that does not vary the variation is exactly 0.
         away = y - y[0]
@@ -101,10 +100,3 @@ class Number(Target):
         if not given.isfinite().all() or (sums < 0).any():
             raise ValueError("a tally whose sums are not finite and >= 0")
         return checked
-
-
-@lru_cache
-def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    # The tensor is kept: a first call in inference mode must not make it unusable in training.
-    with torch.inference_mode(False):
-        return torch.tensor(values, dtype=dtype, device=device)

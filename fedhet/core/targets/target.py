@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any, ClassVar
 
 import torch
@@ -166,6 +166,14 @@ def rows(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f" {tuple(y.shape)}; it must have one output for each number of y"
         )
     return output.reshape(len(output), -1), y.reshape(len(y), -1)
+
+
+@lru_cache
+def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(K,) these numbers, which the inputs or targets of every batch are scaled by."""
+    # The tensor is kept: a first call in inference mode must not make it unusable in training.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def whole(value: int, like: Tensor) -> Tensor:

@@ -171,16 +171,11 @@ class Declaration(Checked):
         """The names of the inputs that the columns of a table become; () where there are none."""
         return tuple(self.cells.inputs(self.features or ([self.text] if self.text else [])))
 
-    @property
-    def labels(self) -> list[str]:
-        """The columns of what is learned."""
-        return [self.label] if isinstance(self.label, str) else list(self.label)
-
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """The names of the classes or labels, or of the numbers."""
         if self.classes is None:
-            return tuple(self.labels)
+            return (self.label,) if isinstance(self.label, str) else tuple(self.label)
         return tuple(class_names(self.classes).tolist())
 
     @property

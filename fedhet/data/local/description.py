@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from fedhet.core.task import PARTS, Samples
 from fedhet.core.trees import LARGEST
 from fedhet.data.array_cache import Arrays
 from fedhet.data.dataset import label_counts
+from fedhet.data.files import log
 from fedhet.data.forms import has_form
 from fedhet.data.local.declaration import STATISTICS, Declaration
 from fedhet.data.moments import Moments, Own, joined, moments
 
-log = logging.getLogger("fedhet.data")
 MOST_SAMPLES = 10**12
 
 

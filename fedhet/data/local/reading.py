@@ -8,7 +8,6 @@ data or where its operator says.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,8 +27,6 @@ from fedhet.data.local.declaration import DTYPES, Declaration
 from fedhet.data.partition import check_split
 from fedhet.data.tables import Columns, array_samples, described, load_arrays
 from fedhet.data.tokens import Texts, find_tokenizer
-
-log = logging.getLogger("fedhet.data")
 
 
 @contextmanager

@@ -58,7 +58,6 @@ the equations, and trains the MADEs and the classifier.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,18 +88,17 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
     trees,
 )
 from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, counted
+from fedhet.core.client.descent import EarlyStopping
 from fedhet.core.metrics import comm_cost
-from fedhet.core.server.stopping import EarlyStopping
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
 from fedhet.methods.feddisk.densities import Masks
-
-log = logging.getLogger("fedhet")
 
 SLOT = "density"  # the global MADE
 HELD_OUT = 0.1  # share of a client's training samples on which MADEs are validated
@@ -206,13 +204,8 @@ class FedDiskPlugin(Plugin):
         return {"E1": 0, "best": inf, "stale": 0, "made": {}}
 
     def _warn_of_few(self, workspace: Workspace) -> None:
-        """Say so where no client has enough samples."""
+        """Say so where no client has enough samples to validate a MADE."""
         largest = MOST_SAMPLES if workspace.task.unsized else max(workspace.task.sizes)
-        if largest < self._weighed(workspace):
-            log.warning(
-                "feddisk: every client has fewer than min_samples=%d samples: all weights are 1",
-                self._weighed(workspace),
-            )
         if self._held_out(largest) < max(1, workspace.min_count):
             log.warning(
                 "feddisk: no client validates the global MADE, because none has min_samples=%d and"

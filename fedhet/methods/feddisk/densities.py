@@ -20,8 +20,7 @@ from torch.nn import functional
 from fedhet.core import streams
 from fedhet.core.authors import AnyTree, LocalSettings, Prepared, Tree, trees
 from fedhet.core.client import optimizers
-from fedhet.core.client.descent import Descent, Performer, Values, descend
-from fedhet.core.server.stopping import EarlyStopping
+from fedhet.core.client.descent import Descent, EarlyStopping, Performer, Values, descend
 
 
 class Masks(NamedTuple):

@@ -52,7 +52,6 @@ mixtures.py has the form in which mixtures travel, and gaussians.py the equation
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -82,6 +81,7 @@ from fedhet.core.authors import (
     Tree,
     Update,
     Workspace,
+    log,
     serves,
     setting,
 )
@@ -100,8 +100,6 @@ from fedhet.methods.fedgmm.mixtures import (
     pack,
     unpack,
 )
-
-log = logging.getLogger("fedhet")
 
 COUNTS = "fedgmm.counts"  # as the extra is named in messages
 # A class of many samples has so many times privacy.min_count behind each component: with fewer, the
@@ -163,7 +161,7 @@ class FedGMMPlugin(Plugin):
         as many, unless it is the only one of its class: EM starts with fewer components, and those
         that are smaller in the end are merged with others.
         """
-        workspace, data = site.workspace, _pixels(site, msg.pid)
+        workspace, data = site.workspace, _unit(site, msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
         counts = suppressed(data.y.bincount(minlength=classes).cpu(), workspace.min_count)
         fewest = PER_COMPONENT * workspace.min_count
@@ -277,7 +275,7 @@ class FedGMMPlugin(Plugin):
     @serves
     def share(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        workspace, data = site.workspace, _pixels(site, msg.pid)
+        workspace, data = site.workspace, _unit(site, msg.pid)
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
@@ -405,17 +403,13 @@ def _pixels_of(workspace: Workspace) -> int:
     return math.prod(workspace.task.inputs.shape[1:])
 
 
-def _pixels(site: Site, pid: int) -> Samples:
-    """The real training samples.
+def _unit(site: Site, pid: int) -> Samples:
+    """The real training samples, with inputs in [0, 1].
 
     Raises:
-        ValueError: the inputs are not in [0, 1], or the labels are not classes.
+        ValueError: the inputs are others, or the labels are not classes.
     """
-    workspace, classes = site.workspace, site.workspace.task.classes
-    data = workspace.floating(workspace.task.clients[pid].train)
-    low, high = (float(bound) for bound in data.x.aminmax())
-    if not (low >= 0 and high <= 1):  # also where they are NaN
-        raise ValueError(f"fedgmm models pixels in [0, 1], but client {pid} has others")
+    data, classes = site.workspace.unit(pid), site.workspace.task.classes
     first, last = (bound.item() for bound in data.y.aminmax())
     if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
         raise ValueError(

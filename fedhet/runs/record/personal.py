@@ -27,7 +27,6 @@ from fedhet.core.client.client import KEEP
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Broadcast, Failure, Upload
-from fedhet.core.parts import joined
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.evaluation import Moment, evaluation_messages, evaluation_moment
 from fedhet.core.server.loop import Loop
@@ -160,7 +159,7 @@ class PersonalModels(Callback):
             modules = _module(self._strategy.method.client, view, workspace.model)
             try:
                 own = update.tree(f"{KEEP}.{view}")
-                joined(*modules, common, own)  # what cannot be loaded is no use
+                trees.whole_module(*modules, common, own)  # what cannot be loaded is no use
                 save_tensors(folder / view / f"{update.pid}.safetensors", own)
                 if not (folder / SHARED).exists():
                     save_tensors(folder / SHARED, common)
@@ -222,7 +221,7 @@ def load(
     module, model = _module(half, view, model)
     common, own = (read_tensors(file) for file in (home / SHARED, path))
     with fitting(path):
-        module.load_state_dict(joined(module, model, common, own))
+        module.load_state_dict(trees.whole_module(module, model, common, own))
     return module
 
 
