@@ -130,7 +130,14 @@ def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
     """Return a + scale b in float64."""
-    return {name: a[name].double().add(b[name], alpha=scale) for name in a}
+    total: Tree = {}
+    for name in a:
+        t = a[name]
+        if t.dtype == torch.float64:
+            total[name] = t.add(b[name], alpha=scale)
+        else:  # `double` has made a copy, which can be changed
+            total[name] = t.double().add_(b[name], alpha=scale)
+    return total
 
 
 def map(f: Callable[[Tensor], Tensor], tree: AnyTree) -> Tree:
@@ -161,7 +168,15 @@ def pick(tree: AnyTree, names: Iterable[str]) -> Tree:
 
 def first_nonfinite(tree: AnyTree) -> str | None:
     """Return the first name whose tensor holds a NaN or an infinity, or None."""
-    return next((name for name in tree if not tree[name].isfinite().all()), None)
+    floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
+    if not floating:
+        return None
+    # The sum of all entries takes one pass and gives one answer for all tensors. It can overflow
+    # although every entry is finite; only then are the entries checked one by one.
+    total = torch.stack([t.sum().double() for t in floating.values()]).sum()
+    if torch.isfinite(total):
+        return None
+    return next((name for name, t in floating.items() if not torch.isfinite(t).all()), None)
 
 
 def first_negative(tree: AnyTree) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -127,6 +127,7 @@ class Workspace:
         self.initial: Tree = self.read(list(self._state))
         self._set_scope(scope(self.model), buffers)
         self._data: OrderedDict[int, dict[str, Samples | None]] = OrderedDict()  # by client
+        self._cached_bytes = 0
 
     def _set_scope(self, scope: Scope, buffers: str) -> None:
         parameters = dict(self.model.named_parameters())
@@ -308,8 +309,10 @@ class Workspace:
             for name in missing:
                 samples = getattr(own, name)
                 known[name] = None if samples is None else self.prepared(samples)
-            while _nbytes(self._data.values()) > CACHE_BYTES and len(self._data) > 1:
-                self._data.popitem(last=False)
+                self._cached_bytes += _nbytes(known[name])
+            while self._cached_bytes > CACHE_BYTES and len(self._data) > 1:
+                _, dropped = self._data.popitem(last=False)
+                self._cached_bytes -= sum(map(_nbytes, dropped.values()))
         return {name: part for name in names if (part := known[name]) is not None}
 
     def unit(self, pid: int) -> Samples:
@@ -335,6 +338,5 @@ class Workspace:
         return None if self.task.test is None else self.prepared(self.task.test)
 
 
-def _nbytes(prepared: Iterable[dict[str, Samples | None]]) -> int:
-    parts = (samples for own in prepared for samples in own.values())
-    return sum(samples.x.nbytes for samples in parts if samples is not None)
+def _nbytes(samples: Samples | None) -> int:
+    return 0 if samples is None else samples.x.nbytes

@@ -438,14 +438,16 @@ def _buffer_change(update: Upload, sent: Tree) -> AnyTree:
     return trees.Difference(buffers, trees.pick(sent, buffers))
 
 
-def norms_of(update: Upload, sent: Tree) -> dict[str, float]:
+def norms_of(
+    update: Upload, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
+) -> dict[str, float]:
     """The norms of what the update carries: of both changes, and of every floating extra."""
-    norms = {"change": trees.norm(update.change)} if update.change else {}
+    norms = {"change": norm(update.change)} if update.change else {}
     if update.weights and floating_of(update.buffers):
-        norms["buffers"] = trees.norm(_buffer_change(update, sent))
+        norms["buffers"] = norm(_buffer_change(update, sent))
     for name, value in update.extras.items():
         tree = value if isinstance(value, dict) else {"": value}
         tensors = {key: t for key, t in tree.items() if isinstance(t, Tensor)}
         if found := {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}:
-            norms[name] = trees.norm(found)
+            norms[name] = norm(found)
     return norms
