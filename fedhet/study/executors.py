@@ -26,7 +26,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from joblib import cpu_count
+import psutil
 
 from fedhet.core import check, interruptions, timing
 from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
@@ -287,6 +287,7 @@ def _redirect(out: int, err: int) -> None:
 
 
 # ---- what makes them
+CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.study.preload"
 # What runs that share a process have in common, beside the choices of groups.
 SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
@@ -438,8 +439,7 @@ class Processes(Elsewhere):
     They are forked by a process of multiprocessing that has imported what runs need.
 
     Args:
-        workers: how many at once; None for the cores that this process may use, by its affinity
-            and by the limit of its container.
+        workers: how many at once; None for the cores that this process may use.
     """
 
     reads_here = True
@@ -450,7 +450,7 @@ class Processes(Elsewhere):
                 "hydra/launcher=processes: this system cannot fork processes; use"
                 " hydra/launcher=basic"
             )
-        given = cpu_count() if workers is None else workers
+        given = usable_cores() if workers is None else workers
         self.places = check.integer("hydra.launcher.workers", given, low=1)
         forkserver.set_forkserver_preload([PRELOAD])
         # Python before 3.11.10 does not look for what it preloads in `sys.path`.
@@ -539,6 +539,18 @@ def _interrupt_once(number: int, frame: Any) -> None:
     """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     interruptions.interrupt(number, frame)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the limit of its container."""
+    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
+    for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+            words = (CGROUP / quota).read_text().split()
+            words += (CGROUP / period).read_text().split() if period else []
+            if int(words[0]) > 0:
+                cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
+    return max(1, cores)
 
 
 class Ray(Elsewhere):

@@ -168,10 +168,22 @@ def test_where_processes_cannot_be_forked(
     assert "this system cannot fork processes" in capsys.readouterr().err
 
 
-def test_the_cores_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5}, raising=False)
-    assert Processes().places <= 2  # the container may have fewer
+def test_the_cores_are_those_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "CGROUP", tmp_path)
+    monkeypatch.setattr(executors.psutil.Process, "cpu_affinity", lambda process: [*range(8)])
+    assert executors.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert executors.usable_cores() == 8
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert executors.usable_cores() == 3
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, cores in (("-1", 8), ("50000", 1)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+        assert executors.usable_cores() == cores
 
 
 # ---- processes that are killed
