@@ -104,6 +104,21 @@ def floating_of(buffers: AnyTree) -> Tree:
 
 
 # ---- all updates of a step around its merge
+class Once(Iterator[AnyUpdate]):
+    """The updates for a merge, which can be read once; nothing else would notice a second time."""
+
+    def __init__(self, updates: Iterator[AnyUpdate]) -> None:
+        self._updates, self._ended = updates, False
+
+    def __next__(self) -> AnyUpdate:
+        for update in self._updates:
+            return update
+        if self._ended:
+            raise TypeError("the updates of a step can be read once; list(updates) keeps them")
+        self._ended = True
+        raise StopIteration
+
+
 def normalised(updates: list[Upload]) -> list[Upload]:
     """The updates, with their weights scaled to sum to 1 over those that were received.
 

@@ -24,7 +24,7 @@ from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, U
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
 from fedhet.core.server.admission import Outliers, checked, quorum
-from fedhet.core.server.merging import averaging_buffers, normalised
+from fedhet.core.server.merging import Once, averaging_buffers, normalised
 from fedhet.core.server.phases import (
     ByClient,
     OpenStep,
@@ -311,7 +311,7 @@ class FedStrategy(Strategy):
                 updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = (self.read(opened, owner, update) for update in passing)
+            read = Once(self.read(opened, owner, update) for update in passing)
             step = replace(opened.seen[owner.GROUP], slots=run.weights)
             old = self.mergeable_of(phase.slot)
             merged = phase.merge(step, run.states[owner.GROUP], old, read)
