@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ from rich.table import Column, Table
 from fedhet.core import check
 from fedhet.core.errors import ConfigError
 from fedhet.deploy import certificates, checks, folders, kit, superlink, supervisor
-from fedhet.runs.cli.exits import FAILED, Parser
+from fedhet.runs.cli.exits import FAILED, Arguments, Call, subcommand
 from fedhet.runs.record import terminal
 
 PORT = 8000
-Call = Callable[[argparse.Namespace], int | None]
-Arguments = dict[str, dict[str, Any]]  # argument -> what add_argument takes
 APP = Path(__file__).parents[2]  # fedhet's source
 
 
@@ -33,9 +31,6 @@ def main(argv: Sequence[str]) -> int:
         RunFailed: the SuperLink does not answer.
         WriteError: a file cannot be written.
     """
-    parser = Parser(prog="python -m fedhet deploy", description=__doc__)
-    commands = parser.add_subparsers(metavar="command", required=True)
-
     place: Arguments = {"folder": {"type": Path, "help": "that of the server or the site"}}
     whole: Arguments = {"folder": {"type": Path, "nargs": "?", "default": Path("deploy")}}
     site: Arguments = {"site": {"help": "its name"}}
@@ -61,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         "overrides": {"nargs": "*", "help": "of a run, whose data are then read"},
         "--disk": {"type": float, "default": 2, "metavar": "GB", "help": "that must be free"},
     }
-    table: dict[str, tuple[Call | None, str, Arguments]] = {
+    table: dict[str, tuple[Call | None, str | None, Arguments]] = {
         "init": (_init, "make authority, certificate, keys and folders", new),
         "code": (_code, "print the digest of the app; let sites execute it", code),
         "register": (_register, "tell the SuperLink the sites' keys", whole),
@@ -81,18 +76,7 @@ def main(argv: Sequence[str]) -> int:
         "link": (None, "a SuperLink without /docs: its folder, and its options", {}),
         "node": (None, "a SuperNode with short rounds; options of flower-supernode", {}),
     }
-    for name, (call, text, arguments) in table.items():
-        command = commands.add_parser(name, help=text)
-        command.set_defaults(call=call)
-        for argument, options in arguments.items():
-            command.add_argument(argument, **options)
-
-    if not argv or argv[0] not in commands.choices:
-        parser.parse_args(argv)  # prints the help, or raises
-    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
-    args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
-    failed: int | None = args.call(args)
-    return failed or 0
+    return subcommand("python -m fedhet deploy", __doc__, table, argv)
 
 
 def _init(args: argparse.Namespace) -> None:

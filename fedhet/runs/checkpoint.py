@@ -306,9 +306,6 @@ class Checkpoints(Callback):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
         for name, tree in before.items():  # diverged weights may be of any value
             trees.check_form(f"the slot {name!r}", strategy.weights[name], tree)
-        expected = self._recorder.rows[-1]["weights_sha256"]
-        if trees.sha256(strategy.weights) != expected:
-            raise ValueError("its weights are not those of the last line of rounds.jsonl")
         lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
         strategy.run = replace(strategy.run, lengths=lengths)
         if (store := loop.courier.store) is None:

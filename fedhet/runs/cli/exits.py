@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedhet.core import interruptions
 from fedhet.core.errors import (
@@ -38,6 +38,43 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments") and self.prog == PROGRAM:
             message += "; a setting has no dashes, as in rounds=5"
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+Arguments = dict[str, dict[str, Any]]  # argument -> what add_argument takes
+Call = Callable[[argparse.Namespace], int | None]
+
+
+def subcommand(
+    prog: str,
+    about: str | None,
+    table: Mapping[str, tuple[Call | None, str | None, Arguments]],
+    argv: Sequence[str],
+) -> int:
+    """Run the command that the first argument names, and return its exit code.
+
+    Args:
+        prog: the words before it.
+        about: what all of the commands are for.
+        table: the commands: what runs them, whose text begins with a summary, and the arguments.
+        argv: the name and the arguments.
+
+    Raises:
+        ConfigError: an argument is wrong; or what the command raises.
+    """
+    parser = Parser(prog=prog, description=about)
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for name, (call, text, arguments) in table.items():
+        summary = (text or "").partition("\n")[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(call=call)
+        for argument, options in arguments.items():
+            command.add_argument(argument, **options)
+    if not argv or argv[0] not in commands.choices:
+        parser.parse_args(argv)  # prints the help, or raises
+    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
+    args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
+    failed: int | None = args.call(args)
+    return failed or 0
 
 
 def drop_output() -> None:
