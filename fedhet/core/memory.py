@@ -25,11 +25,12 @@ CONTAINERS = {"list": list, "tuple": tuple, "set": set}
 class MemoryPacker:
     """Turns values into JSON; their tensors are gathered in `tensors`, each under its own name.
 
-    Nothing is copied but tensors that share their memory with another.
+    A tensor that is met again is stored once. Nothing is copied.
     """
 
     def __init__(self) -> None:
         self.tensors: Tree = {}
+        self._names: dict[tuple[Any, ...], str] = {}
         self._memories: set[int] = set()  # addresses
 
     def memory(self, callback: Callback, path: str) -> dict[str, Node]:
@@ -50,7 +51,8 @@ class MemoryPacker:
         if isinstance(value, Tensor) and not value.is_meta:
             return self._tensor(value.detach(), path)
         if isinstance(value, np.ndarray | np.generic):
-            return ["array", self._tensor(torch.from_numpy(np.array(value)), path)[1]]
+            array = torch.from_numpy(np.array(value))
+            return ["scalar" if isinstance(value, np.generic) else "array", self._add(array, path)]
         if kind in CONTAINERS.values():
             inner = [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]
             return [kind.__name__, inner]
@@ -62,13 +64,21 @@ class MemoryPacker:
         )
 
     def _tensor(self, t: Tensor, path: str) -> Node:
-        memory = t.untyped_storage().data_ptr()
-        shared = memory in self._memories  # the file could not keep that
-        self._memories.add(memory)
+        where = "cpu" if t.device.type == "cpu" else "device"
+        key = (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
+        name = self._names.get(key) if t.numel() else None
+        if name is None:
+            memory = t.untyped_storage().data_ptr()
+            shared = memory in self._memories  # by another view, which the file could not keep
+            self._memories.add(memory)
+            name = self._names[key] = self._add(t.clone() if shared else t, path)
+        return ["tensor", name, where]
+
+    def _add(self, t: Tensor, path: str) -> str:
         while path in self.tensors:  # {"a.b": t, "a": {"b": t}}
             path += "'"
-        self.tensors[path] = t.clone() if shared else t
-        return ["tensor", path, "cpu" if t.device.type == "cpu" else "device"]
+        self.tensors[path] = t
+        return path
 
 
 def put_back(
@@ -95,7 +105,9 @@ def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:
     if kind == "tensor":
         return tensors[content] if more == ["cpu"] else tensors[content].to(device)
     if kind == "array":
-        return tensors[content].numpy()[()]  # a number where it has no dimensions
+        return tensors[content].numpy()
+    if kind == "scalar":
+        return tensors[content].numpy()[()]
     if kind == "dict":
         return {key: unpacked(inner, tensors, device) for key, inner in content}
     return CONTAINERS[kind](unpacked(inner, tensors, device) for inner in content)

@@ -5,7 +5,6 @@ The order in which workers are given messages is that of Ray's (ray.py), too.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 import sys
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from fedhet.core.errors import log
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
@@ -35,7 +35,6 @@ from fedhet.runs.process import (
 )
 from fedhet.runs.stores import DiskStore
 
-log = logging.getLogger("fedhet")
 END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 # Bytes of replies that are received but whose turn has not come. Beyond them no further message is
 # handed out, as long as at least as many replies are held as there are workers.

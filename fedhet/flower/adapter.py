@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from flwr.common import (
 from flwr.server import ClientManager
 from flwr.server.strategy import Strategy
 
-from fedhet.core.errors import RunFailed, clean
+from fedhet.core.errors import RunFailed, clean, log
 from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.evaluation import global_scores
@@ -31,7 +30,6 @@ from fedhet.core.trees import Tree
 from fedhet.flower import wire
 from fedhet.flower.nodes import Answer, Members, nodes_of
 
-log = logging.getLogger("fedhet")
 AtEnd = Callable[[Tree, list[Row]], None]
 Reader = Callable[[Broadcast, str, Any], Reply]
 ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class

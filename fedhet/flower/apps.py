@@ -29,6 +29,7 @@ from fedhet.core.errors import (
     Rejected,
     RunFailed,
     clean,
+    log,
     told,
     traceback_wanted,
 )
@@ -54,7 +55,6 @@ from fedhet.runs.process import pin_threads
 from fedhet.runs.record import terminal
 from fedhet.runs.stores import store_at_site
 
-log = logging.getLogger("fedhet")
 # The keys of the run config that set one setting each, most by the names that other apps use.
 FLOWER_NAMES = {
     "num-server-rounds": "rounds",

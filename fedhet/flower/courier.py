@@ -7,7 +7,6 @@ training loop.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedhet.core.client.client import KEEP
-from fedhet.core.errors import Rejected, clean
+from fedhet.core.errors import Rejected, clean, log
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
 from fedhet.core.server.loop import Clock
@@ -27,7 +26,6 @@ from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Answer, Nodes
 from fedhet.runs.config import Config, sent
 
-log = logging.getLogger("fedhet")
 CLOCKS_SECONDS = 5  # by which Flower lets the clocks of its machines differ
 # Beyond the deadline, for a node's first message in a run: it imports, and reads the site's data.
 START_SECONDS = 120.0

@@ -5,18 +5,16 @@ Client p lives on the node with partition-id p mod num-partitions.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from fedhet.core.errors import ConfigError, RunFailed, clean
+from fedhet.core.errors import ConfigError, RunFailed, clean, log
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
 
-log = logging.getLogger("fedhet")
 POLL_SECONDS = 1.0
 MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
 ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is

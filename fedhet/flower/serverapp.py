@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +17,7 @@ from flwr.serverapp.strategy import Strategy as FlowersStrategy
 from torch import Tensor, nn
 
 from fedhet.core import check
-from fedhet.core.errors import ConfigError, RunFailed
+from fedhet.core.errors import ConfigError, RunFailed, log
 from fedhet.core.limits import UNLIMITED, Limits
 from fedhet.core.messages import STEPS, Broadcast, Reply
 from fedhet.core.server.callbacks import Callback, Row
@@ -47,7 +46,6 @@ from fedhet.runs.process import pinned_threads
 from fedhet.runs.record import terminal
 from fedhet.runs.record.run_folder import Recorder
 
-log = logging.getLogger("fedhet")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
 # What the round of Flower's own `start` cannot do -> the settings that ask for it.

@@ -8,7 +8,6 @@ build the strategy.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from flwr.client import NumPyClient
 from fedhet.core.check import boolean
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError, DataError, MachineError
+from fedhet.core.errors import ConfigError, DataError, MachineError, log
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.limits import UNLIMITED, Limits, least_count
 from fedhet.core.noise import allowed_here
@@ -36,7 +35,6 @@ from fedhet.runs.config import Config
 from fedhet.runs.job import Job
 from fedhet.runs.local_data import LocalData, declaration, is_local, own_parts
 
-log = logging.getLogger("fedhet")
 DESCRIPTION_LIMIT = 16 * 2**20  # characters; 10,000 columns need a megabyte
 EXAMPLE = """--node-config 'site="a" data="/path/of/its/data"'"""
 _PATHS = ("data", "val", "test", "tokenizer")

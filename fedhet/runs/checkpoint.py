@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import shutil
 import time
@@ -33,7 +32,7 @@ import safetensors.torch
 
 from fedhet.core import trees
 from fedhet.core.client.state import Store
-from fedhet.core.errors import RunFailed
+from fedhet.core.errors import RunFailed, log
 from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
@@ -45,7 +44,6 @@ from fedhet.runs.record.run_folder import Recorder
 from fedhet.runs.record.schema import FORMAT
 from fedhet.runs.stores import HASH_BYTES, DiskStore
 
-log = logging.getLogger("fedhet")
 KEPT = 2
 MANIFEST, VALUES, TENSORS = "manifest.json", "values.json", "tensors.safetensors"
 BEST = "best_val.safetensors"

@@ -14,7 +14,6 @@ With config.yaml, partition.json and environment.json beside them, `python -m fe
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.client.client import DELIVER, FedClient, evaluated_views
-from fedhet.core.errors import ConfigError, Rejected
+from fedhet.core.errors import ConfigError, Rejected, log
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.callbacks import Callback
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
     from fedhet.runs.job import Job
 
-log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_MODEL_DIR"
 DEFAULT = "fedhet-models"  # beside the clients' states
 # What partition.json has at the site: inputs and outputs, not who has which samples.

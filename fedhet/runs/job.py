@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -16,7 +15,7 @@ from omegaconf import DictConfig
 from fedhet.core import targets
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import Course
 from fedhet.core.interruptions import exits_as_errors
 from fedhet.core.kernel import Method, Plugin
@@ -46,7 +45,6 @@ from fedhet.runs.record.start import start
 from fedhet.runs.run_data import RunData
 from fedhet.runs.trackers.tracker import tracker_of
 
-log = logging.getLogger("fedhet")
 A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
 
 

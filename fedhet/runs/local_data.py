@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,14 +21,12 @@ from fedhet.core.server.merging import Mean
 from fedhet.core.task import PARTS, ClientData, HeldClients, Samples, Task
 from fedhet.data.dataset import Dataset
 from fedhet.data.federation import described
-from fedhet.data.files import SITE_HINT, find_path
+from fedhet.data.files import SITE_HINT, find_path, log
 from fedhet.data.local.declaration import Declaration, Sites
 from fedhet.data.local.description import Agreement, SiteDescription, check_sizes
 from fedhet.data.local.reading import SiteFiles, client_data, located, read
 from fedhet.data.moments import Own
 from fedhet.runs.config.instantiation import find_target, instantiate
-
-log = logging.getLogger("fedhet.data")
 
 
 def is_local(cfg: DictConfig) -> bool:

@@ -19,11 +19,10 @@ from fedhet.data.array_cache import Arrays, cached_arrays
 from fedhet.data.arrays import listed
 from fedhet.data.dataset import AUTO, Dataset
 from fedhet.data.federation import FederatedData, class_counts, described
+from fedhet.data.files import log
 from fedhet.data.moments import Own, moments
 from fedhet.data.partition import Partition, Scheme, labels_digest
 from fedhet.runs.config.instantiation import instantiate
-
-log = logging.getLogger("fedhet.data")
 
 
 @dataclass(frozen=True)

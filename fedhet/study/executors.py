@@ -6,7 +6,6 @@ All executors start a run, wait, and are asked whether it has ended; how it has,
 from __future__ import annotations
 
 import gc
-import logging
 import math
 import multiprocessing
 import operator
@@ -29,7 +28,15 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import psutil
 
 from fedhet.core import check, interruptions, timing
-from fedhet.core.errors import ConfigError, DataError, OtherCode, RunFailed, WriteError, uncreatable
+from fedhet.core.errors import (
+    ConfigError,
+    DataError,
+    OtherCode,
+    RunFailed,
+    WriteError,
+    log,
+    uncreatable,
+)
 from fedhet.core.interruptions import exits_as_errors, raise_if_interrupted
 from fedhet.runs import process
 from fedhet.runs.cli.exits import (
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
     from fedhet.runs.config.composition import Bases
     from fedhet.runs.record.outcome import Run
 
-log = logging.getLogger("fedhet")
 LOG = "log.txt"  # in a run folder: what its process has printed
 SILENT = f"its process ended without a word; {LOG} in its folder may say why"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.descent import Descent, descend
 from fedhet.core.client.state import Store
+from fedhet.core.errors import log
 from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.server.loop import Clock
@@ -22,7 +22,6 @@ from fedhet.core.workspace import Workspace
 from fedhet.engines.fused.meeting import Meeting
 from fedhet.engines.fused.steps import Impure, Pass, Training
 
-log = logging.getLogger("fedhet")
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
 

@@ -13,7 +13,6 @@ together, but for a site with data of its own, whose name its operator has chose
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from filelock import FileLock
 
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.state import Store
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import Noise
 from fedhet.core.limits import demanded
 from fedhet.core.messages import Broadcast, Upload
@@ -41,7 +40,6 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.data.storage import write_json
 from fedhet.runs.stores import own_folder
 
-log = logging.getLogger("fedhet")
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
 SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
 COUNT = "releases"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from omegaconf import OmegaConf
 
-from fedhet.core.errors import clean
+from fedhet.core.errors import clean, log
 from fedhet.core.targets import TARGETS
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_text
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from pandas import Series
 
-log = logging.getLogger("fedhet")
 FILE = "model_card.md"
 _MOST_CLASSES = 20  # of a confusion matrix; summary.json has any
 _MOST_NAMES = 100  # of classes or columns; partition.json has them all

@@ -6,19 +6,17 @@ The lock tells a run that is still running from one that was killed.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.core.errors import ConfigError, uncreatable
+from fedhet.core.errors import ConfigError, log, uncreatable
 from fedhet.core.server.callbacks import Callback
 
 if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
 
-log = logging.getLogger("fedhet")
 LOCK = ".lock"  # the file, which is there until the run has done all
 _held: set[Path] = set()  # by this process, to which its own locks are no obstacle
 

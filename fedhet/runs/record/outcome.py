@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Module
 
 from fedhet.core.check import one_of
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.trees import Tree
 from fedhet.data.forms import read_object
 from fedhet.data.storage import fitting, read_tensors
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from fedhet.runs.record.figures import Picture
 
-log = logging.getLogger("fedhet")
 GLOBAL = ("model", "best_val")  # weights that `load` knows, of the global model
 _NOT_CHOSEN = (
     "no evaluation has chosen a model; that takes a global model, which some methods and"

@@ -12,7 +12,6 @@ states from which the best ones are made.
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from torch import nn
 from fedhet.core import trees
 from fedhet.core.check import integer
 from fedhet.core.client.client import KEEP
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.kernel import Client
 from fedhet.core.messages import Broadcast, Failure, Upload
 from fedhet.core.server.callbacks import Callback, Row
@@ -33,7 +32,6 @@ from fedhet.core.server.loop import Loop
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.data.storage import fitting, read_tensors, save_tensors
 
-log = logging.getLogger("fedhet")
 MB = 1e6
 LAST, BEST = "last", "best_val"
 SHARED = "shared.safetensors"

@@ -6,19 +6,17 @@ replaced after each step. A run that is sent from another machine cannot name th
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhet.core.errors import WriteError, clean
+from fedhet.core.errors import WriteError, clean, log
 from fedhet.core.targets import of_row
 from fedhet.data.storage import written
 from fedhet.runs.record.summary import sums
 
-log = logging.getLogger("fedhet")
 VARIABLE = "FEDHET_METRICS_DIR"
 STATES = ("running", "ok", "failed", "interrupted")
 _failed: set[str] = set()  # folders of which the log has said that they cannot be written

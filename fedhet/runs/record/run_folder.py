@@ -6,14 +6,13 @@ Everything is written as soon as it is known, so a run that is killed leaves all
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedhet.core.errors import RunFailed, WriteError, reason_of
+from fedhet.core.errors import RunFailed, WriteError, log, reason_of
 from fedhet.core.messages import Upload
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop, recorded_numbers
@@ -35,7 +34,6 @@ from fedhet.runs.record.card import write_card
 from fedhet.runs.record.schema import COLUMNS, FORMAT, read_or_empty
 from fedhet.runs.record.summary import summarise, versions
 
-log = logging.getLogger("fedhet")
 FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
 STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"

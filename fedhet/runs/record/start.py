@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.core.errors import ConfigError
+from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import Speed
 from fedhet.core.server.phases import TimetableEntry
 from fedhet.core.workspace import Workspace
@@ -40,7 +39,6 @@ from fedhet.runs.trackers.tracker import Tracking, tracker_of
 if TYPE_CHECKING:
     from fedhet.runs.job import Job
 
-log = logging.getLogger("fedhet")
 # settings in which a run may differ from before
 GIVEN_ANEW = ("rounds", "figures", "engine", "checkpoint", "deliver", "tracker")
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.core.check import counted
-from fedhet.core.errors import LONGEST_REASON, clean
+from fedhet.core.errors import LONGEST_REASON, clean, log
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.runs.process import signals_deferred
@@ -28,7 +28,6 @@ from fedhet.runs.record.summary import DETAILS, columns, detailed, method_name, 
 if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
 
-log = logging.getLogger("fedhet")
 Observer = Callable[[Row], object]
 NO_GLOBAL_MODEL = "no global model: each client evaluates a model of its own"
 ON_TEST_SET = "(global model, global test set)"

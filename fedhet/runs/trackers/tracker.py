@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 from omegaconf import DictConfig
 
 from fedhet.core.check import installed
-from fedhet.core.errors import ConfigError, DataError, reason_of
+from fedhet.core.errors import ConfigError, DataError, log, reason_of
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.data.forms import read_object
@@ -68,7 +67,6 @@ class Tracker:
 
 
 # ---- what the run's tracker is told, and how its failures are kept from the run
-log = logging.getLogger("fedhet")
 DEPTH = 3  # how far below its folder the runs of a sweep may lie
 FILE = "tracker.json"  # in the run folder: which tracker was told how many steps, under which id
 # What a tracker gets in the end.
