@@ -212,8 +212,11 @@ class SiteNodes(Nodes):
         agreed = Agreement.of(self._declared, told)
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
+        self._warn(agreed)
         self.agreed_on, self.agreed = agreed, agreed.statistics
-        # Nobody can count a site's samples.
+
+    def _warn(self, agreed: Agreement) -> None:
+        """Say which site outweighs all others together: nobody can count its samples."""
         trained = [train for train, *_ in agreed.sizes]
         most, others = max(trained), sum(trained) - max(trained)
         if len(trained) > 2 and most > others:

@@ -223,8 +223,9 @@ def _part(
     labels = [str(value.label) for value in axes[axis]]
     wanted: list[str] = []
     for pattern in map(str, value if isinstance(value, list) else [value]):
-        fitting = [label for label in labels if fnmatchcase(label, pattern)]
-        wanted += fitting or [one_of(key, pattern, labels)]  # a label may have brackets
+        exact = [pattern] if pattern in labels else []  # a label may have brackets
+        fitting = exact or [label for label in labels if fnmatchcase(label, pattern)]
+        wanted += fitting or [one_of(key, pattern, labels)]
     return axis, tuple(dict.fromkeys(wanted))
 
 

@@ -68,9 +68,9 @@ class Watch:
         if problem:
             self.tell(f"{place} {run.label}: failed: {clean(problem)}")
         elif not self.console.is_terminal:
-            seconds = read_or_empty(run.folder / "summary.json")["seconds"]["total"]
+            seconds = read_or_empty(run.folder / "summary.json").get("seconds", {"total": 0.0})
             told = score(last_step(run.folder / "rounds.jsonl"), trial=run.trial)
-            self.tell(f"{place} {told} ({seconds:.1f} s): {run.label}")
+            self.tell(f"{place} {told} ({seconds['total']:.1f} s): {run.label}")
         self.look()
 
     def tell(self, line: str) -> None:

@@ -291,5 +291,5 @@ def test_shared_memory_that_does_not_fit_is_named(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     update = Upload(pid=0, num_examples=1, weights={"w": torch.zeros(3)})
-    with pytest.raises(WriteError, match=rf"^replies.0 .*{tmp_path}: {FULL}"):
-        shared.Writer(tmp_path / "replies").message(update)
+    with pytest.raises(WriteError, match=rf"^replies\.64 .*{tmp_path}: {FULL}"):
+        shared.Writer(tmp_path / "replies").write([update])

@@ -335,7 +335,7 @@ def test_a_part_is_run_and_the_rest_later(
     assert pretend.run("axes.method=FedAvgg") == 2
     assert "(did you mean FedAvg?)" in capsys.readouterr().err
     assert pretend.run("axes.model=mlp") == 2
-    assert "no axis model" in capsys.readouterr().err
+    assert "axes=model is not allowed" in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_is_a_result(write: Write, pretend: Pretend) -> None:
