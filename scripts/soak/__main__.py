@@ -1,4 +1,6 @@
-"""Long runs with everything going wrong at once; docs/faults.md has the figures. Prints JSON.
+"""Long runs with everything going wrong at once. Prints JSON.
+
+docs/promises_measured.md has the figures.
 
 python scripts/soak simulation [--rounds 200 --clients 100]
     each fault is drawn for a tenth of the messages; the run must end with the weights of one in
