@@ -1,6 +1,6 @@
 """The Gaussian mechanism: what a client's reply carries is clipped and gets noise (privacy.noise).
 
-docs/privacy.md says what this protects, and what it does not.
+docs/promises.md says what this protects, and what it does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that attack the model, for the table of docs/faults.md."""
+"""Clients that attack the model, for the table of docs/promises_measured.md."""
 
 from __future__ import annotations
 

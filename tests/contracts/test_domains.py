@@ -1,4 +1,4 @@
-"""Every extra that a client sends has a domain, which the page of faults states."""
+"""Every extra that a client sends has a domain, which docs/promises.md states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhet.data.toy import toy_task
 from fedhet.engines.dispatch import run_job
 from fedhet.runs.config import catalogue
 
-PAGE = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "promises.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

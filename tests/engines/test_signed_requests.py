@@ -3,7 +3,7 @@
 The test is the SuperNode here, with Flower's own client. Flower 1.41 signs the time of a request
 and nothing else, so what was overheard can be used for about five minutes, for any request in the
 name of that node. TLS keeps others from overhearing it. If the last test of this file fails with a
-newer Flower, docs/faults.md and docs/deployment.md have good news to tell.
+newer Flower, docs/promises.md and docs/deployment.md have good news to tell.
 """
 
 from __future__ import annotations

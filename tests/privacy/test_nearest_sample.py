@@ -1,4 +1,4 @@
-"""The attack that docs/privacy.md measures, on what is known, and on real messages."""
+"""The attack that docs/promises_measured.md measures, on what is known, and on real messages."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ from fedhet.methods.fedgmm.mixtures import (
 
 COUNTS = "fedgmm.counts"  # as the extra is named in messages
 # A class of many samples has so many times privacy.min_count behind each component: with fewer, the
-# distance to a component distinguishes training samples from others (docs/privacy.md).
+# distance to a component distinguishes training samples from others (docs/promises_measured.md).
 PER_COMPONENT = 4
 
 
