@@ -92,21 +92,19 @@ def filled(text: str) -> str:
 
 
 def listed() -> str:
-    """Each reproduction: what it runs, how long that takes, and how many verdicts it has."""
+    """How long each reproduction with results took, and how many verdicts it has."""
     times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
     rows = []
     for one in paper.every():
-        seconds = times.get((one.name, "cpu"))
-        tallies = (f"{scale}, {table.tally(lines)}" for scale, lines in _results(one))
-        title = one.title.partition("; also")[0]  # the source names these too
-        rows.append(
-            {
-                "reproduction": f"`{one.name}`",
-                "what": escaped(f"{one.source}: {title}"),
-                "time at cpu": in_words(seconds) if seconds else "not measured",
-                "results": "; ".join(tallies) or "not published",
-            }
-        )
+        if tallies := [f"{scale}, {table.tally(lines)}" for scale, lines in _results(one)]:
+            seconds = times.get((one.name, "cpu"))
+            rows.append(
+                {
+                    "reproduction": f"`{one.name}`",
+                    "time at cpu": in_words(seconds) if seconds else "not measured",
+                    "results": "; ".join(tallies),
+                }
+            )
     return markdown(rows)
 
 

@@ -261,8 +261,9 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         if method != HOST:
             own = by_method.loc[method]
             row[f"against {HOST}"] = f"{100 * own['difference']:+.1f}"
-            wins = (gains[method].round(4) > 0).sum()  # files have six digits
-            row["settings in which it is better"] = f"{wins} of {len(known)}"
+            if len(known) > 1:
+                wins = (gains[method].round(4) > 0).sum()  # files have six digits
+                row["settings in which it is better"] = f"{wins} of {len(known)}"
             if tested and not np.isnan(own["low"]):
                 row["95 %"] = f"{100 * own['low']:+.1f} to {100 * own['high']:+.1f}"
             if tested:
