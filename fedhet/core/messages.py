@@ -84,9 +84,11 @@ class WithExtras:
         number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
         """
         value = self.whole(name)
-        rest, given = total - int(value.sum()), value[value != 0]
-        whole = value.shape == (classes,) and rest >= 0 and bool((given >= max(least, 1)).all())
-        if not whole or (0 < rest < least and len(given)):
+        whole = value.shape == (classes,)
+        given = [number for number in value.tolist() if number] if whole else []
+        rest = total - sum(given)  # of Python's numbers, since a sum of int64 could wrap around
+        few = any(number < max(least, 1) for number in given)
+        if not whole or few or rest < 0 or (0 < rest < least and given):
             raise ValueError(
                 f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')}"
                 f" that are 0 or at least {max(least, 1)}, with the sum {total}, or one that lacks"

@@ -4,7 +4,7 @@ in_process.py serves clients in this process or in worker processes, ray.py in R
 Flower nodes behind `flwr run`. Every engine gives `fedhet.core.server.loop` a courier,
 which takes each message to a client's `handle` and brings back the reply:
 
-    LocalCourier (in_process.py): one client after another, in this process
+    LocalCourier (couriers.py): one client after another, in this process
     FusedCourier (fedhet/engines/fused/clients.py): several clients trained as one, in this process
     PoolCourier (pool.py): clients in worker processes
     RayCourier (ray.py): clients in Ray's processes, which may be on other machines

@@ -7,16 +7,13 @@ worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from fedhet.core.client.client import FedClient
-from fedhet.core.client.state import Store
 from fedhet.core.errors import ConfigError
-from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.server.loop import Clock, Courier
+from fedhet.core.server.loop import Courier
+from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.choice import together
 from fedhet.engines.fused.clients import FusedCourier
 from fedhet.engines.pool import PoolCourier
@@ -49,22 +46,3 @@ def run(job: Job) -> Path:
             courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
         loop.run(courier)
     return job.run_dir
-
-
-class LocalCourier:
-    """Serves each message when the merge asks for its reply, so that one update exists at a time.
-
-    Args:
-        make: makes the client of one message.
-        store: where the clients that it makes keep their states.
-    """
-
-    def __init__(self, make: Callable[[], FedClient], store: Store) -> None:
-        self._make = make
-        self.store = store
-
-    def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
-        for msg in plan:
-            with clock("clients"):
-                reply = self._make().handle(msg)
-            yield reply

@@ -53,7 +53,7 @@ class PoolExchange:
         due: worker -> when it must have replied, on the monotonic clock.
         closing: when the replies are no longer awaited at all.
         held: client -> its reply, whose turn has not come.
-        arrived: how many replies have come.
+        arrived: how many replies have come, without failures.
     """
 
     waiting: deque[Broadcast]
@@ -156,7 +156,7 @@ class Pool(ABC):
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
         exchange.held[msg.pid] = reply
-        exchange.arrived += 1
+        exchange.arrived += isinstance(reply, Upload)
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 

@@ -8,6 +8,7 @@ training loop.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +21,7 @@ from flwr.serverapp import Grid
 from fedhet.core.client.client import KEEP
 from fedhet.core.errors import Rejected, clean, log
 from fedhet.core.groups import ReplyLimits
-from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, payload
+from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
 from fedhet.flower import parcels, wire
 from fedhet.flower.nodes import Answer, Nodes
@@ -179,7 +180,7 @@ class GridExchange:
 
     def hold(self, reply: Reply) -> None:
         self.held[reply.pid] = reply
-        self.arrived += 1
+        self.arrived += isinstance(reply, Upload)
         closing = time.monotonic() + self.grace
         if self.arrived == self.enough and closing < self.until:
             cause = f"{self.arrived} other clients had replied {self.grace:g} s before"
@@ -279,12 +280,12 @@ class FlowerCourier:
 
     def _look(self, exchange: GridExchange) -> bool:
         """Take the replies that have arrived, and return whether there were any."""
-        before = exchange.arrived
+        before = len(exchange.asked)
         for name, reply in pulled(self._grid, list(exchange.asked)):
             # Flower passes on one reply to each message, from the node that it was sent to.
             if asked := exchange.asked.pop(name, None):
                 exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
-        return exchange.arrived > before
+        return len(exchange.asked) < before
 
 
 def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_bytes: int) -> Reply:
@@ -336,7 +337,7 @@ def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float,
     """
     if limits.deadline is None:
         return inf, ""
-    most = max((nodes.count(node) for node in set(nodes)), default=0)
+    most = max(Counter(nodes).values(), default=0)
     times = f" for each of its {most} clients" if most > 1 else ""
     why = f"replies.deadline={limits.deadline:g}{times}, and replies.grace={limits.grace:g}"
     seconds = limits.deadline * most + limits.grace

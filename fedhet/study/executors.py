@@ -472,12 +472,12 @@ class Processes(Elsewhere):
 
     def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
         # Those that take the same from all groups; partitions may differ, and numbers.
-        alike: dict[object, list[PlannedRun]] = {}
+        alike: dict[tuple[str, ...], list[PlannedRun]] = {}
         shaping = catalogue.groups().keys() - {"partition"}
         for run in runs:
             lines = [line for line in run.overrides if key_of(line) in shaping]
             lines += [line for line in run.overrides if key_of(line).startswith(SHAPING)]
-            alike.setdefault(run if run.alone else tuple(lines), []).append(run)
+            alike.setdefault(tuple(lines), []).append(run)
         groups = []
         for some in alike.values():
             fuses = len(some) > 1 and clients_together(some[0].composed(bases))

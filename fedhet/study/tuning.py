@@ -126,11 +126,18 @@ def _drawn(space: Space, budget: int) -> list[Point]:
     drawn = ParameterSampler(distributions, n_iter=budget, random_state=0)
     return [
         {
-            key: float(f"{value:.3g}") if isinstance(space[key], Interval) else value
-            for key, value in point.items()
+            key: _rounded(point[key], values) if isinstance(values, Interval) else point[key]
+            for key, values in space.items()
         }
-        for point in ({key: point[key] for key in space} for point in drawn)
+        for point in drawn
     ]
+
+
+def _rounded(value: float, interval: Interval) -> float:
+    """The value with three digits, and with more if the interval is narrow; it stays inside."""
+    largest = max(abs(interval.low), abs(interval.high))
+    digits = 3 + max(0, math.floor(math.log10(largest / (interval.high - interval.low))))
+    return min(max(float(f"{value:.{digits}g}"), interval.low), interval.high)
 
 
 def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> None:

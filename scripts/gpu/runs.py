@@ -25,8 +25,8 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
+from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.clients import FusedCourier
-from fedhet.engines.in_process import LocalCourier
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.stores import MemoryStore
 

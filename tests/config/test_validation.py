@@ -47,7 +47,7 @@ RANGES = {
     "replies.deadline": ([None, 0.5], [0, -1, "soon"]),
     "replies.grace": ([0, 10], [-1, None]),
     "replies.enough": ([None, 0.5, 1], [0, 1.1]),
-    "replies.oversample": ([0, 0.5], [-0.1, None]),
+    "replies.oversample": ([0], [-0.1, None]),
     "replies.least": ([1, 5], [0, 1.5, None]),
     "replies.bad_steps": ([0, 5], [-1, 0.5]),
     "replies.max_lost": ([0, 1], [-0.1, 1.1, None]),
@@ -179,6 +179,12 @@ def test_groups_check_their_values_together() -> None:
         Noise(clip=2.0)
     with pytest.raises(ConfigError, match=r"eval\.train=true .*eval\.clients=true"):
         Evaluation(clients=False, train=True)
+
+
+def test_oversampling_needs_clients_that_are_left() -> None:
+    compose(["fraction=.5", "replies.oversample=1"])
+    with pytest.raises(ConfigError, match=r"oversample=1 .*fraction=0\.6: .*0\.666667"):
+        compose(["fraction=.6", "replies.oversample=1"])
 
 
 def test_a_number_that_no_float_reaches_is_refused() -> None:

@@ -51,5 +51,8 @@ def test_counts_sum_to_what_is_known() -> None:
 
     assert accepted(20, 0) and accepted(12, 8) and accepted(12, 3)
     assert not accepted(21, 0) and not accepted(21, -1)
+    most = 2**63 - 1
+    assert not accepted(*[2**62] * 4)  # whose sum in int64 is 0
+    assert not accepted(most, most, 10, 12, least=8)  # whose sum in int64 is 20
     assert accepted(10, 5, least=5) and not accepted(10, 6, least=5)
     assert not accepted(16, 4, least=5) and accepted(0, 0, least=50)

@@ -24,8 +24,8 @@ from fedhet.core import trees
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
+from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.dispatch import run_job
-from fedhet.engines.in_process import LocalCourier
 from fedhet.runs import config
 
 ATTACKER = 1

@@ -153,6 +153,16 @@ def test_enough_replies_end_a_step(federation: Callable[..., Any]) -> None:
     assert reasons == {0: "not awaited", 1: None, 2: None, 3: "not awaited"}
 
 
+def test_failures_are_not_enough(federation: Callable[..., Any]) -> None:
+    """Clients that fail at once do not shorten the wait for those that train."""
+    on_grid = OnGrid(federation, enough=0.5)
+    on_grid.grid.errors = {0, 1}
+    on_grid.grid.schedule = {2: 3, 3: 6}
+    replies = on_grid.step()
+    reasons = {pid: getattr(reply, "reason", None) for pid, reply in replies.items()}
+    assert reasons == {0: "no reply", 1: "no reply", 2: None, 3: None}
+
+
 def test_an_old_reply_is_refused(federation: Callable[..., Any]) -> None:
     """A node that answers with what it has sent in the round before."""
     on_grid = OnGrid(federation)

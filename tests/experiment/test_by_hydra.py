@@ -32,6 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @installed("hydra_optuna_sweeper")
 def test_a_sweeper_looks_for_the_best_validation_score() -> None:
     optuna = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_jobs=1")
+    optuna += ("hydra.sweeper.sampler.seed=0",)
     trials = ("hydra.sweeper.n_trials=3", "hydra.sweep.dir=sweep", "client.lr=interval(.001,.5)")
     assert main(["-m", *optuna, *trials, *SMALL]) == 0
     summaries = [json.loads(file.read_text()) for file in Path("sweep").glob("*/summary.json")]

@@ -50,6 +50,16 @@ def test_draws_are_spread_over_the_interval() -> None:
         tuning.points({"a": Interval(0.0, 1.0, False)}, None)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.99, 0.9999), (100001.0, 100400.0), (-1.0, 0.0)])
+@pytest.mark.parametrize("log", [True, False])
+def test_draws_of_a_narrow_interval_differ_and_stay_inside(
+    low: float, high: float, log: bool
+) -> None:
+    drawn = [p["a"] for p in tuning.points({"a": Interval(low, high, log and low > 0)}, 20)]
+    assert low <= min(drawn) and max(drawn) <= high
+    assert len(set(drawn)) > 15
+
+
 def test_the_best_mean_wins_and_a_run_that_is_missing_never_does() -> None:
     scores = {0: [0.5, 0.7], 1: [0.9, None], 2: [0.61, 0.61], 3: [math.nan, 1.0], 4: [0.61, 0.61]}
     assert tuning.best(scores) == (2, pytest.approx(0.61))

@@ -164,7 +164,8 @@ class DetailedClasses(Classes):
         checked = super().check(tally)
         samples, bins, sums = int(checked["samples"]), checked["bins"], checked["confidence"]
         # Of coarse counts at most one is rounded up, which is more than half of the samples.
-        if max(int(checked["confusion"].sum()), int(bins.sum())) > 1.5 * samples:
+        # In float64, because a sum of int64 could wrap around.
+        if max(checked[name].double().sum() for name in ("confusion", "bins")) > 1.5 * samples:
             raise ValueError(f"a tally of {samples} samples that counts more")
         if (checked["hits"] > bins).any() or (
             "above" in checked and (checked["above"].diff() > 0).any()

@@ -183,6 +183,11 @@ def _check_together(run: RunSettings) -> None:
             f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
             " clients' validation data"
         )
+    if run.replies.oversample and run.fraction * (1 + run.replies.oversample) > 1:
+        raise ConfigError(
+            f"replies.oversample={run.replies.oversample:g} with fraction={run.fraction:g}: there"
+            f" are not so many clients; at most {1 / run.fraction - 1:g}"
+        )
     if noise and evaluation.clients:
         raise ConfigError(
             f"privacy.noise={noise.multiplier:g} needs eval.clients=false: the clients' scores"
