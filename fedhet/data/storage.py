@@ -59,8 +59,12 @@ def written(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_folder(folder: Path) -> Iterator[Path]:
-    """Give the block a new folder, which takes the place of `folder` once it is on the disk.
+def written_folder(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
+    """Give the block a new folder, which becomes `folder` once it is on the disk.
+
+    Args:
+        folder: the folder to write.
+        replaces: whether it takes the place of one that has files; else that is an error.
 
     Raises:
         WriteError: it cannot be written; nothing of it is left, and `folder` is as it was.
@@ -72,7 +76,8 @@ def written_folder(folder: Path) -> Iterator[Path]:
         yield part
         for path in (*part.rglob("*"), part):
             sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
+        if replaces:
+            shutil.rmtree(folder, ignore_errors=True)
         part.replace(folder)
         sync(folder.parent)
     except OSError as error:

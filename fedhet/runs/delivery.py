@@ -137,7 +137,7 @@ def keep(job: Job, client: FedClient) -> Upload:
         "scores": scores,
     }
     home = _root() / msg.run_id / str(msg.pid)
-    with written_folder(home) as part:  # in place of that of a run that was resumed
+    with written_folder(home, replaces=True) as part:  # that of a run that was resumed
         for name, tree in models.items():
             save_tensors(part / f"{name}.safetensors", tree)
         write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})

@@ -81,8 +81,7 @@ class Watch:
         """Look once at the folders of the runs that have not ended."""
         completed = self.done + sum(map(share, self.running))
         self.bar.update(self._whole, completed=completed, count=f"{self.done}/{self.total}")
-        if self.bar.live.is_started:
-            self.bar.refresh()
+        self.bar.refresh()
 
 
 def share(folder: Path) -> float:

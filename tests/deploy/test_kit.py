@@ -35,6 +35,24 @@ def deploy(*arguments: object) -> int:
     return main.main(["deploy", *map(str, arguments)])
 
 
+def test_files_that_appear_meanwhile_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deploy"
+    new_authority = certificates.new_authority
+
+    def slow() -> certificates.Authority:
+        out.mkdir()
+        (out / "ca.key").write_text("of another command")
+        return new_authority()
+
+    monkeypatch.setattr(certificates, "new_authority", slow)
+    assert deploy("init", "--sites", "a", "--server", HOST, "--out", out) == 1
+    assert str(tmp_path) in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["ca.key"]
+    assert [path.name for path in tmp_path.iterdir()] == ["deploy"]
+
+
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("kit") / "deploy"

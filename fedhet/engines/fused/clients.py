@@ -19,6 +19,7 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
+from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.fused.meeting import Meeting
 from fedhet.engines.fused.steps import Impure, Pass, Training
 
@@ -90,7 +91,7 @@ class Fused:
         return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
 
 
-class FusedCourier:
+class FusedCourier(LocalCourier):
     """Serves k clients at a time, side by side.
 
     Args:
@@ -103,8 +104,7 @@ class FusedCourier:
     """
 
     def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
-        self._make = make
-        self.store = store
+        super().__init__(make, store)
         self._k = k
         self._meeting = Meeting.here()  # with those of other runs
         self.performer = Fused(self._meeting)

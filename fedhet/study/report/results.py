@@ -149,15 +149,15 @@ def _cell(home: Path, number: int, entry: Any) -> FoundRun:
 def _state(folder: Path, home: Path) -> Values:
     """The content of a cell's cell.json; its status says so if there is none."""
     try:
-        if home.resolve() not in folder.resolve().parents:
-            raise ValueError("it may lead anywhere")
-        return read_object(folder / CELL, schema.STATE, ("status",))
+        if home.resolve() in folder.resolve().parents:
+            return read_object(folder / CELL, schema.STATE, ("status",))
     except (FileNotFoundError, NotADirectoryError):
         return {"status": NOT_RUN, "reason": NOT_RUN}
     except DataError:
         return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
-    except (OSError, ValueError, RuntimeError):  # also a null byte, or links in a circle
-        return {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
+    except (OSError, ValueError, RuntimeError):  # a null byte, or links in a circle: in no folder
+        pass
+    return {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
 
 
 def _found(folder: Path, name: str) -> FoundRun:
