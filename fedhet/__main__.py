@@ -36,7 +36,7 @@ try:
         interruptible,
         report_error,
     )
-    from fedhet.runs.config import catalogue, pieces
+    from fedhet.runs.config import catalogue, components
     from fedhet.runs.config.lines import refuse_blanks
     from fedhet.runs.process import direct_loopback
 except ModuleNotFoundError as error:
@@ -84,7 +84,7 @@ def _main(argv: Sequence[str]) -> int:
     first = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)  # a command takes it, too
     first.add_argument("--config-dir", action="append", default=[])
     folders, argv = first.parse_known_args(argv)
-    pieces.extend_search_path(folders.config_dir)
+    components.extend_search_path(folders.config_dir)
     _find_packages_here()
     if argv and "=" not in argv[0] and not argv[0].startswith(("-", "~")):
         return _run_command(argv[0], argv[1:])
@@ -151,14 +151,14 @@ def _list(words: Sequence[str]) -> None:
             f"--list {' '.join(words)}: it lists all methods and plug-ins, and takes nothing else;"
             " --help method, or --help method=<name>, tells more"
         )
-    print(help.pieces_text(), flush=True)
+    print(help.components_text(), flush=True)
     print(help.combinations_text(help.compatibility()))
 
 
 def _find_packages_here() -> None:
     """Let the console script find what `python -m fedhet` finds: a trusted package lying here."""
     here = str(Path.cwd())
-    if os.environ.get(pieces.TRUST) and here not in sys.path and not sys.flags.safe_path:
+    if os.environ.get(components.TRUST) and here not in sys.path and not sys.flags.safe_path:
         sys.path.append(here)
 
 

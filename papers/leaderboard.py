@@ -370,7 +370,7 @@ def ranked(
             row[name.partition(", ")[2]] = own
         rows.append(row)
     yield markdown(rows)
-    yield _told(int(decided["pairs"].min()), len(decided), [*margins.values()])
+    yield _summary_line(int(decided["pairs"].min()), len(decided), [*margins.values()])
     yield from _lacking(runs, ranks)
 
 
@@ -390,7 +390,7 @@ def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
     return runs.pivot_table(score, ["setting", "seed"], "method").dropna(axis=1)
 
 
-def _told(seeds: int, comparisons: int, margins: Sequence[float]) -> str:
+def _summary_line(seeds: int, comparisons: int, margins: Sequence[float]) -> str:
     """What the bold entries and the marks of a table of scores mean."""
     text = "Bold is the best mean of a setting, perhaps by chance."
     needed = statistics.pairs_needed(comparisons)

@@ -79,10 +79,10 @@ class ReproducedRun:
                 points.append((int(step["step"]), value))
         return points
 
-    def arrays(self, piece: str) -> Tree:
+    def arrays(self, component: str) -> Tree:
         """What a plug-in has recorded in arrays/ of the last round; empty if nothing."""
         last = max((step["step"] for step in self.steps if step["phase"] == TRAIN), default=0)
-        path = self.cell.folder / "arrays" / f"{piece}-{last}.safetensors"
+        path = self.cell.folder / "arrays" / f"{component}-{last}.safetensors"
         return read_tensors(path) if path.exists() else {}
 
     def rounds_of(self, phase: str) -> int:

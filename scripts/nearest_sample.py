@@ -114,7 +114,7 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
                     raise RuntimeError(str(reply))
                 yield from targets(client, reply)
                 replies.append(reply)
-            strategy.settle(step, replies, loop.accept)
+            strategy.finish_step(step, replies, loop.accept)
 
 
 def targets(client: FedClient, reply: Upload) -> Iterator[Target]:
@@ -158,7 +158,7 @@ def of_density(
     client: FedClient, reply: Upload, members: Samples, others: Samples
 ) -> Iterator[Target]:
     """What a MADE tells to someone who knows the one from which its training started."""
-    (plugin,) = (piece for piece in client.plugins if piece.name == "feddisk")
+    (plugin,) = (component for component in client.plugins if component.name == "feddisk")
     x, own = members.x, plugin.settings
     masks = densities.masks(x.shape[1], own["hidden"], own["masks"], client.workspace.seed)
     expected = torch.zeros_like(x[:1])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from composing import composed
 
-from fedhet.runs.config import pieces
+from fedhet.runs.config import components
 
 if TYPE_CHECKING:
     from fedhet.core.task import Task
@@ -33,11 +33,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Pieces of one's own on this machine are no concern of these tests; papers/ belongs to the clone.
-os.environ.pop(pieces.SEARCH_PATH, None)
+os.environ.pop(components.SEARCH_PATH, None)
 PAPERS = Path(__file__).parents[1] / "papers" / "conf"
-_on_this_machine = {one for one in pieces.installed() if one.folder != PAPERS}
-_found = pieces.installed
-pieces.installed = lambda: tuple(one for one in _found() if one not in _on_this_machine)
+_on_this_machine = {one for one in components.installed() if one.folder != PAPERS}
+_found = components.installed
+components.installed = lambda: tuple(one for one in _found() if one not in _on_this_machine)
 
 
 @pytest.fixture(autouse=True, scope="session")

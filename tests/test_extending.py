@@ -57,7 +57,7 @@ def test_the_largest_and_the_smallest_value_do_not_count(federation: Any) -> Non
     run = federation(toy_task(3), FedTrim, options={"trim": 0.34})
     step, old = run.plan(), run.strategy.weights["model"]
     replies = [run.client().handle(msg) for msg in step]
-    run.settle(replies)
+    run.finish_step(replies)
     for name, new in run.strategy.weights["model"].items():
         middle = torch.stack([reply.weights[name] for reply in replies]).median(0).values
         torch.testing.assert_close(new, middle.to(new))

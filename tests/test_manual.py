@@ -17,7 +17,7 @@ import pytest
 
 from fedhet.core import authors, kernel, trees
 from fedhet.core.check import setting
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import (
     KINDS,
@@ -36,7 +36,7 @@ from fedhet.core.kernel import (
 )
 from fedhet.core.messages import LocalSettings, Upload
 from fedhet.core.server.evaluation import evaluation_messages
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import Setting
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.data.toy import toy_task
 from fedhet.testing import Federation
@@ -61,7 +61,7 @@ HOOKS = {
         "expects",
         "weight",
         "merge",
-        "shows",
+        "evaluation_extras",
     ),
     Client: ("train", "terms", "views", "personal_module"),
     Plugin: (
@@ -91,8 +91,8 @@ HELPERS = ("Term", "Scope", "serves", "setting", "trees")
 OURS = {"GROUP", "settings", "digest", "overrides"}
 
 
-def names(pieces: dict[Any, tuple[str, ...]]) -> set[str]:
-    return {name for of_class in pieces.values() for name in of_class}
+def names(components: dict[Any, tuple[str, ...]]) -> set[str]:
+    return {name for of_class in components.values() for name in of_class}
 
 
 def public(cls: type) -> set[str]:
@@ -108,11 +108,11 @@ def test_the_lists_of_this_test_are_an_authors_words() -> None:
     assert public(Method) == {*HOOKS[Method], *FACTS[Method], *OURS}
     assert public(Plugin) == {*HOOKS[Plugin], *FACTS[Plugin], *OURS}
     assert public(Client) == set(HOOKS[Client])
-    assert public(Site) == set(SITE)
+    assert public(ClientContext) == set(SITE)
 
 
 def test_one_module_has_all_that_an_author_imports() -> None:
-    words = {*(one.__name__ for one in (*VALUES, *HOOKS, Site)), *HELPERS}
+    words = {*(one.__name__ for one in (*VALUES, *HOOKS, ClientContext)), *HELPERS}
     assert words <= set(authors.__all__)
     assert all(hasattr(authors, name) for name in authors.__all__)
 
@@ -181,7 +181,7 @@ def test_the_other_lists_are_complete() -> None:
     facts = names(FACTS) - {"options"}
     assert sorted_names(listed("Besides functions, a class sets")) == sorted(facts)
     assert "self.options.trim" in CODE
-    assert sorted_names(listed("`Site`, a client's place")) == sorted(SITE)
+    assert sorted_names(listed("`ClientContext`, a client's place")) == sorted(SITE)
     assert listed("kind says what becomes") == list(KINDS)
     for kind, meaning in KINDS.items():
         assert f"- `{kind}`: {meaning}\n" in MANUAL
@@ -196,13 +196,15 @@ def test_signatures_of_values_are_those_of_the_code() -> None:
     assert [f.name for f in fields(Term)] == ["kind", "f", "own", "factor", "draws"]
     assert "Scope(trained=..., shared=..., why=...)" in CODE
     assert [f.name for f in fields(Scope)] == ["trained", "shared", "why"]
-    fit = inspect.signature(Site.fit).parameters
+    fit = inspect.signature(ClientContext.fit).parameters
     item = " ".join(MANUAL[MANUAL.index("- `fit(start, terms)`") :].partition("\n- ")[0].split())
     by_name = [name for name, one in fit.items() if one.kind is one.KEYWORD_ONLY]
     assert re.findall(r"`(\w+)(?:=True)?`", item)[1:] == by_name
-    of_site = MANUAL[MANUAL.index("`Site`, a client's") : MANUAL.index("A **workspace** is what")]
+    of_site = MANUAL[
+        MANUAL.index("`ClientContext`, a client's") : MANUAL.index("A **workspace** is what")
+    ]
     for name, arguments in re.findall(r"(?m)^- `(\w+)\(([a-z, ]*)\)", of_site):
-        function = getattr(Site, name)
+        function = getattr(ClientContext, name)
         parameters = list(inspect.signature(function).parameters.values())[1:]
         positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert arguments == ", ".join(positional), name
@@ -306,7 +308,12 @@ def test_every_block_is_python() -> None:
 def test_the_method_with_a_state_and_a_phase_works(federation: Callable[..., Any]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", MANUAL, re.DOTALL)
     given: dict[str, Any] = {**vars(kernel), "trees": trees, "setting": setting}
-    given |= {"Iterator": Iterator, "Site": Site, "Setting": Setting, "dataclass": dataclass}
+    given |= {
+        "Iterator": Iterator,
+        "ClientContext": ClientContext,
+        "RunSetup": Setting,
+        "dataclass": dataclass,
+    }
     given |= {"__name__": __name__}
     exec(compile(code, "docs/extending.md", "exec", dont_inherit=True, flags=ANNOTATIONS), given)
     run = federation(toy_task(), given["Mine"], rounds=2).run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, log
 from fedhet.core.groups import LocalSettings
@@ -31,7 +31,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras, Recorded
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.task import Samples
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope, Workspace
@@ -40,6 +40,7 @@ __all__ = [
     "AnyTree",
     "Batch",
     "Client",
+    "ClientContext",
     "ConfigError",
     "Expected",
     "Extras",
@@ -53,10 +54,9 @@ __all__ = [
     "Prepared",
     "Recorded",
     "Result",
+    "RunSetup",
     "Samples",
     "Scope",
-    "Setting",
-    "Site",
     "State",
     "Step",
     "Term",

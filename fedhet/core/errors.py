@@ -123,7 +123,7 @@ def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
     )
 
 
-def told(error: Exception) -> str:
+def public_text(error: Exception) -> str:
     """What another machine learns of an error.
 
     Of settings, of a message and of a lost state it is the whole text, which has nothing but what

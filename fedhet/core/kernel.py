@@ -29,9 +29,9 @@ from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Scope, Workspace
 
 if TYPE_CHECKING:
-    from fedhet.core.client.site import Site
+    from fedhet.core.client.context import ClientContext
     from fedhet.core.client.training import Fitted
-    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.task import Samples
 
 State = Mapping[str, Any]  # trees, tensors, numbers, and lists and dicts of them, by name
@@ -379,7 +379,7 @@ def serves(f: F) -> F:
     return f
 
 
-class Piece(Checked):
+class Component(Checked):
     """A method or a plug-in. Its class is checked when it is made.
 
     Attributes:
@@ -396,7 +396,7 @@ class Piece(Checked):
         super().__init_subclass__()
         if base:
             common = ("broadcast", "expects", "setup", "slots")
-            cls._hooks = {name: getattr(Piece, name) for name in common} | _functions(cls)
+            cls._hooks = {name: getattr(Component, name) for name in common} | _functions(cls)
             return
         check_class(cls)
         stated: tuple[Any, ...] = cls.needs, cls.breaks
@@ -431,11 +431,11 @@ class Piece(Checked):
         """The words that it makes untrue -> why."""
         return {}
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         """What the server keeps for it beside the weights. It refuses what it cannot act on."""
         return {}
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
         """Further weights that the server keeps, with their initial values."""
         return {}
 
@@ -520,24 +520,24 @@ class Client:
         super().__init_subclass__()
         check_class(cls)
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         """What the method adds to the steps of local training."""
         return []
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """The phase `train`: train from the received weights."""
-        return Result(site.fit(msg.weights, self.terms(msg, state, site)).params), state
+        return Result(ctx.fit(msg.weights, self.terms(msg, state, ctx)).params), state
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         """The models to evaluate, by view ("global", "personal"); each is built when it is due.
 
         By default each view of the method's `evaluates` is the model with the message's weights,
         among which is what the client keeps.
         """
-        return dict.fromkeys(
-            self.options.evaluates(site.workspace), lambda: site.model(msg.weights)
-        )
+        return dict.fromkeys(self.options.evaluates(ctx.workspace), lambda: ctx.model(msg.weights))
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -548,7 +548,7 @@ class Client:
 Client._hooks = _functions(Client)
 
 
-class Method(Piece, base=True):
+class Method(Component, base=True):
     """The server half of a method, and its options. Its defaults are FedAvg's.
 
     A subclass is a frozen dataclass, whose fields say what they allow by `fedhet.core.check.
@@ -591,15 +591,15 @@ class Method(Piece, base=True):
         """How clients train, given what the configuration says."""
         return local
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         """The phases, in order. Those of plug-ins come before them."""
         uploads = "weights" not in self.breaks
         train = Phase(
-            "train", setting.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
+            "train", setup.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
         )
         return [train]
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
+    def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
         """What clients receive beside the weights in order to evaluate."""
         return {}
 
@@ -616,7 +616,7 @@ class Method(Piece, base=True):
         return Merged(trees.add(change, old), state)
 
 
-class Plugin(Piece, base=True):
+class Plugin(Component, base=True):
     """What any method may have added. One frozen dataclass has both halves.
 
     A class that overrides `weight` or `weights` states "used weights" in `needs`. With `needs_all`,
@@ -630,14 +630,14 @@ class Plugin(Piece, base=True):
         if "name" in vars(cls):
             cls.GROUP = f"plugin.{cls.name}"
         own = [hook for hook in ("weight", "weights") if hook in vars(cls)]
-        needs: Any = () if cls.needs is Piece.needs else cls.needs
+        needs: Any = () if cls.needs is Component.needs else cls.needs
         if own and not base and not isinstance(needs, property) and "used weights" not in needs:
             raise TypeError(
                 f"{cls.__qualname__} overrides {own[0]}: state 'used weights' in `needs`"
             )
 
     # ---- server
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         """Phases of its own, which come before the training."""
         return []
 
@@ -666,12 +666,12 @@ class Plugin(Piece, base=True):
         """The training set to use; images are in [0, 1], and not normalised yet."""
         return samples
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         """What it adds to the steps of the host's training."""
         return []
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         """What goes with the host's reply: extras and metrics, given what was trained."""
         return Result(), state

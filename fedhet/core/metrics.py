@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fedhet.core.client.descent import Performer
+from fedhet.core.client.descent import Batcher
 from fedhet.core.targets import Scores, Tally
 from fedhet.core.task import Samples, Task
 
@@ -16,25 +16,25 @@ FORWARD_BATCH = 1024  # samples per forward pass outside training
 
 
 def outputs(
-    model: nn.Module, x: Tensor, performer: Performer | None, part: str = "forward"
+    model: nn.Module, x: Tensor, batcher: Batcher | None, part: str = "forward"
 ) -> Iterator[Tensor]:
     """What a model makes of x (n, ...), `FORWARD_BATCH` inputs at a time.
 
     Args:
         model: the model, in eval mode.
         x: its inputs.
-        performer: carries out the passes together with those of other clients; or None.
+        batcher: carries out the passes together with those of other clients; or None.
         part: the method of the model, such as "features".
     """
-    if performer is None:
+    if batcher is None:
         yield from map(getattr(model, part), x.split(FORWARD_BATCH))
     else:
-        yield from performer.forward(model, x, part).split(FORWARD_BATCH)
+        yield from batcher.forward(model, x, part).split(FORWARD_BATCH)
 
 
 @torch.no_grad()
 def assess(
-    model: nn.Module, data: Samples, task: Task, performer: Performer | None = None
+    model: nn.Module, data: Samples, task: Task, batcher: Batcher | None = None
 ) -> tuple[Scores, Tally]:
     """Evaluate the model.
 
@@ -42,7 +42,7 @@ def assess(
         model: it is put into eval mode.
         data: samples that are prepared for the model, at least one.
         task: its criterion and its target.
-        performer: as in `outputs`.
+        batcher: as in `outputs`.
 
     Returns:
         `loss`, `n` and the scores of the target, all of them plain numbers; and the tally of which
@@ -52,7 +52,7 @@ def assess(
     target = task.scoring
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
     tally: Tally | None = None
-    all_outputs = outputs(model, data.x, performer)
+    all_outputs = outputs(model, data.x, batcher)
     for output, y in zip(all_outputs, data.y.split(FORWARD_BATCH), strict=True):
         loss += task.criterion(output, y).double().sum()
         batch = target.tally(output, y)

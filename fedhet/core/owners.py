@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core import kernel, messages, trees
-from fedhet.core.kernel import Expected, Message, Piece, Step, is_withheld
+from fedhet.core.kernel import Component, Expected, Message, Step, is_withheld
 from fedhet.core.messages import Broadcast
 from fedhet.core.trees import AnyTree
 
@@ -31,10 +31,10 @@ def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
     return Message(phase, msg.step, msg.round, msg.pid, msg.local, weights, extras)
 
 
-def sent_extras(piece: Piece, result: kernel.Result) -> messages.Extras:
+def sent_extras(component: Component, result: kernel.Result) -> messages.Extras:
     """The extras of a result under the names in messages; what is withheld is empty."""
     given = {n: torch.empty(0) if t is None else t for n, t in result.extras.items()}
-    return prefixed(piece.name, given)
+    return prefixed(component.name, given)
 
 
 def read_update(

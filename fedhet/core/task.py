@@ -160,13 +160,13 @@ class HeldClients(Sequence[ClientData]):
     def _client(self, pid: int) -> ClientData:
         return self.here[pid]  # type: ignore[no-any-return]
 
-    def learn(self, pid: int, told: Mapping[str, object]) -> None:
+    def learn(self, pid: int, report: Mapping[str, object]) -> None:
         """Take from a client's node how many samples the client has.
 
         Raises:
             ValueError: these are no such numbers, or not the one that was known before.
         """
-        sizes = tuple(told.get(part) for part in PARTS)
+        sizes = tuple(report.get(part) for part in PARTS)
         if not all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in sizes):
             said = clean(repr(dict(zip(PARTS, sizes, strict=True))), 100)
             raise ValueError(

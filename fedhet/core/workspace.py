@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedhet.core import streams
 from fedhet.core.client import functional
-from fedhet.core.client.descent import Performer
+from fedhet.core.client.descent import Batcher
 from fedhet.core.errors import ConfigError
 from fedhet.core.groups import OFF, Evaluation, Noise, Speed
 from fedhet.core.limits import UNLIMITED, Limits
@@ -70,7 +70,7 @@ class Workspace:
         mergeable: the names that are both, which merges, plug-ins and server optimisers see.
         variances: the names of batch norm's running variances, which are >= 0.
         kept: the names that a client keeps for itself.
-        performer: what carries out gradient steps and forward passes together with those of other
+        batcher: what carries out gradient steps and forward passes together with those of other
             clients; None for nothing.
         local_statistics: whether buffers="local" leaves the shared weights without the
             floating-point buffers that belong to them, so that there is no global model.
@@ -81,7 +81,7 @@ class Workspace:
             account.
     """
 
-    performer: Performer | None = None
+    batcher: Batcher | None = None
 
     def __init__(
         self,
@@ -177,12 +177,12 @@ class Workspace:
                 " train"
             )
 
-    def twin(self, performer: Performer) -> Workspace:
+    def clone(self, batcher: Batcher) -> Workspace:
         """One with a model of its own, for a client that is served beside others."""
         other = copy(self)
         other.model = deepcopy(self.model)
         other._state = other.model.state_dict(keep_vars=True)
-        other.performer = performer
+        other.batcher = batcher
         for name in ("teacher", "compiled"):
             vars(other).pop(name, None)
         return other

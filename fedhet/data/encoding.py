@@ -127,7 +127,7 @@ class Cells:
                 expected = f"finite numbers; {_ADVICE}"
             if self.missing != REFUSE:
                 good |= missing
-            check_rows(source, good, partial(_told, cells, missing, expected), column)
+            check_rows(source, good, partial(_cell_error, cells, missing, expected), column)
         return x
 
     def kept(self, samples: RawSamples) -> RawSamples:
@@ -155,7 +155,7 @@ def _numbers(cells: pandas.Series) -> np.ndarray:
     return np.where(cells.isna(), np.nan, found.to_numpy(np.float64, na_value=np.nan))
 
 
-def _told(cells: pandas.Series, missing: np.ndarray, expected: str, row: int) -> str:
+def _cell_error(cells: pandas.Series, missing: np.ndarray, expected: str, row: int) -> str:
     if missing[row]:
         return (
             "the cell is empty, or says that its value is missing; fill it in, leave the row or"

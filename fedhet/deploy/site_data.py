@@ -25,7 +25,7 @@ def compared(place: SiteFolder, overrides: Sequence[str]) -> str:
     settings = config.compose(overrides)
     if own := OwnData.of(place.node_config):
         described = SiteClient(settings, own, MemoryStore()).description
-        return f"{place.data} is as declared, and the server is told: {_told(described)}"
+        return f"{place.data} is as declared, and the server is lines: {_report(described)}"
     if is_local(settings.cfg):
         raise ConfigError(
             f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
@@ -57,15 +57,15 @@ def _shared(settings: config.Config) -> str:
     return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
 
 
-def _told(described: SiteDescription) -> str:
+def _report(described: SiteDescription) -> str:
     """What the server learns of the site's data before the first round."""
     train, val, test = described.sizes
-    told = [f"{train} training, {val} validation, {test} test samples"]
+    lines = [f"{train} training, {val} validation, {test} test samples"]
     if described.counts is None:
-        told.append("no counts of classes")
+        lines.append("no counts of classes")
     else:
-        counts = ["not told" if one is None else str(one) for one in described.counts]
-        told.append(f"counts of classes: {', '.join(counts)}")
+        counts = ["not sent" if one is None else str(one) for one in described.counts]
+        lines.append(f"counts of classes: {', '.join(counts)}")
     what = {"x": "the inputs", "y": "the numbers to predict"}
-    told += [f"mean and squares of {what[name]}" for name in described.moments]
-    return "; ".join(told)
+    lines += [f"mean and squares of {what[name]}" for name in described.moments]
+    return "; ".join(lines)

@@ -7,8 +7,8 @@ import importlib
 from fedhet.core.errors import ConfigError, RunFailed, reason_of
 from fedhet.core.task import Task
 from fedhet.runs.config import Config
-from fedhet.runs.given import check_settings, check_task
 from fedhet.runs.job import Job, try_settings
+from fedhet.runs.object_task import check_settings, check_task
 from fedhet.runs.process import pinned_threads
 from fedhet.runs.record import terminal
 from fedhet.runs.record.outcome import Run, load_run

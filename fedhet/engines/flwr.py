@@ -23,7 +23,7 @@ from typing import Any
 from fedhet.core.errors import SUBMITTED, ConfigError, RunFailed, printed
 from fedhet.data.storage import LastingJson
 from fedhet.runs import delivery
-from fedhet.runs.config import pieces, sent
+from fedhet.runs.config import components, sent
 from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder
@@ -120,7 +120,7 @@ def _environment(home: Path, folder: Path) -> dict[str, str]:
         **os.environ,
         # The packages and folders of one's own pieces that this process finds.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
-        pieces.SEARCH_PATH: os.pathsep.join(map(str, pieces.search_path())),
+        components.SEARCH_PATH: os.pathsep.join(map(str, components.search_path())),
         SUBMITTED: str(home / "settings.json"),
         **flower_environment(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),

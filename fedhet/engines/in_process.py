@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.server.loop import Courier
-from fedhet.engines.couriers import LocalCourier
+from fedhet.core.server.loop import Transport
 from fedhet.engines.fused.choice import together
-from fedhet.engines.fused.clients import FusedCourier
-from fedhet.engines.pool import PoolCourier
+from fedhet.engines.fused.clients import FusedTransport
+from fedhet.engines.pool import PoolTransport
+from fedhet.engines.transport import LocalTransport
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job, begin
 from fedhet.runs.stores import MemoryStore
@@ -34,15 +34,15 @@ def run(job: Job) -> Path:
     workers = min(job.config.run.engine.workers, len(job.task.sizes))
     store = MemoryStore()
     make = partial(job.client, store)
-    courier: Courier = LocalCourier(make, store)
+    transport: Transport = LocalTransport(make, store)
     job.together = together(job)
     if job.together:
-        courier = fused = FusedCourier(make, store, job.together)
-        job.workspace.performer = fused.performer
+        transport = fused = FusedTransport(make, store, job.together)
+        job.workspace.batcher = fused.batcher
     loop = begin(job)  # before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(TemporaryFolder("fedhet-state-"))
-            courier = stack.enter_context(PoolCourier(workers, job, Path(folder)))
-        loop.run(courier)
+            transport = stack.enter_context(PoolTransport(workers, job, Path(folder)))
+        loop.run(transport)
     return job.run_dir

@@ -1,4 +1,4 @@
-"""The courier to clients in worker processes, whose messages travel in shared memory.
+"""The transport to clients in worker processes, whose messages travel in shared memory.
 
 The order in which workers are given messages is that of Ray's (ray.py), too.
 """
@@ -205,7 +205,7 @@ class Worker:
     replies: Path
 
 
-class PoolCourier(Pool):
+class PoolTransport(Pool):
     """Processes of this machine, each at the other end of a pipe.
 
     Args:
@@ -222,7 +222,7 @@ class PoolCourier(Pool):
         self._count = workers
         self._started = 0
 
-    def __enter__(self) -> PoolCourier:
+    def __enter__(self) -> PoolTransport:
         self._writer = Writer(self._folder / "broadcast")
         if not self._can_fork():
             # The first process to be spawned would start this one too, which unblocks signals.

@@ -60,7 +60,7 @@ def run(job: Job) -> Path:
     check_resources(engine.address, "engine", needs, " per client")
     loop = begin(job)
     with loop.ending(), ray_arguments(engine.address) as arguments, _started(arguments):
-        loop.run(RayCourier(job))
+        loop.run(RayTransport(job))
     return job.run_dir
 
 
@@ -150,7 +150,7 @@ class ClientStates:
         self.of[pid].save(pid, version, state, keep)
 
 
-class RayCourier(Pool):
+class RayTransport(Pool):
     """As many processes as fit, each of which is an actor of Ray.
 
     Args:

@@ -70,7 +70,7 @@ class Rounds(Callback):
         self._begun = False
         self._row: Row = {}
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         self._row = row
         self.rows.append(row | recorded_numbers(loop.current))
 
@@ -321,7 +321,7 @@ class StrategyAdapter(Rounds, Strategy):
         arrived = {proxy.cid: res for proxy, res in pairs}
         raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
         causes = "; ".join(sorted(raised)) or "Flower reports none"
-        more_bytes = self._method.setting.replies.max_bytes
+        more_bytes = self._method.setup.replies.max_bytes
 
         def read(msg: Broadcast, node: str, res: FitRes | EvaluateRes) -> Reply:
             expected = sum(payload(msg.slot, msg.weights, msg.extras).values())

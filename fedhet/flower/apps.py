@@ -30,7 +30,7 @@ from fedhet.core.errors import (
     RunFailed,
     clean,
     log,
-    told,
+    public_text,
     traceback_wanted,
 )
 from fedhet.core.limits import Limits
@@ -38,12 +38,12 @@ from fedhet.core.server.loop import Loop
 from fedhet.core.task import PARTS, Task
 from fedhet.data.files import confined
 from fedhet.flower import wire
-from fedhet.flower.courier import ASKS, CONFIG, RAISED, SETTINGS
 from fedhet.flower.nodes import OWN_LOOP, Nodes, place_of
-from fedhet.flower.own_loop import OwnersSite, OwnLoop, check_own_loop
-from fedhet.flower.parcels import Parcels, opened
+from fedhet.flower.own_loop import OwnersContext, OwnLoop, check_own_loop
+from fedhet.flower.packing import RecordPacker, opened
 from fedhet.flower.serverapp import Strategy, job_of
 from fedhet.flower.sites import EXAMPLE, OwnData, SiteClient, SiteNodes, declared_elsewhere
+from fedhet.flower.transport import ASKS, CONFIG, RAISED, SETTINGS
 from fedhet.runs.config import Config, compose, experiment_file, sent
 from fedhet.runs.config.lines import refuse_repeated
 from fedhet.runs.config.overrides import literal
@@ -89,7 +89,7 @@ def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) 
         )
         site = context.node_config.get("site")
         whose = f"the node of site {site!r}" if site else "its node"
-        reason = clean(f"{whose} cannot serve this run: {told(error)}")
+        reason = clean(f"{whose} cannot serve this run: {public_text(error)}")
         return Message(Error(RAISED, reason), reply_to=message)
 
 
@@ -105,7 +105,7 @@ def served(client: NumPyClient, content: RecordDict) -> RecordDict:
     tensors, carried = opened(content)
     arrays, examples, metrics = client.fit(list(map(wire.read_array, tensors)), carried)
     tensors = ndarrays_to_parameters(arrays).tensors
-    return Parcels()(tensors, {**metrics, wire.EXAMPLES: examples})
+    return RecordPacker()(tensors, {**metrics, wire.EXAMPLES: examples})
 
 
 def client_for(
@@ -225,7 +225,7 @@ def client_of(
         )
     if loop is not None:
         check_own_loop(client.method, client.plugins)
-        client.site_of = partial(OwnersSite, loop=loop, config=config)
+        client.context_of = partial(OwnersContext, loop=loop, config=config)
         client.properties[OWN_LOOP] = True
     return wire.Adapter(client)
 

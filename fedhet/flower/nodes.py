@@ -219,4 +219,4 @@ def nodes_of(method: FedStrategy) -> Nodes:
     """The nodes of a method in an app of one's own, which have one client each."""
     clients = method.workspace.task.clients
     held = clients if isinstance(clients, HeldClients) else None
-    return Nodes(method.setting.replies, clients=held)
+    return Nodes(method.setup.replies, clients=held)

@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Client, Method, Piece, Term
+from fedhet.core.kernel import Client, Component, Method, Term
 from fedhet.core.messages import Broadcast
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
@@ -34,17 +34,20 @@ NEEDS = {
 BREAKS = {"local steps": "its clients take no local steps"}
 
 
-def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:
+def check_own_loop(method: Method, plugins: Sequence[Component]) -> None:
     """Refuse pieces that need local steps of fedhet's.
 
     Raises:
         ConfigError: it names the piece, and the reason.
     """
     reasons = [
-        (f"plugin {piece.name!r}" if piece is not method else f"method={piece.name}", why)
-        for piece in (method, *plugins)
+        (
+            f"plugin {component.name!r}" if component is not method else f"method={component.name}",
+            why,
+        )
+        for component in (method, *plugins)
         for word, why in NEEDS.items()
-        if word in piece.needs
+        if word in component.needs
     ]
     reasons += [(f"method={method.name}", why) for w, why in BREAKS.items() if w in method.breaks]
     if method.client.terms is not Client.terms:
@@ -53,13 +56,13 @@ def check_own_loop(method: Method, plugins: Sequence[Piece]) -> None:
         raise ConfigError(f"{name} {REFUSES} {why}; without one, fedhet trains")
 
 
-class OwnersSite(Site):
+class OwnersContext(ClientContext):
     """Calls the owner's loop where the clients of a method take local steps.
 
     Training whose result is not sent, such as FedBABU's fine-tuning, is fedhet's.
 
     Args:
-        workspace, msg, identity: as for `Site`.
+        workspace, msg, identity: as for `ClientContext`.
         loop: the owner's loop.
         config: what the owner has given to `Strategy.start` for it.
     """
@@ -86,7 +89,7 @@ class OwnersSite(Site):
     def fit(
         self, start: AnyTree, terms: Sequence[Term] = (), *, alone: bool = False, **how: Any
     ) -> Fitted:
-        """As `Site.fit`, by the owner's loop.
+        """As `ClientContext.fit`, by the owner's loop.
 
         Raises:
             ConfigError: the training is not plainly of the model on the client's samples, or the

@@ -28,19 +28,19 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.flower import wire
 from fedhet.flower.adapter import CHANGED, Rounds, final_weights, global_of, means_of
-from fedhet.flower.courier import (
-    FlowerCourier,
+from fedhet.flower.nodes import Nodes, nodes_of
+from fedhet.flower.packing import RecordPacker
+from fedhet.flower.transport import (
+    FlowerTransport,
     GridMembers,
     message_of,
     read_message,
     settings_records,
 )
-from fedhet.flower.nodes import Nodes, nodes_of
-from fedhet.flower.parcels import Parcels
 from fedhet.runs.config import Config, cached
 from fedhet.runs.config.lines import key_of
-from fedhet.runs.given import check_settings, check_task
 from fedhet.runs.job import Job, begin
+from fedhet.runs.object_task import check_settings, check_task
 from fedhet.runs.privacy import account
 from fedhet.runs.process import pinned_threads
 from fedhet.runs.record import terminal
@@ -50,9 +50,9 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
 # What the round of Flower's own `start` cannot do -> the settings that ask for it.
 NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
-    "replies.deadline": lambda method: method.setting.replies.deadline,
-    "replies.enough": lambda method: method.setting.replies.enough,
-    "early_stopping.patience": lambda method: method.setting.early_stopping.patience,
+    "replies.deadline": lambda method: method.setup.replies.deadline,
+    "replies.enough": lambda method: method.setup.replies.enough,
+    "early_stopping.patience": lambda method: method.setup.early_stopping.patience,
 }
 
 
@@ -184,7 +184,7 @@ class Strategy(FlowersStrategy):
             ):
                 results.add(loop.method, row)  # of a run that goes on
             loop.callbacks.insert(0, results)  # so that the record has what the owner scores
-            loop.run(FlowerCourier(members, nodes))
+            loop.run(FlowerTransport(members, nodes))
         return results.result
 
     def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
@@ -217,7 +217,7 @@ class Strategy(FlowersStrategy):
             return begin(job)
         account.check_run(job.strategy)
         shown = terminal.Display(nullcontext(terminal.log_step))
-        callbacks = [*accounts(job), Selection(job.strategy.setting), shown]
+        callbacks = [*accounts(job), Selection(job.strategy.setup), shown]
         return Loop(job.strategy, callbacks, evaluates=job.config.run.evaluation.clients)
 
     def summary(self) -> None:
@@ -310,7 +310,7 @@ class Strategy(FlowersStrategy):
     def _in_order(self, rounds: Rounds, replies: Iterable[Message]) -> Iterator[Reply]:
         """The replies of the clients that were asked: each is on a node of its own."""
         arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
-        more_bytes = self._job.strategy.setting.replies.max_bytes
+        more_bytes = self._job.strategy.setup.replies.max_bytes
 
         def read(msg: Broadcast, node: str, reply: Message) -> Reply:
             return read_message(msg, int(node), reply, more_bytes)
@@ -320,9 +320,9 @@ class Strategy(FlowersStrategy):
 
 def _messages(rounds: Rounds, members: GridMembers) -> list[Message]:
     """The messages that are due."""
-    packer, parcel = wire.MessagePacker(), Parcels()
+    packer, pack = wire.MessagePacker(), RecordPacker()
     asked = rounds.hosted(members)
-    return [message_of(msg, packer, parcel, int(node), members.records) for node, msg in asked]
+    return [message_of(msg, packer, pack, int(node), members.records) for node, msg in asked]
 
 
 class FlowersResult(Callback):
@@ -350,7 +350,7 @@ class FlowersResult(Callback):
             if first:
                 self.result.evaluate_metrics_serverapp[loop.round] = first
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         metrics = row["metrics"]
         asked = {EVALUATED: self._ask if row["phase"] == "train" else None, SERVER: self._evaluate}
         if any(asked.values()):

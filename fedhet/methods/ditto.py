@@ -33,10 +33,10 @@ from torch import nn
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     Message,
     Method,
     Result,
-    Site,
     State,
     Term,
     Tree,
@@ -53,28 +53,30 @@ class DittoClient(Client):
     """FedAvg's training, then that of the personal model."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        result, _ = super().train(msg, state, site)
-        workspace = site.workspace
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        result, _ = super().train(msg, state, ctx)
+        workspace = ctx.workspace
         x = trees.pick(msg.weights, workspace.trained)
-        v = site.fit(
-            _personal(state, site),
+        v = ctx.fit(
+            _personal(state, ctx),
             [Term("gradient", away, x, self.options.lam)],
-            data=site.own,
+            data=ctx.own,
             epochs=self.options.plocal_epochs,
             stream="ditto",
             alone=True,
         )
         return result, {"v": trees.pick(v.params, [*workspace.shared, *workspace.kept])}
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        personal = {"personal": lambda: site.model(_personal(state, site))}
-        return {**super().views(msg, state, site), **personal}
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
+        personal = {"personal": lambda: ctx.model(_personal(state, ctx))}
+        return {**super().views(msg, state, ctx), **personal}
 
 
-def _personal(state: State, site: Site) -> Tree:
+def _personal(state: State, ctx: ClientContext) -> Tree:
     """v_k as the client keeps it, or else its initial value."""
-    return {**site.workspace.initial, **(state.get("v") or {})}
+    return {**ctx.workspace.initial, **(state.get("v") or {})}
 
 
 @dataclass(frozen=True, kw_only=True)

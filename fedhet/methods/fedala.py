@@ -48,10 +48,10 @@ from fedhet.core import check
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ClientContext,
     Message,
     Method,
     Result,
-    Site,
     State,
     Tree,
     Workspace,
@@ -146,34 +146,36 @@ class FedALAClient(Client):
     """Starts its top layers between its own last model and the received one."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        x, learned = self._start(msg, state, site)
-        y = site.fit(x).params
-        return Result(y), {**learned, "w": trees.pick(y, top(site.workspace, self.options.p))}
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        x, learned = self._start(msg, state, ctx)
+        y = ctx.fit(x).params
+        return Result(y), {**learned, "w": trees.pick(y, top(ctx.workspace, self.options.p))}
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         return {
-            **super().views(msg, state, site),
+            **super().views(msg, state, ctx),
             # What it learns in order to be evaluated is forgotten.
-            "personal": lambda: site.model(self._start(msg, state, site)[0]),
+            "personal": lambda: ctx.model(self._start(msg, state, ctx)[0]),
         }
 
-    def _start(self, msg: Message, state: State, site: Site) -> tuple[AnyTree, State]:
+    def _start(self, msg: Message, state: State, ctx: ClientContext) -> tuple[AnyTree, State]:
         """(start_k, the state with the A_k from which it follows)."""
         x, w, weights = msg.weights, state.get("w"), state.get("A")
         if w is not None and not all(torch.equal(w[name], x[name]) for name in w):
-            weights = self._learned(x, w, weights, site)
+            weights = self._learned(x, w, weights, ctx)
         if w is None or weights is None:
             return x, {}
         return mixture(x, w, weights), {"A": weights}
 
-    def _learned(self, x: AnyTree, w: Tree, weights: Tree | None, site: Site) -> Tree:
+    def _learned(self, x: AnyTree, w: Tree, weights: Tree | None, ctx: ClientContext) -> Tree:
         """A_k, adapted to the received x; `weights` are those of the last time, if there are."""
-        options, n = self.options, len(site.own)
+        options, n = self.options, len(ctx.own)
         epochs = options.max_epochs if weights is None else 1
         weights = weights or trees.map(torch.ones_like, w)
-        drawn = torch.randperm(n, generator=site.stream("fedala.samples"))
-        site.adapt(
+        drawn = torch.randperm(n, generator=ctx.stream("fedala.samples"))
+        ctx.adapt(
             mixture(x, w, weights),
             list(w),
             partial(Mixing, trees.columns(w, weights, w, x), options.eta),

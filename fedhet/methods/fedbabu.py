@@ -33,12 +33,12 @@ from torch import nn
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     ConfigError,
     Message,
     Method,
+    RunSetup,
     Scope,
-    Setting,
-    Site,
     State,
     Workspace,
     setting,
@@ -49,19 +49,21 @@ from fedhet.core.check import MOST_EPOCHS
 class FedBABUClient(Client):
     """Trains the body as in FedAvg, and also evaluates the model after fine-tuning."""
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        personal = {"personal": lambda: self._fine_tuned(msg, site)}
-        return {**super().views(msg, state, site), **personal}
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
+        personal = {"personal": lambda: self._fine_tuned(msg, ctx)}
+        return {**super().views(msg, state, ctx), **personal}
 
-    def _fine_tuned(self, msg: Message, site: Site) -> nn.Module:
+    def _fine_tuned(self, msg: Message, ctx: ClientContext) -> nn.Module:
         part, epochs = self.options.finetune, self.options.finetune_epochs
         names = [
             name
-            for name in site.workspace.trainable
+            for name in ctx.workspace.trainable
             if part == "full" or in_head(name) == (part == "head")
         ]
-        tuned = site.fit(msg.weights, data=site.own, epochs=epochs, names=names, alone=True)
-        return site.model(tuned.params)
+        tuned = ctx.fit(msg.weights, data=ctx.own, epochs=epochs, names=names, alone=True)
+        return ctx.model(tuned.params)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +84,9 @@ class FedBABU(Method):
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str] | None]:
         return {"global": (), "personal": None}
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         if self.finetune == "head" and self.finetune_epochs:
-            setting.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
+            setup.workspace.require(in_head, "method=fedbabu fine-tunes the layers of the head")
         return {}
 
 

@@ -38,15 +38,15 @@ from torch import nn
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ClientContext,
     ConfigError,
     Expected,
     Merged,
     Message,
     Method,
     Result,
+    RunSetup,
     Scope,
-    Setting,
-    Site,
     State,
     Step,
     Tree,
@@ -80,19 +80,21 @@ class FedBNClient(Client):
     """FedAvg's training, with the client's own batch norm."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        result, state = super().train(msg, state, site)
-        bn = trees.pick(result.weights, sent_norms(self.options, site.workspace))
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        result, state = super().train(msg, state, ctx)
+        bn = trees.pick(result.weights, sent_norms(self.options, ctx.workspace))
         return Result(result.weights, {"bn": bn} if bn else {}), state
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         if "bn" not in msg:
-            return super().views(msg, state, site)
+            return super().views(msg, state, ctx)
         averaged = {**msg.weights, **msg["bn"]}
-        initial = site.workspace.initial
+        initial = ctx.workspace.initial
         trained = not all(torch.equal(msg.weights[name], initial[name]) for name in msg["bn"])
         personal = msg.weights if trained else averaged
-        return {"global": partial(site.model, averaged), "personal": partial(site.model, personal)}
+        return {"global": partial(ctx.model, averaged), "personal": partial(ctx.model, personal)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,8 @@ class FedBN(Method):
         # Models differ in the batch norms only, which stay with the clients.
         return {**({"global": ()} if sent_norms(self, workspace) else {}), "personal": ()}
 
-    def setup(self, setting: Setting) -> State:
-        workspace = setting.workspace
+    def setup(self, setup: RunSetup) -> State:
+        workspace = setup.workspace
         if workspace.frozen_norms:
             raise ConfigError(
                 "buffers=frozen: method=fedbn keeps batch norm local, statistics included; use"
@@ -135,7 +137,7 @@ class FedBN(Method):
         bn = trees.pick(workspace.initial, sent_norms(self, workspace))
         return {"bn": bn} if bn else {}
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> State:
+    def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> State:
         return state
 
     def expects(self, step: Step) -> dict[str, Expected]:

@@ -41,12 +41,12 @@ import torch
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     Merged,
     Message,
     Method,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -64,13 +64,13 @@ class FedDynClient(Client):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         alpha = self.options.alpha
-        x = trees.pick(msg.weights, site.workspace.mergeable)
+        x = trees.pick(msg.weights, ctx.workspace.mergeable)
         g = state.get("g") or trees.map(torch.zeros_like, x)
         # g_k is the gradient of <g_k, w>
         terms = [Term("gradient", as_given, g, -1.0), Term("gradient", away, x, alpha)]
-        w = site.fit(msg.weights, terms).params
+        w = ctx.fit(msg.weights, terms).params
         moved = trees.Difference(trees.pick(w, x), x)
         return Result(w), {"g": trees.cast(trees.add(g, moved, -alpha), g)}
 
@@ -88,8 +88,8 @@ class FedDyn(Method):
 
     alpha: float = setting(0.1, open_low=0)
 
-    def setup(self, setting: Setting) -> State:
-        workspace = setting.workspace
+    def setup(self, setup: RunSetup) -> State:
+        workspace = setup.workspace
         return {"h": trees.zeros(trees.pick(workspace.initial, workspace.mergeable))}
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:

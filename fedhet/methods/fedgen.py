@@ -50,6 +50,7 @@ from fedhet.core.authors import (
     AnyTree,
     Batch,
     Client,
+    ClientContext,
     Expected,
     Extras,
     Merged,
@@ -57,8 +58,7 @@ from fedhet.core.authors import (
     Method,
     Prepared,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -193,15 +193,15 @@ def generated(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
 class FedGenClient(Client):
     """FedAvg, with generated features in each batch once there is a generator."""
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if "generator" not in msg:
             return []
-        g, values = msg["generator"], site.workspace.initial
+        g, values = msg["generator"], ctx.workspace.initial
         hidden, inputs = g[PARAMETERS[0]].shape
-        rows, limits = min(msg.local.batch_size, len(site.data)), site.workspace.limits
+        rows, limits = min(msg.local.batch_size, len(ctx.data)), ctx.workspace.limits
         limits.check_array(f"method.hidden={hidden}", max(rows, inputs), hidden)
         limits.check_array("method.noise_dim", rows, inputs)
-        source = NoiseSource(g, site.stream("fedgen"), law=msg["law"], noise=self.options.noise)
+        source = NoiseSource(g, ctx.stream("fedgen"), law=msg["law"], noise=self.options.noise)
         fixed = {name: values[name] for name in HEAD if name in values}
         like, decay = g[PARAMETERS[0]], self.options.decay ** (msg.step - 1)
         lam, kl = self.options.lam * decay, self.options.kl * decay
@@ -216,10 +216,10 @@ class FedGenClient(Client):
         return terms
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        fitted = site.fit(msg.weights, self.terms(msg, state, site))
-        counts = site.own.y.bincount(minlength=site.workspace.task.classes)
-        sent = suppressed(counts, site.workspace.min_count)
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        fitted = ctx.fit(msg.weights, self.terms(msg, state, ctx))
+        counts = ctx.own.y.bincount(minlength=ctx.workspace.task.classes)
+        sent = suppressed(counts, ctx.workspace.min_count)
         return Result(fitted.params, {"counts": sent}), state
 
 
@@ -267,16 +267,16 @@ class FedGen(Method):
     server_lr: float = setting(0.005, open_low=0)
     server_batch_size: int = setting(32, low=2)  # batch norm cannot train on one sample
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         require_feature_head(
-            setting.workspace,
+            setup.workspace,
             "method=fedgen",
             "generates the features that a model's last layer reads, for each class",
         )
         return {"counts": {}, "adam": {}}
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        workspace = setting.workspace
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
+        workspace = setup.workspace
         classes, like = workspace.task.classes, workspace.initial["head.weight"]
         with workspace.seeded("fedgen.init"):
             g = new_generator(self.noise_dim, classes, self.hidden, like.shape[1])

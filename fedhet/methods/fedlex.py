@@ -53,6 +53,7 @@ from torch import Tensor
 from fedhet.core import check
 from fedhet.core.authors import (
     AnyTree,
+    ClientContext,
     Expected,
     Extras,
     Merged,
@@ -61,8 +62,7 @@ from fedhet.core.authors import (
     Plugin,
     Recorded,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -235,11 +235,11 @@ class FedLExPlugin(Plugin):
         return frozenset({"model", *(["local steps"] if self.apply_to == "update" else [])})
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         return {"deviations": {}, "used": [], "guidance": {}}
 
-    def phases(self, setting: Setting) -> list[Phase]:
-        explorers = self._explorers(setting.workspace.task.sizes)
+    def phases(self, setup: RunSetup) -> list[Phase]:
+        explorers = self._explorers(setup.workspace.task.sizes)
         return [Phase("explore", 1, self._keep, cohort=explorers, uploads=False)]
 
     def _explorers(self, sizes: Sequence[int]) -> int:
@@ -317,18 +317,18 @@ class FedLExPlugin(Plugin):
 
     # ---- client
     @serves
-    def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def explore(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """Train a copy of the model, send how far each parameter has moved, discard the copy."""
-        start = trees.pick(msg.weights, site.workspace.mergeable)
-        end = site.fit(
+        start = trees.pick(msg.weights, ctx.workspace.mergeable)
+        end = ctx.fit(
             msg.weights, epochs=self.e_exp, patience=self.patience, lr=self.lr_exp, alone=True
         )
         return Result(extras={"D": deviation(start, end.params, torch.float32)}), state
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         kind = "scale" if self.apply_to == "gradient" else "step"
         # G multiplies the gradient (eq. 6), or the step.
-        return [Term(kind, as_given, trees.cast(msg["G"], site.workspace.initial))]
+        return [Term(kind, as_given, trees.cast(msg["G"], ctx.workspace.initial))]
 
 
 def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:

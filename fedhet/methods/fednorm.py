@@ -50,14 +50,14 @@ from torch import Tensor
 from fedhet.core.authors import (
     AnyTree,
     Batch,
+    ClientContext,
     Expected,
     Fitted,
     Message,
     Plugin,
     Recorded,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -148,39 +148,39 @@ class FedNormPlugin(Plugin):
     )
 
     # ---- client
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         return [Term("loss", latents)] if self.z_when == LAST_EPOCH else []
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         z = None
-        if len(site.own) >= site.workspace.min_count:
+        if len(ctx.own) >= ctx.workspace.min_count:
             mean = self._of_last_epoch if self.z_when == LAST_EPOCH else self._mean
-            z = mean(msg, site, fitted)
+            z = mean(msg, ctx, fitted)
         return Result(extras={"z": z}), state
 
-    def _mean(self, msg: Message, site: Site, fitted: Fitted) -> Tensor:
+    def _mean(self, msg: Message, ctx: ClientContext, fitted: Fitted) -> Tensor:
         """z (d,) in float32, over all real training samples, without augmentation."""
-        total = torch.zeros((), dtype=torch.float64, device=site.workspace.device)
+        total = torch.zeros((), dtype=torch.float64, device=ctx.workspace.device)
         params = fitted.params if self.z_when == "after_training" else fitted.start
-        for z in site.outputs(params, site.own.x, "features"):
+        for z in ctx.outputs(params, ctx.own.x, "features"):
             total = total + z.flatten(1).sum(0, dtype=torch.float64)
-        return (total / len(site.own)).float()
+        return (total / len(ctx.own)).float()
 
-    def _of_last_epoch(self, msg: Message, site: Site, fitted: Fitted) -> Tensor | None:
+    def _of_last_epoch(self, msg: Message, ctx: ClientContext, fitted: Fitted) -> Tensor | None:
         """The mean over the last epoch; None where no step was taken."""
         if not fitted.steps:
             return None
         rows = len(fitted.records["rows"])
         z = fitted.records["z"].reshape(rows, -1)
-        used = usable(site.workspace.model, len(site.data), msg.local.batch_size)
+        used = usable(ctx.workspace.model, len(ctx.data), msg.local.batch_size)
         *_, last = msg.local.epoch_sizes(used)
         return z[-last:].double().mean(0).float()
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
-        require_features(setting.workspace.model, "fednorm")
+    def setup(self, setup: RunSetup) -> State:
+        require_features(setup.workspace.model, "fednorm")
         return {}
 
     def expects(self, step: Step) -> dict[str, Expected]:

@@ -42,14 +42,14 @@ from dataclasses import dataclass
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ClientContext,
     ConfigError,
     Expected,
     Merged,
     Message,
     Method,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Tree,
@@ -136,8 +136,8 @@ class FedNovaClient(Client):
     """Trains as in FedAvg, and sends the number of optimiser steps that it has really taken."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        w = site.fit(msg.weights)
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        w = ctx.fit(msg.weights)
         return Result(w.params, {"steps": w.steps}), state
 
 
@@ -155,9 +155,9 @@ class FedNova(Method):
 
     tau_eff: str = setting("normalised", allowed=("normalised", "mean_steps"))
 
-    def setup(self, setting: Setting) -> State:
-        mu = sum(plugin.mu for plugin in setting.plugins if isinstance(plugin, FedProxPlugin))
-        local = setting.local
+    def setup(self, setup: RunSetup) -> State:
+        mu = sum(plugin.mu for plugin in setup.plugins if isinstance(plugin, FedProxPlugin))
+        local = setup.local
         diverges = local.lr * mu >= 2
         if diverges or (local.momentum and mu):
             refused = (

@@ -38,11 +38,11 @@ from fedhet.core import check
 from fedhet.core.authors import (
     AnyTree,
     Batch,
+    ClientContext,
     ConfigError,
     Message,
     Plugin,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Term,
     Tree,
@@ -81,8 +81,8 @@ class FedNTDPlugin(Plugin):
     beta: float = setting(1.0, low=0)
     tau: float = setting(1.0, open_low=0)
 
-    def setup(self, setting: Setting) -> State:
-        task = setting.workspace.task
+    def setup(self, setup: RunSetup) -> State:
+        task = setup.workspace.task
         task.check_classes("plugin 'fedntd'")
         if task.classes < 2:
             raise ConfigError(
@@ -91,10 +91,10 @@ class FedNTDPlugin(Plugin):
             )
         return {}
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if not self.beta:
             return []
-        return [Term("loss", self._distil, site.workspace.completed(msg.weights))]
+        return [Term("loss", self._distil, ctx.workspace.completed(msg.weights))]
 
     def _distil(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         with torch.no_grad():

@@ -58,6 +58,7 @@ from fedhet.core.authors import (
     AnyTree,
     Batch,
     Client,
+    ClientContext,
     Expected,
     Extras,
     LocalSettings,
@@ -66,9 +67,8 @@ from fedhet.core.authors import (
     Method,
     Phase,
     Result,
+    RunSetup,
     Scope,
-    Setting,
-    Site,
     State,
     Step,
     Term,
@@ -213,7 +213,7 @@ class PrototypeClassifier(nn.Module):
 
 
 def class_means(
-    site: Site, params: AnyTree, unit: Callable[[Tensor], Tensor] = lambda z: z
+    ctx: ClientContext, params: AnyTree, unit: Callable[[Tensor], Tensor] = lambda z: z
 ) -> tuple[Tensor, Tensor]:
     """Return the means over the classes of the client's real training samples, in eval mode.
 
@@ -225,9 +225,9 @@ def class_means(
     Returns:
         As `prototypes`.
     """
-    data = site.own
-    z = torch.cat([unit(z) for z in site.outputs(params, data.x, "features")])
-    return prototypes(z, data.y, site.workspace.task.classes)
+    data = ctx.own
+    z = torch.cat([unit(z) for z in ctx.outputs(params, data.x, "features")])
+    return prototypes(z, data.y, ctx.workspace.task.classes)
 
 
 def no_prototypes(workspace: Workspace) -> Tree:
@@ -263,49 +263,51 @@ class FedPCLClient(Client):
     """Keeps its model, and sends prototypes; under privacy.noise one of every class."""
 
     @serves
-    def collect(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def collect(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """The phase `collect`: send the prototypes of the initial model."""
-        own = self._prototypes(msg.weights, site)
-        return Result({}, self._sent(own, site)), {"own": own}
+        own = self._prototypes(msg.weights, ctx)
+        return Result({}, self._sent(own, ctx)), {"own": own}
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         contrasts = Term("loss", self._contrasts, msg["prototypes"])
-        params = site.fit(msg.weights, loss=contrasts).params
-        own = self._prototypes(params, site)
-        return Result(params, self._sent(own, site)), {"own": own}
+        params = ctx.fit(msg.weights, loss=contrasts).params
+        own = self._prototypes(params, ctx)
+        return Result(params, self._sent(own, ctx)), {"own": own}
 
     def _contrasts(self, params: AnyTree, batch: Batch, own: AnyTree) -> Tensor:
         z, o = normalize(batch.z), self.options
         return losses(z, batch.y, own["mean"], own["clients"], own["has"], o.tau, o.denominator)
 
-    def _prototypes(self, params: AnyTree, site: Site) -> Tree:
+    def _prototypes(self, params: AnyTree, ctx: ClientContext) -> Tree:
         """The class means of z, and which classes there are."""
-        mean, has = class_means(site, params, normalize)
+        mean, has = class_means(ctx, params, normalize)
         if self.options.renormalise:
             mean = normalize(mean)
-        return {"mean": mean.to(site.workspace.initial["head.weight"].dtype), "has": has}
+        return {"mean": mean.to(ctx.workspace.initial["head.weight"].dtype), "has": has}
 
-    def _sent(self, own: Tree, site: Site) -> Extras:
+    def _sent(self, own: Tree, ctx: ClientContext) -> Extras:
         """Of the client's prototypes those that may be sent."""
-        workspace = site.workspace
-        counts = site.own.y.bincount(minlength=workspace.task.classes)
+        workspace = ctx.workspace
+        counts = ctx.own.y.bincount(minlength=workspace.task.classes)
         sent = own["has"] & (counts >= workspace.min_count)
         mean = own["mean"].where(sent[:, None], 0)
         return {"prototypes": {"mean": mean, "has": sent | bool(workspace.noise)}}
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        return {"personal": lambda: self._classifier(msg, state, site)}
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
+        return {"personal": lambda: self._classifier(msg, state, ctx)}
 
-    def _classifier(self, msg: Message, state: State, site: Site) -> nn.Module:
+    def _classifier(self, msg: Message, state: State, ctx: ClientContext) -> nn.Module:
         """The personal model: this client's features and prototypes.
 
         Where the message has prototypes, they stand in for the classes that the client lacks.
         """
-        own = state.get("own") or self._prototypes(msg.weights, site)  # it failed in `collect`
+        own = state.get("own") or self._prototypes(msg.weights, ctx)  # it failed in `collect`
         if "prototypes" in msg:
             own = renewed(msg["prototypes"], own["mean"], own["has"])
-        return PrototypeClassifier(site.model(msg.weights), own)
+        return PrototypeClassifier(ctx.model(msg.weights), own)
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -347,27 +349,27 @@ class FedPCL(Method):
     def local(self, local: LocalSettings) -> LocalSettings:
         return replace(local, clip=self.clip) if local.clip is None else local
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         require_feature_head(
-            setting.workspace,
+            setup.workspace,
             "method=fedpcl",
             "compares the features that a model's last layer reads, by class",
         )
         return {}
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        return {SLOT: no_prototypes(setting.workspace)}
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
+        return {SLOT: no_prototypes(setup.workspace)}
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         collect = Phase("collect", 1, self.merge, cohort=1.0, uploads=False)
-        return [collect, *super().phases(setting)]
+        return [collect, *super().phases(setup)]
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if not step.trains:
             return {}
         return {"prototypes": {**step.slots[SLOT], "clients": state["clients"]}}
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+    def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> Extras:
         return {"prototypes": slots[SLOT]} if self.unseen == "global" else {}
 
     def expects(self, step: Step) -> dict[str, Expected]:

@@ -49,15 +49,15 @@ from fedhet.core.authors import (
     AnyTree,
     Batch,
     Client,
+    ClientContext,
     Expected,
     Extras,
     Merged,
     Message,
     Method,
     Result,
+    RunSetup,
     Scope,
-    Setting,
-    Site,
     State,
     Step,
     Term,
@@ -111,26 +111,28 @@ def nearness(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
 class FedProtoClient(Client):
     """Keeps its model, and sends prototypes and counts."""
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         return [Term("penalty", self._pull, msg["prototypes"])]
 
     def _pull(self, params: AnyTree, batch: Batch, own: AnyTree) -> Tensor:
         return self.options.lam * distances(batch.z, batch.y, own["mean"], own["has"])  # type: ignore[no-any-return]
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        params = site.fit(msg.weights, self.terms(msg, state, site)).params
-        workspace = site.workspace
-        counts = site.own.y.bincount(minlength=workspace.task.classes)
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        params = ctx.fit(msg.weights, self.terms(msg, state, ctx)).params
+        workspace = ctx.workspace
+        counts = ctx.own.y.bincount(minlength=workspace.task.classes)
         counts = suppressed(counts, workspace.min_count)
-        mean = class_means(site, params)[0].to(workspace.initial["head.weight"].dtype)
+        mean = class_means(ctx, params)[0].to(workspace.initial["head.weight"].dtype)
         sent = {"mean": mean.where(counts[:, None] > 0, 0)}
         return Result(params, {"prototypes": sent, "counts": counts}), state
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         return {
             "personal": lambda: PrototypeClassifier(
-                site.model(msg.weights), msg["prototypes"], nearness
+                ctx.model(msg.weights), msg["prototypes"], nearness
             )
         }
 
@@ -161,21 +163,21 @@ class FedProto(Method):
     def evaluates(self, workspace: Workspace) -> dict[str, None]:
         return {"personal": None}
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         require_feature_head(
-            setting.workspace,
+            setup.workspace,
             "method=fedproto",
             "compares the features that a model's last layer reads, by class",
         )
         return {}
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        return {SLOT: no_prototypes(setting.workspace)}
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
+        return {SLOT: no_prototypes(setup.workspace)}
 
     def broadcast(self, step: Step, state: State) -> Extras:
         return {"prototypes": step.slots[SLOT]}
 
-    def shows(self, slots: Mapping[str, Tree], state: State) -> Extras:
+    def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> Extras:
         return {"prototypes": slots[SLOT]}
 
     def expects(self, step: Step) -> dict[str, Expected]:

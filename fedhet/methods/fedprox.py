@@ -30,7 +30,17 @@ from dataclasses import dataclass
 
 import torch
 
-from fedhet.core.authors import AnyTree, Message, Plugin, Site, State, Term, Tree, setting, trees
+from fedhet.core.authors import (
+    AnyTree,
+    ClientContext,
+    Message,
+    Plugin,
+    State,
+    Term,
+    Tree,
+    setting,
+    trees,
+)
 from fedhet.methods.fedavg import FedAvg
 
 
@@ -55,10 +65,10 @@ class FedProxPlugin(Plugin):
 
     mu: float = setting(0.01, low=0)
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if not self.mu:
             return []
-        x = trees.pick(msg.weights, site.workspace.mergeable)
+        x = trees.pick(msg.weights, ctx.workspace.mergeable)
         return [Term("gradient", away, x, self.mu)]
 
 

@@ -37,12 +37,12 @@ from torch import nn
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     Message,
     Method,
     Result,
+    RunSetup,
     Scope,
-    Setting,
-    Site,
     State,
     Step,
     Update,
@@ -58,13 +58,13 @@ class FedRepClient(Client):
     """Trains its head, then the body; or both together."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         if self.options.joint:
-            return super().train(msg, state, site)
-        body = site.workspace.mergeable
-        head = [name for name in site.workspace.trained if name not in body]
-        own = site.fit(msg.weights, epochs=self.options.head_epochs, names=head, alone=True)
-        return Result(site.fit(own.params, names=body).params), state
+            return super().train(msg, state, ctx)
+        body = ctx.workspace.mergeable
+        head = [name for name in ctx.workspace.trained if name not in body]
+        own = ctx.fit(msg.weights, epochs=self.options.head_epochs, names=head, alone=True)
+        return Result(ctx.fit(own.params, names=body).params), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class FedRep(Method):
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         return {"personal": ()}  # only the heads differ, which stay with the clients
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         own = "" if self.joint else " in a phase of their own"
-        setting.workspace.require(
+        setup.workspace.require(
             lambda name: not in_head(name), f"method=fedrep trains the layers before the head{own}"
         )
         if self.head_epochs and not self.joint:
-            setting.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
+            setup.workspace.require(in_head, f"method=fedrep trains the layers of the head{own}")
         return {}
 
     @property

@@ -45,11 +45,11 @@ from fedhet.core.authors import (
     AnyTree,
     Batch,
     Client,
+    ClientContext,
     Message,
     Method,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Term,
     Tree,
@@ -109,10 +109,10 @@ class FedRODClient(Client):
     """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        head = {name: nn.Parameter(t) for name, t in self._head(state, site).items()}
-        counts = torch.bincount(site.data.y, minlength=site.workspace.task.classes)
-        y = site.fit(
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        head = {name: nn.Parameter(t) for name, t in self._head(state, ctx).items()}
+        counts = torch.bincount(ctx.data.y, minlength=ctx.workspace.task.classes)
+        y = ctx.fit(
             msg.weights,
             [Term("penalty", self._personal)],
             loss=Term("loss", self._balanced, {"counts": counts}),
@@ -133,21 +133,23 @@ class FedRODClient(Client):
             own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
             return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
 
-    def _head(self, state: State, site: Site) -> Tree:
+    def _head(self, state: State, ctx: ClientContext) -> Tree:
         """h_k as this client keeps it, or else its initial value."""
         if (kept := state.get("head")) is not None:
             return kept  # type: ignore[no-any-return]
         first = torch.zeros_like if self.options.init == "zeros" else torch.clone
-        initial, head = site.workspace.initial, site.workspace.model.head
+        initial, head = ctx.workspace.initial, ctx.workspace.model.head
         return {name: first(initial[f"head.{name}"]) for name in head.state_dict()}  # type: ignore[operator,union-attr]
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         def personal() -> nn.Module:
-            model = self.personal_module(site.model(msg.weights))
-            model.personal_head.load_state_dict(self._head(state, site))  # type: ignore[operator,union-attr]
+            model = self.personal_module(ctx.model(msg.weights))
+            model.personal_head.load_state_dict(self._head(state, ctx))  # type: ignore[operator,union-attr]
             return model
 
-        return {**super().views(msg, state, site), "personal": personal}
+        return {**super().views(msg, state, ctx), "personal": personal}
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
@@ -168,9 +170,9 @@ class FedROD(Method):
         own = [f"personal_{name}" for name in workspace.initial if name.startswith("head.")]
         return {"global": (), "personal": own}
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         require_feature_head(
-            setting.workspace,
+            setup.workspace,
             "method=fedrod",
             "balances the classes of the clients and adds a personal head",
         )

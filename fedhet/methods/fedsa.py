@@ -58,7 +58,7 @@ from fedhet.core.authors import (
     Merged,
     Method,
     Recorded,
-    Setting,
+    RunSetup,
     State,
     Step,
     Tree,
@@ -361,10 +361,10 @@ class FedSA(Method):
         ignored = uniform if self.client_weighting == "uniform" else {}
         return {"means": "means of clusters of clients", **ignored}
 
-    def setup(self, setting: Setting) -> State:
-        if type(setting.merge).select is not Mean.select:
+    def setup(self, setup: RunSetup) -> State:
+        if type(setup.merge).select is not Mean.select:
             raise ConfigError(
-                f"method=fedsa refuses merge={setting.merge.name}: it leaves out or shortens the"
+                f"method=fedsa refuses merge={setup.merge.name}: it leaves out or shortens the"
                 " updates that differ, and by their differences FedSA finds clusters"
             )
         return {}

@@ -37,12 +37,12 @@ import torch
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ClientContext,
     Expected,
     Merged,
     Message,
     Method,
     Result,
-    Site,
     State,
     Step,
     Tree,
@@ -66,19 +66,19 @@ class FedSGDClient(Client):
     """Sends the gradient of its local loss; it takes no step."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
-        order = torch.randperm(len(site.data), generator=site.stream("batches"))
-        index, chunk = order.to(site.workspace.device), self.options.chunk
+        order = torch.randperm(len(ctx.data), generator=ctx.stream("batches"))
+        index, chunk = order.to(ctx.workspace.device), self.options.chunk
         if self.options.batches == "1":
             chunk = msg.local.batch_size
             index = index[:chunk]
-        shape = min(chunk, len(site.data)), *site.data.x.shape[1:]
-        site.workspace.limits.check_array(f"method.chunk={chunk}", *shape)
-        g, after = site.gradient(msg.weights, index, chunk, scaled=True)
+        shape = min(chunk, len(ctx.data)), *ctx.data.x.shape[1:]
+        ctx.workspace.limits.check_array(f"method.chunk={chunk}", *shape)
+        g, after = ctx.gradient(msg.weights, index, chunk, scaled=True)
         if msg.local.clip is not None:
             optimizers.clip_norm(list(g.values()), msg.local.clip)
-        buffers = trees.pick(after, sent_buffers(site.workspace))
+        buffers = trees.pick(after, sent_buffers(ctx.workspace))
         return Result(after, {"g": g, **({"buffers": buffers} if buffers else {})}), state
 
 

@@ -42,13 +42,13 @@ from torch.nn import functional
 from fedhet.core.authors import (
     AnyTree,
     Batch,
+    ClientContext,
     Fitted,
     Message,
     Plugin,
     Prepared,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Term,
     Tree,
@@ -89,14 +89,14 @@ class MoonPlugin(Plugin):
     mu: float = setting(1.0, low=0)
     tau: float = setting(0.5, open_low=0)
 
-    def setup(self, setting: Setting) -> State:
-        require_features(setting.workspace.model, "moon")
+    def setup(self, setup: RunSetup) -> State:
+        require_features(setup.workspace.model, "moon")
         return {}
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if not self.mu:
             return []
-        previous, completed = state.get("previous"), site.workspace.completed
+        previous, completed = state.get("previous"), ctx.workspace.completed
         own: Prepared = {}
         if previous is not None:
             own = {"global": completed(msg.weights), "previous": completed(previous)}
@@ -117,7 +117,7 @@ class MoonPlugin(Plugin):
         return self.mu * term, {TERM: term}
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         """Keep the local model, and record the mean of the term without the factor mu.
 
@@ -125,9 +125,9 @@ class MoonPlugin(Plugin):
         """
         if not self.mu:
             return Result(), state
-        workspace, terms = site.workspace, fitted.records.get(TERM, torch.empty(0))
+        workspace, terms = ctx.workspace, fitted.records.get(TERM, torch.empty(0))
         # No sample is drawn twice before all have been.
-        told = min(len(site.own), len(terms)) >= max(1, workspace.min_count)
+        told = min(len(ctx.own), len(terms)) >= max(1, workspace.min_count)
         metrics = {TERM: float(terms.mean())} if told else {}
         previous = trees.pick(fitted.params, [*workspace.shared, *workspace.kept])
         return Result(metrics=metrics), {"previous": previous}

@@ -27,14 +27,14 @@ import torch
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     ConfigError,
     Message,
     Method,
     Phase,
     Result,
+    RunSetup,
     Samples,
-    Setting,
-    Site,
     State,
     log,
     serves,
@@ -48,13 +48,13 @@ class PooledClient(Client):
     """Trains on the data of all clients, or of one."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        task, only = site.workspace.task, self.options.only
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        task, only = ctx.workspace.task, self.options.only
         pids = range(len(task.sizes)) if only is None else [only]
         parts = [task.clients[pid].train for pid in pids if task.sizes[pid]]
         x, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y"))
-        data = site.workspace.prepared(Samples(x, y))
-        return Result(site.fit(msg.weights, data=data).params), state
+        data = ctx.workspace.prepared(Samples(x, y))
+        return Result(ctx.fit(msg.weights, data=data).params), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ class Pooled(Method):
 
     only: int | None = setting(None, low=0)
 
-    def setup(self, setting: Setting) -> State:
-        task = setting.workspace.task
-        for plugin in setting.plugins:
+    def setup(self, setup: RunSetup) -> State:
+        task = setup.workspace.task
+        for plugin in setup.plugins:
             raise ConfigError(
                 f"method=pooled refuses plugin {plugin.name!r}: it acts on a client's own data and"
                 " model, and this method has none"
             )
-        if not setting.workspace.simulated or task.example is not None:
+        if not setup.workspace.simulated or task.example is not None:
             raise ConfigError(
                 f"method=pooled {POOLS}, which never leave a site: it is for simulations, with"
                 " engine=local or engine=ray and another dataset than local"
@@ -87,5 +87,5 @@ class Pooled(Method):
         log.warning("method=pooled %s; it is a reference, not federated learning", POOLS)
         return {}
 
-    def phases(self, setting: Setting) -> list[Phase]:
-        return [replace(phase, cohort=1) for phase in super().phases(setting)]
+    def phases(self, setup: RunSetup) -> list[Phase]:
+        return [replace(phase, cohort=1) for phase in super().phases(setup)]

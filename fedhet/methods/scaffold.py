@@ -52,14 +52,14 @@ import torch
 from fedhet.core.authors import (
     AnyTree,
     Client,
+    ClientContext,
     Expected,
     Extras,
     Merged,
     Message,
     Method,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -98,14 +98,14 @@ class ScaffoldClient(Client):
     """Trains by SGD on g - c_i + c, and keeps c_i from one participation to the next."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         c = msg["c"]
         c_i = state.get("c_i") or trees.map(torch.zeros_like, c)
         x, by_steps = msg.weights, self.options.control == "steps"
         if not by_steps:
-            index = torch.arange(len(site.data), device=site.workspace.device)
-            c_plus = trees.pick(site.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
-        y = site.fit(x, [Term("gradient", as_given, {name: c[name] - c_i[name] for name in c})])
+            index = torch.arange(len(ctx.data), device=ctx.workspace.device)
+            c_plus = trees.pick(ctx.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
+        y = ctx.fit(x, [Term("gradient", as_given, {name: c[name] - c_i[name] for name in c})])
         if by_steps:
             dy = trees.Difference(trees.pick(y.params, c), x)
             moved = option_ii(c, dy, y.steps * msg.local.lr)
@@ -140,12 +140,12 @@ class Scaffold(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({"plain steps"} if self.control == "steps" else ())
 
-    def setup(self, setting: Setting) -> State:
-        workspace = setting.workspace
+    def setup(self, setup: RunSetup) -> State:
+        workspace = setup.workspace
         return {
             "total": trees.zeros(trees.pick(workspace.initial, workspace.mergeable)),
             "lambda": {},
-            **({"known": {}} if setting.on_lost_state == "restart" else {}),
+            **({"known": {}} if setup.on_lost_state == "restart" else {}),
         }
 
     def broadcast(self, step: Step, state: State) -> Extras:

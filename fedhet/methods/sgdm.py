@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from fedhet.core.authors import (
     Client,
+    ClientContext,
     ConfigError,
     Expected,
     Extras,
@@ -39,8 +40,7 @@ from fedhet.core.authors import (
     Message,
     Method,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Tree,
@@ -55,9 +55,9 @@ class SGDMClient(Client):
     """Trains by SGD with momentum gamma from the received d; from 0 where there is none."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         averaged = "d" in msg
-        w = site.fit(msg.weights, momentum=msg["d"] if averaged else None)
+        w = ctx.fit(msg.weights, momentum=msg["d"] if averaged else None)
         return Result(w.params, {"d": w.momentum} if averaged else {}), state
 
 
@@ -83,8 +83,8 @@ class SGDM(Method):
             )
         return replace(local, momentum=self.gamma)
 
-    def setup(self, setting: Setting) -> State:
-        d = trees.pick(setting.workspace.initial, setting.workspace.trained)
+    def setup(self, setup: RunSetup) -> State:
+        d = trees.pick(setup.workspace.initial, setup.workspace.trained)
         return {"d": trees.zeros(d)} if self.momentum_state == "averaged" else {}
 
     def broadcast(self, step: Step, state: State) -> Extras:

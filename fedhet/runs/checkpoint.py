@@ -306,7 +306,7 @@ class Checkpoints(Callback):
             trees.check_form(f"the slot {name!r}", strategy.weights[name], tree)
         lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
         strategy.run = replace(strategy.run, lengths=lengths)
-        if (store := loop.courier.store) is None:
+        if (store := loop.transport.store) is None:
             return
         for pid, versions in found.states.items():
             for version in versions:
@@ -316,7 +316,7 @@ class Checkpoints(Callback):
                 store.save(pid, version, state, list(versions))
 
     # ---- after a step
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         """Write a checkpoint if it is due; the last step of a run that has one has one too.
 
         A step whose evaluation has failed has none, so that the run goes on with that evaluation.
@@ -329,7 +329,7 @@ class Checkpoints(Callback):
 
     def _write(self, loop: Loop) -> None:
         """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
-        strategy, store = loop.method, loop.courier.store
+        strategy, store = loop.method, loop.transport.store
         packer = MemoryPacker()
         try:
             nodes = {one.name: packer.memory(one, one.name) for one in loop.callbacks if one.memory}
@@ -358,7 +358,7 @@ class Checkpoints(Callback):
 
     def _pin(self, loop: Loop) -> None:
         """Let clients that keep their states themselves keep those that checkpoints need."""
-        if loop.courier.store is None:
+        if loop.transport.store is None:
             loop.method.kept_back = self._folder.needs
 
 

@@ -24,7 +24,7 @@ from fedhet.core.noise import allowed_here
 from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.evaluation import Selection
 from fedhet.core.server.loop import Loop
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.workspace import Workspace
@@ -34,9 +34,9 @@ from fedhet.runs import delivery
 from fedhet.runs.config import Config
 from fedhet.runs.config.instantiation import find_target, instantiate
 from fedhet.runs.config.validation import RunSettings
-from fedhet.runs.given import partition_record
 from fedhet.runs.local_data import LocalData, check_merge, is_local
 from fedhet.runs.model_building import build_model
+from fedhet.runs.object_task import partition_record
 from fedhet.runs.privacy import account
 from fedhet.runs.process import choose_device
 from fedhet.runs.record import terminal
@@ -92,7 +92,7 @@ class Job:
 
     Attributes:
         config: the composed configuration.
-        given: a task that replaces the configured dataset, partition and model, or None.
+        object_task: a task that replaces the configured dataset, partition and model, or None.
         engine: what carries the messages: local, ray or flwr.
         local: what this process has of the sites' own data, where that is not in the configuration.
         limits: what the node of this process allows the run.
@@ -102,7 +102,7 @@ class Job:
     """
 
     config: Config
-    given: Task | None = None
+    object_task: Task | None = None
     engine: str = "local"
     local: LocalData | None = None
     limits: Limits = UNLIMITED
@@ -119,7 +119,7 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker receives the configuration and builds the parts itself.
-        return {"config": self.config, "given": self.given, "engine": self.engine}
+        return {"config": self.config, "object_task": self.object_task, "engine": self.engine}
 
     @cached_property
     def _data(self) -> RunData | LocalData:
@@ -132,12 +132,16 @@ class Job:
     @cached_property
     def task(self) -> Task:
         """The learning problem: model, criterion and the clients' data."""
-        return self.given or task_of(self.config.cfg, self._data, self.limits)
+        return self.object_task or task_of(self.config.cfg, self._data, self.limits)
 
     @cached_property
     def partition(self) -> dict[str, Any]:
         """The content of partition.json."""
-        return partition_record(self.given) if self.given else self._data.partition_record()
+        return (
+            partition_record(self.object_task)
+            if self.object_task
+            else self._data.partition_record()
+        )
 
     @cached_property
     def data_digest(self) -> str:
@@ -191,7 +195,7 @@ class Job:
         cfg, run = self.config.cfg, self.config.run
         server_opt, merge = instantiate(cfg.server_opt), instantiate(cfg.merge)
         check_merge(cfg, merge, self.task)
-        setting = Setting(
+        setup = RunSetup(
             self.workspace,
             run.local,
             plugins=self.plugins,
@@ -199,14 +203,14 @@ class Job:
             merge=merge,
             **{each.name: getattr(run, each.name) for each in fields(Course)},
         )
-        return FedStrategy(setting, instantiate(cfg.method))
+        return FedStrategy(setup, instantiate(cfg.method))
 
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in that of a message's run."""
-        pieces = self._method, self.plugins
-        client = FedClient(self.workspace, *pieces, store, properties)
+        components = self._method, self.plugins
+        client = FedClient(self.workspace, *components, store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client
@@ -232,7 +236,7 @@ def begin(job: Job) -> Loop:
         shown = terminal.progress(job.config.choices["method"], steps, len(record.rows))
     callbacks = [
         *([account.Account(workspace.noise)] if workspace.noise else []),
-        Selection(strategy.setting),
+        Selection(strategy.setup),
         PersonalModels(strategy, record.folder),
         *([delivery.Delivery()] if run.deliver else []),
         terminal.Display(shown),

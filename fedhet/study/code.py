@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedhet.runs.config import catalogue, pieces
+from fedhet.runs.config import catalogue, components
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Their versions change the bytes of a run.
@@ -95,8 +95,8 @@ def _files() -> Iterator[tuple[str, Path]]:
         for name, path in _below(f"conf {number}", folder, "*.yaml"):
             if path.relative_to(folder).parts[0] != "experiment":
                 yield name, path
-    for package in sorted({*pieces.trusted_packages()}):
-        for place in pieces.locations(package):
+    for package in sorted({*components.trusted_packages()}):
+        for place in components.locations(package):
             yield from [(package, place)] if place.is_file() else _below(package, place, "*.py")
 
 

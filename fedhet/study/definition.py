@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from fedhet.core.check import each, one_of, text
 from fedhet.core.errors import ConfigError
-from fedhet.runs.config import catalogue, composition, overrides, pieces
+from fedhet.runs.config import catalogue, components, composition, overrides
 from fedhet.runs.config.composition import EXPERIMENT_KEYS
 from fedhet.runs.config.experiment_file import PART, SEED, declared_by, is_own, mapping
 from fedhet.runs.config.lines import key_of
@@ -175,7 +175,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
     refuse_conflicts(axes, {key: given[key] for key in settings if key in given}, tuning)
     fixed += [f"{key}={value}" for key, value in PRESETS.items() if key not in settings]
     name = str(experiment.value())
-    flags = [f"--config-dir={folder}" for folder in pieces.search_path()]
+    flags = [f"--config-dir={folder}" for folder in components.search_path()]
     return Experiment(
         name=name,
         title=catalogue.title("experiment", name),

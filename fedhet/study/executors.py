@@ -232,17 +232,17 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
     first, settings = runs[0]
     with _logged(first.folder):
         if len(runs) == 1:
-            _told(first, settings)
+            _announce(first, settings)
             return
-        from fedhet.engines.fused.meeting import Meeting
+        from fedhet.engines.fused.scheduler import Scheduler
 
         printed = cast("TextIO", OwnLog())
         threads = process.pinned_threads(settings.run.engine.threads)
         with redirect_stdout(printed), redirect_stderr(printed), threads:
-            Meeting().gather([partial(_beside_others, *run) for run in runs])
+            Scheduler().gather([partial(_beside_others, *run) for run in runs])
 
 
-def _told(run: PlannedRun, settings: Config) -> None:
+def _announce(run: PlannedRun, settings: Config) -> None:
     """Make a run, and let its folder say why it has failed."""
     try:
         run.make(settings)
@@ -258,7 +258,7 @@ def _beside_others(run: PlannedRun, settings: Config) -> None:
     timing.SHARE.set(timing.Share())
     with (run.folder / LOG).open("a", encoding="utf-8") as file:
         OWN_LOG.set(file)
-        _told(run, settings)
+        _announce(run, settings)
 
 
 OWN_LOG: ContextVar[TextIO] = ContextVar("log")

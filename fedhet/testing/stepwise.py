@@ -30,7 +30,7 @@ from fedhet.core.kernel import Method, Plugin
 from fedhet.core.messages import Broadcast, LocalSettings, Reply
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import OpenStep, locate
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
@@ -72,7 +72,7 @@ class Federation:
         epochs: local epochs.
         batch_size: samples in a local batch.
         local: further LocalSettings, such as {"momentum": 0.9}.
-        setting: further arguments of `fedhet.core.server.setting.Setting`: `rounds`, `fraction`,
+        setting: further arguments of `fedhet.core.server.run_setup.Setting`: `rounds`, `fraction`,
             `on_failure`, `server_opt`, ...
 
     Attributes:
@@ -101,7 +101,7 @@ class Federation:
         epochs: int = 1,
         batch_size: int = 4,
         local: dict[str, Any] | None = None,
-        **setting: Any,
+        **setup: Any,
     ) -> None:
         method = cls(**options or {})
         device = torch.device("cpu")
@@ -118,7 +118,7 @@ class Federation:
             **workspace or {},
         )
         settings = LocalSettings(lr=lr, epochs=epochs, batch_size=batch_size, **local or {})
-        built_with = Setting(self.workspace, settings, plugins=_plugins(cls, plugins), **setting)
+        built_with = RunSetup(self.workspace, settings, plugins=_plugins(cls, plugins), **setup)
         self.strategy = FedStrategy(built_with, method)
         self.account = Account(noise)
         self._loop = Loop(self.strategy, [self.account] if noise else [])
@@ -138,10 +138,10 @@ class Federation:
         self._loop.begin(self.strategy.plan(self.round + 1))
         return self.current.messages
 
-    def settle(self, replies: Iterable[Reply]) -> None:
+    def finish_step(self, replies: Iterable[Reply]) -> None:
         """Aggregate the replies to the step that was begun."""
         self.round += 1
-        self.strategy.settle(self.current, replies, self._loop.accept)
+        self.strategy.finish_step(self.current, replies, self._loop.accept)
 
     def step(self, alter: Alter | None = None) -> list[Broadcast]:
         """Take one step, and return its messages.
@@ -151,7 +151,7 @@ class Federation:
         """
         plan = self.plan()
         replies = [self.client().handle(msg) for msg in plan]
-        self.settle(alter(plan, replies) if alter else replies)
+        self.finish_step(alter(plan, replies) if alter else replies)
         return plan
 
     def run(self, alter: Alter | None = None) -> Federation:

@@ -97,7 +97,7 @@ class Apart:
             while locate(self.strategy.timetable, number + 1):
                 number += 1
                 step = self.strategy.plan(number)
-                self.strategy.settle(step, self._replies(step.messages))
+                self.strategy.finish_step(step, self._replies(step.messages))
         return self
 
     def check_states(self) -> None:

@@ -69,12 +69,12 @@ def ratios(clients: int = 20, reps: int = 5) -> dict[str, Any]:
         for each in tensors:
             torch._foreach_copy_(target, each)
 
-    pieces = {
+    components = {
         "copy": copy,
         "mean": lambda: trees.mean((update.change, update.weight) for update in updates),
         "fedsa": lambda: FedSA().merge(step, {}, old, iter(updates)),
     }
-    copied, mean, fedsa = timed(pieces, reps).values()
+    copied, mean, fedsa = timed(components, reps).values()
     return {
         "seconds": statistics.median(mean),
         "of_copy": statistics.median(a / b for a, b in zip(mean, copied, strict=True)),

@@ -23,7 +23,7 @@ from matplotlib import pyplot
 
 import fedhet
 from fedhet.core.targets import cross_entropy
-from fedhet.engines.fused.meeting import Meeting
+from fedhet.engines.fused.scheduler import Scheduler
 from fedhet.models import MLP
 
 STEPS, EPOCHS, ROUNDS = 20, 10, 5
@@ -67,7 +67,7 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(Path(os.devnull).open("w")):
         works = [one(seed, folder) for seed in range(runs)]
         # One after another, or side by side.
-        found = [work() for work in works] if fused == "off" else Meeting().gather(works)
+        found = [work() for work in works] if fused == "off" else Scheduler().gather(works)
         rows = [run.rounds.filter(regex="^seconds").sum(axis=1)[2:] for run in found]
     if fused == "off":
         seconds = sum(float(row.median()) for row in rows)

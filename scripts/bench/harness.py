@@ -118,16 +118,16 @@ class Cell:
         return {"goals": goals, "systems": {name: vars(one) for name, one in systems.items()}}
 
 
-def timed(pieces: Mapping[str, Callable[[], object]], reps: int) -> dict[str, list[float]]:
+def timed(components: Mapping[str, Callable[[], object]], reps: int) -> dict[str, list[float]]:
     """Seconds of each piece in each repetition, in alternation.
 
     The first call of each fills caches and is left out.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in pieces}
+    seconds: dict[str, list[float]] = {name: [] for name in components}
     for _ in range(reps + 1):
-        for name, piece in pieces.items():
+        for name, component in components.items():
             began = time.perf_counter()
-            piece()
+            component()
             seconds[name].append(time.perf_counter() - began)
     return {name: times[1:] for name, times in seconds.items()}
 

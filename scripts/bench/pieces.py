@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workloads import CLASSES, synthetic
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.task import Samples
 from fedhet.data.dataset import Dataset
@@ -27,7 +27,7 @@ class IdleClient(Client):
     """Loads the received weights into the model and sends them back."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, site: ClientContext) -> tuple[Result, State]:
         site.model(msg.weights)
         return Result(site.workspace.read([*msg.weights])), state
 

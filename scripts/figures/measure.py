@@ -20,8 +20,8 @@ import tasks
 import fedhet
 from fedhet.runs import config
 from fedhet.runs.config.lines import key_of
-from fedhet.runs.given import REPLACED
 from fedhet.runs.job import Job
+from fedhet.runs.object_task import REPLACED
 
 Record = dict[str, Any]
 INFINITE = "NaN or infinite"

@@ -36,7 +36,7 @@ from typing import Any
 
 import yaml
 
-from fedhet.runs.config import pieces
+from fedhet.runs.config import components
 
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n(.*?)<!-- end figures -->", re.DOTALL)
 DIVERGED = "diverged"
@@ -155,8 +155,8 @@ class Table:
 
 def find_pieces() -> None:
     """Let the runs choose from conf/ beside this file; its classes are in attack.py."""
-    pieces.extend_search_path([str(Path(__file__).with_name("conf"))])
-    os.environ[pieces.TRUST] = "attack"
+    components.extend_search_path([str(Path(__file__).with_name("conf"))])
+    os.environ[components.TRUST] = "attack"
 
 
 def tables(root: Path) -> dict[str, Table]:

@@ -125,11 +125,13 @@ class Bench:
     def methods(self) -> Iterator[Line]:
         """Each method on the device against the CPU."""
         sizes, local = (25, 41, 32), LocalSettings(0.1, epochs=1, batch_size=10)
-        for name, pieces in runs.methods():
+        for name, components in runs.methods():
             norm = "batch" if name == "fedbn" else "none"
             model = partial(MLP, shape=(1, 8, 8), classes=CLASSES, hidden=[16], norm=norm)
             task = images(sizes, model, shape=(1, 8, 8), test=15)
-            go = partial(runs.run, task, local=local, pieces=pieces, rounds=3, evaluates=True)
+            go = partial(
+                runs.run, task, local=local, components=components, rounds=3, evaluates=True
+            )
             line = {"part": "methods", "method": name}
             try:
                 expected = go(torch.device("cpu"))

@@ -19,14 +19,14 @@ from fedhet.core.client.client import FedClient
 from fedhet.core.groups import Evaluation, Speed
 from fedhet.core.messages import LocalSettings
 from fedhet.core.server.loop import Loop
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.server.server_opt import FedAvgM, FedOpt, ServerOptimizer
-from fedhet.core.server.setting import Setting
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
-from fedhet.engines.couriers import LocalCourier
-from fedhet.engines.fused.clients import FusedCourier
+from fedhet.engines.fused.clients import FusedTransport
+from fedhet.engines.transport import LocalTransport
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.stores import MemoryStore
 
@@ -67,7 +67,7 @@ def run(
     task: Task,
     device: torch.device,
     local: LocalSettings,
-    pieces: Pieces,
+    components: Pieces,
     *,
     rounds: int,
     fused: int = 0,
@@ -85,29 +85,34 @@ def run(
         task,
         device=device,
         seed=0,
-        scope=pieces.method.scope,
+        scope=components.method.scope,
         evaluation=Evaluation(every=rounds),
         speed=Speed(amp=amp),
     )
-    setting = Setting(
-        workspace, local, [*pieces.plugins], pieces.server_opt, rounds=rounds, fraction=fraction
+    setup = RunSetup(
+        workspace,
+        local,
+        [*components.plugins],
+        components.server_opt,
+        rounds=rounds,
+        fraction=fraction,
     )
-    strategy = FedStrategy(setting, pieces.method)
+    strategy = FedStrategy(setup, components.method)
     store = MemoryStore()
-    make = partial(FedClient, workspace, pieces.method, [*pieces.plugins], store)
-    courier = LocalCourier(make, store)
+    make = partial(FedClient, workspace, components.method, [*components.plugins], store)
+    transport = LocalTransport(make, store)
     if fused:
-        courier = together = FusedCourier(make, store, fused)
-        workspace.performer = together.performer
+        transport = together = FusedTransport(make, store, fused)
+        workspace.batcher = together.batcher
     loop = Loop(strategy, evaluates=evaluates)
-    loop.courier = courier
+    loop.transport = transport
     steps = loop.steps()
     seconds: list[float] = []
     request = next(steps)
     began = moment = time.perf_counter()
     while moment - began < most_seconds:
         try:
-            request = steps.send(courier.exchange(*request))
+            request = steps.send(transport.exchange(*request))
         except StopIteration:
             request = None
         wait(device)

@@ -195,7 +195,7 @@ def test_what_hydra_is_used_for_still_works(line: str) -> None:
     "target",
     [
         "fedhet.data.storage.append_line",
-        "fedhet.runs.config.pieces.extend_search_path",
+        "fedhet.runs.config.components.extend_search_path",
         "fedhet.runs.stores.DiskStore",
         "fedhet.methods.fedavg.FedAvg.client",
         "fedhet.methods.fedavg.Method",

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 
 import fedhet
 from fedhet.__main__ import main as fedhet_main
-from fedhet.core.errors import ConfigError, told
+from fedhet.core.errors import ConfigError, public_text
 from fedhet.data.toy import toy_task
-from fedhet.flower import courier
+from fedhet.flower import transport
 from fedhet.flower.apps import FLOWER_NAMES, client_for, client_of, strategy_of
 from fedhet.runs.config import Config, compose, sent
 from fedhet.runs.config.overrides import literal, parse
@@ -147,8 +147,8 @@ def values(line: str) -> dict[str, Any]:
 
 def message(settings: Any, choices: Any = None) -> Any:
     content = {"cfg": settings, "choices": choices or default().choices}
-    record = ConfigRecord({courier.SETTINGS: json.dumps(content)})
-    return SimpleNamespace(content=RecordDict({courier.SETTINGS: record}))
+    record = ConfigRecord({transport.SETTINGS: json.dumps(content)})
+    return SimpleNamespace(content=RecordDict({transport.SETTINGS: record}))
 
 
 @cache
@@ -177,7 +177,7 @@ def test_no_node_resolves_or_calls_anything(
     for line in (*ATTEMPTS.values(), *CLASSES):
         with pytest.raises(ConfigError) as refused:
             node(message(values(line)))
-        problem = told(refused.value)
+        problem = public_text(refused.value)
         assert problem and SECRET not in problem
         assert str(Path.cwd()) not in problem
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from fedhet.runs.config import compose
 from fedhet.runs.config.instantiation import check_targets, find_target, instantiate
 
 
-class Piece:
+class Component:
     def __init__(
         self, *, size: int, shape: tuple[int, ...] = (), where: dict[str, Any] | None = None
     ) -> None:
@@ -38,12 +38,14 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(size: int) -> int:
         return size
 
-    class Own(Piece):
+    class Own(Component):
         pass
 
     for thing in (build, Own):
         thing.__module__ = "trustme.pieces"
-    module.__dict__.update(Piece=Own, build=build, Popen=__import__("subprocess").Popen, number=3)
+    module.__dict__.update(
+        Component=Own, build=build, Popen=__import__("subprocess").Popen, number=3
+    )
     monkeypatch.setitem(sys.modules, "trustme", types.ModuleType("trustme"))
     monkeypatch.setitem(sys.modules, "trustme.pieces", module)
     monkeypatch.setenv("FEDHET_TRUST", "trustme")
@@ -55,10 +57,10 @@ def node(**settings: Any) -> DictConfig:
 
 
 def test_an_object_gets_its_settings_and_the_callers_as_plain_values() -> None:
-    piece = instantiate(node(size=3, where={"a": [1, {"_target_": "os.system"}]}), shape=(1, 2))
-    assert (piece.size, piece.shape) == (3, (1, 2))
-    assert type(piece.where) is dict  # its content is data: nothing in it is called
-    assert piece.where == {"a": [1, {"_target_": "os.system"}]}
+    component = instantiate(node(size=3, where={"a": [1, {"_target_": "os.system"}]}), shape=(1, 2))
+    assert (component.size, component.shape) == (3, (1, 2))
+    assert type(component.where) is dict  # its content is data: nothing in it is called
+    assert component.where == {"a": [1, {"_target_": "os.system"}]}
     assert instantiate(OmegaConf.create({"_target_": "trustme.pieces.build", "size": 2})) == 2
 
 

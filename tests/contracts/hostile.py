@@ -38,14 +38,14 @@ def forge(res: FitRes, change: Callable[[Header], Any]) -> None:
     res.metrics["fedhet"] = json.dumps({**header, "digest": wire.seal(header)})
 
 
-def skipping(federation: Federation, **setting: Any) -> Any:
+def skipping(federation: Federation, **setup: Any) -> Any:
     return federation(
         toy_task(3),
         Scaffold,
         plugins=lambda: [FedNormPlugin()],
         on_failure="skip",
         rounds=1,
-        **setting,
+        **setup,
     )
 
 
@@ -55,9 +55,9 @@ def exchange(run: Any) -> tuple[list[Broadcast], list[FitRes]]:
     return plan, [served(run).fit(wire.fit_ins(msg, packer)) for msg in plan]
 
 
-def settle(run: Any, plan: list[Broadcast], replies: list[FitRes]) -> None:
+def finish_step(run: Any, plan: list[Broadcast], replies: list[FitRes]) -> None:
     pairs = zip(plan, replies, strict=True)
-    run.settle(wire.read_result(msg, res, LIMIT) for msg, res in pairs)
+    run.finish_step(wire.read_result(msg, res, LIMIT) for msg, res in pairs)
 
 
 def without(run: Any, pids: list[int]) -> str:

@@ -15,7 +15,7 @@ from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
-from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.transport import LocalTransport
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.privacy.account import Account, release
 from fedhet.runs.stores import MemoryStore
@@ -44,7 +44,7 @@ class Diary(Callback):
         self._note("evaluated", len(updates))
         return None
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         self._note("settled", row["round"], row["accepted"])
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
@@ -55,7 +55,7 @@ def run(federation: Callable[..., Any], *callbacks: Callback, **how: Any) -> Loo
     how = {"rounds": 2, "evaluation": Evaluation(every=2), **how}
     made = federation(toy_task(2), FedAvg, **how)
     loop = Loop(made.strategy, callbacks)
-    loop.run(LocalCourier(made.client, made.store))
+    loop.run(LocalTransport(made.client, made.store))
     return loop
 
 
@@ -98,7 +98,7 @@ def test_a_callback_that_fails_ends_the_run_and_the_others_learn_of_it(
     federation: Callable[..., Any],
 ) -> None:
     class Full(Callback):
-        def settled(self, loop: Loop, row: Row) -> None:
+        def step_ended(self, loop: Loop, row: Row) -> None:
             raise RunFailed("the disk is full")
 
     moments: list[Any] = []
@@ -115,7 +115,7 @@ def test_a_step_whose_evaluation_fails_is_told_like_any(federation: Callable[...
         def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
             raise RunFailed("no validation samples")
 
-        def settled(self, loop: Loop, row: Row) -> None:
+        def step_ended(self, loop: Loop, row: Row) -> None:
             if row["round"] == 2:
                 raise WriteError("the disk is full")
 
@@ -156,7 +156,7 @@ def test_what_callbacks_add_to_a_message_reaches_the_clients(
             for msg in plan:
                 msg.extras = {**msg.extras, "added": msg.pid}
 
-        def settled(self, loop: Loop, row: Row) -> None:
+        def step_ended(self, loop: Loop, row: Row) -> None:
             assert row["bytes"]["down"]["added"] == 16
 
     loop = run(federation, Adding(), rounds=1)
@@ -191,14 +191,14 @@ def test_whoever_drives_the_loop_carries_its_messages(federation: Callable[..., 
     assert [one.sha256 for one in runs] == [one.sha256 for one in alone]
 
 
-def test_a_store_is_the_courier_s(federation: Callable[..., Any]) -> None:
+def test_a_store_is_the_transport_s(federation: Callable[..., Any]) -> None:
     store = MemoryStore()
     seen: list[Any] = []
 
     class Looking(Callback):
         def begun(self, loop: Loop) -> None:
-            seen.append(loop.courier.store)
+            seen.append(loop.transport.store)
 
     made = federation(toy_task(2), FedAvg, rounds=1)
-    Loop(made.strategy, [Looking()]).run(LocalCourier(made.client, store))
+    Loop(made.strategy, [Looking()]).run(LocalTransport(made.client, store))
     assert seen == [store]

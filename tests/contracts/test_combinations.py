@@ -12,7 +12,7 @@ from contracts.short import shortened, slow_unless
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Step, Term, Update
@@ -59,8 +59,8 @@ class OwnTerm(Newcomer):
 
     term: ClassVar[tuple[str, Callable[..., Any]]]
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        workspace = site.workspace
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        workspace = ctx.workspace
         ones = trees.map(torch.ones_like, trees.pick(workspace.initial, workspace.trained))
         return [Term(*self.term, ones)]
 
@@ -117,7 +117,7 @@ class WeighsAll(Newcomer):
 class Refers(Newcomer):
     needs = frozenset({"model"})
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         assert msg.weights
         return []
 
@@ -224,7 +224,7 @@ def weights_after(job: Job, favoured: int | None) -> str:
     number = 1
     while locate(strategy.timetable, number):
         step = strategy.plan(number)
-        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
+        strategy.finish_step(step, [job.client(store).handle(msg) for msg in step.messages])
         number += 1
     return trees.sha256(strategy.weights)
 

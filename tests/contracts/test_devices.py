@@ -267,7 +267,7 @@ def test_a_method_that_mixes_devices_is_told_where(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     term = Term("gradient", on_the_cpu)
-    monkeypatch.setattr(Client, "terms", lambda self, msg, state, site: [term])
+    monkeypatch.setattr(Client, "terms", lambda self, msg, state, ctx: [term])
     launch("method=fedavg", *LINES, task=toy_task(3))
     expected = (
         r"client 2 .*'train', step 1: RuntimeError: add\.Tensor: .* pretend:0.*torch\.float32"
@@ -307,7 +307,7 @@ def test_a_step_that_copies_or_waits_is_found(
         return {}
 
     term = Term("gradient", gradient)
-    monkeypatch.setattr(Client, "terms", lambda self, msg, state, site: [term])
+    monkeypatch.setattr(Client, "terms", lambda self, msg, state, ctx: [term])
     lines = ["method=fedavg", *LINES, "eval.clients=false"]
     if found is None:
         check(launch, lines, toy_task(3))

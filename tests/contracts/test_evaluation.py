@@ -15,7 +15,7 @@ from torch import nn
 
 import fedhet
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Client, Message, State
 from fedhet.core.messages import Upload
@@ -194,10 +194,12 @@ class CannotEvaluate(Client):
 
     failing: tuple[int, ...] = ()
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         if msg.pid in self.failing:
             raise OSError("the disk is full")
-        return super().views(msg, state, site)
+        return super().views(msg, state, ctx)
 
 
 def test_a_client_that_cannot_evaluate(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

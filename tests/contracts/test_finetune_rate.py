@@ -84,9 +84,9 @@ def test_every_evaluation_is_sent_the_settings_of_the_configuration(
         strategy = Job(composed(f"method={method}", *settings), toy_task()).strategy
         last = sum(entry.rounds for entry in strategy.timetable)
         strategy.run = replace(strategy.run, round=last)
-        strategy.local = replace(strategy.setting.local, lr=0.0625)
+        strategy.local = replace(strategy.setup.local, lr=0.0625)
         sent = [msg.local for msg in evaluation_messages(strategy)]
-        if sent != [strategy.setting.local] * len(strategy.sizes) or sent[0].lr != 0.5:
+        if sent != [strategy.setup.local] * len(strategy.sizes) or sent[0].lr != 0.5:
             offenders.append(method)
     assert not offenders
 
@@ -111,7 +111,7 @@ def test_a_plugin_schedules_training_alone(federation: Callable[..., Any]) -> No
     )
     (trained, *_) = run.step()
     assert (trained.local.lr, trained.local.epochs) == (pytest.approx(0.004), 7)
-    assert {msg.local for msg in evaluation_messages(run.strategy)} == {run.strategy.setting.local}
+    assert {msg.local for msg in evaluation_messages(run.strategy)} == {run.strategy.setup.local}
 
 
 def test_what_fedala_learns_to_be_scored_takes_no_local_rate(

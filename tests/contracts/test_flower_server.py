@@ -33,7 +33,7 @@ from torch import nn
 
 from fedhet.core import trees
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Client, Message, State
 from fedhet.core.server.evaluation import global_scores
@@ -214,10 +214,12 @@ def test_phases_before_the_training_are_rounds_without_evaluation(
 class CannotEvaluate(Client):
     """Clients 1 and 3 fail when they evaluate."""
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
         if msg.pid in (1, 3):
             raise OSError("the disk is full")
-        return super().views(msg, state, site)
+        return super().views(msg, state, ctx)
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import Failure
 from fedhet.data.toy import toy_task
-from fedhet.flower import courier, wire
+from fedhet.flower import transport, wire
 from fedhet.flower.adapter import ManagerMembers, StrategyAdapter
 from fedhet.flower.apps import answer, client_for
-from fedhet.flower.courier import read_message
 from fedhet.flower.nodes import Nodes
+from fedhet.flower.transport import read_message
 from fedhet.runs.record import terminal
 
 EVIL = "first\nfedhet: run folder: /forged\r\x1b[2J\x1b]0;title\x07\u202e\ud800[/red]\x85\u2028"
@@ -52,10 +52,10 @@ def test_a_cause_is_one_short_line(text: str) -> None:
 
 def dying(text: str) -> Callable[..., Any]:
     @serves
-    def train(self: Client, msg: Any, state: Any, site: Any) -> Any:
+    def train(self: Client, msg: Any, state: Any, ctx: Any) -> Any:
         if msg.pid == 1:
             raise ValueError(text)
-        return original(self, msg, state, site)
+        return original(self, msg, state, ctx)
 
     original = Client.train
     return train
@@ -199,7 +199,7 @@ def test_a_server_s_words_in_a_node_s_log(caplog: pytest.LogCaptureFixture) -> N
         run_config={}, node_config={"partition-id": 0, "num-partitions": 1}
     )
     settings = {"cfg": {"method": {"_target_": EVIL}}, "choices": {"method": EVIL}}
-    records = {courier.SETTINGS: ConfigRecord({courier.SETTINGS: json.dumps(settings)})}
+    records = {transport.SETTINGS: ConfigRecord({transport.SETTINGS: json.dumps(settings)})}
 
     def app(message: Any, context: Any) -> Any:
         return answer(message, context, lambda: client_for(message, context, cast("Any", None)))

@@ -125,7 +125,7 @@ def test_fuzzed_replies_to_a_delivery(federation: Federation, cases: int) -> Non
         for msg in plan[1:]:
             yield arrived(msg, Upload(msg.pid, 5), draw)
 
-    loop.courier = SimpleNamespace(store=None, exchange=lambda plan, clock: exchange(plan))
+    loop.transport = SimpleNamespace(store=None, exchange=lambda plan, clock: exchange(plan))
     for _ in range(cases // 3):
         loop.failures.clear()
         Delivery().ended(loop, "ok", None)

@@ -43,7 +43,7 @@ def test_fuzzed_replies(federation: Federation, way: str, cases: int) -> None:
             if way == "bits":  # such as a bit that stands for nothing: the content is the same
                 assert same(reply, original)
             other = wire.read_result(plan[1], replies[1], LIMIT)
-            run.strategy.settle(run.strategy.plan(1), [reply, other])
+            run.strategy.finish_step(run.strategy.plan(1), [reply, other])
             assert trees.first_nonfinite(run.model) is None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedhet.core import kernel
 from fedhet.core.check import setting
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import (
@@ -72,7 +72,7 @@ def noting(letter: str, notes: list[str]) -> Plugin:
             assert all(t.dtype == torch.float64 for t in new.values())
             return Merged(new, state)
 
-        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
             self._note("terms")
             return [
                 Term("loss", self._loss),
@@ -102,7 +102,7 @@ def noting(letter: str, notes: list[str]) -> Plugin:
             return torch.ones(12)
 
         def finish(
-            self, msg: Message, state: State, site: Site, fitted: Fitted
+            self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
         ) -> tuple[Result, State]:
             self._note("finish")
             return Result(), state
@@ -224,7 +224,7 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
         ("derived", "setup", lambda self: {}, "self, setting"),
         ("derived", "merge", lambda self, updates, old: {}, "self, step, state, old, updates"),
         ("client", "train", lambda self, msg: None, "self, msg, state, site"),
-        ("client", "terms", lambda self, msg, site, state: [], "self, msg, state, site"),
+        ("client", "terms", lambda self, msg, ctx, state: [], "self, msg, state, site"),
         ("plugin", "weight", lambda self, step, update: 1.0, "self, step, state, update"),
         ("plugin", "local", lambda self, local: local, "self, step, local"),
     ],
@@ -244,14 +244,14 @@ def test_class_methods_are_checked_as_well() -> None:
 
 
 def test_helpers_phases_and_properties_are_no_hooks() -> None:
-    def explore(self: ANY, msg: ANY, state: ANY, site: ANY) -> ANY: ...
+    def explore(self: ANY, msg: ANY, state: ANY, ctx: ANY) -> ANY: ...
 
     made(Client, _helper=lambda self: None, explore=serves(explore))
     made(Plugin, _helper=lambda self: None, rate=property(lambda self: 1.0))
     with pytest.raises(TypeError, match=r"Mine\.explore .*hook.*@serves"):
-        made(Client, explore=lambda self, msg, state, site: None)
+        made(Client, explore=lambda self, msg, state, ctx: None)
     with pytest.raises(TypeError, match=r"Mine\.train .*@serves"):
-        made(Client, train=lambda self, msg, state, site: None)
+        made(Client, train=lambda self, msg, state, ctx: None)
 
 
 @pytest.mark.parametrize("annotation", [float, "float", float | None, "float | None"], ids=str)
@@ -301,9 +301,9 @@ def test_a_piece_is_a_frozen_dataclass(base: Any) -> None:
         cls = make(made(base))
         with pytest.raises(TypeError, match=r"Mine .*frozen.*@data"):
             cls()
-    piece = dataclass(frozen=True, kw_only=True)(made(base, name="mine"))()
+    component = dataclass(frozen=True, kw_only=True)(made(base, name="mine"))()
     with pytest.raises(AttributeError, match="cannot assign to field 'rate'"):
-        piece.rate = 1.0
+        component.rate = 1.0
 
 
 @pytest.mark.parametrize("base", [Method, Plugin])

@@ -20,9 +20,9 @@ from contracts.hostile import (
     Federation,
     Header,
     exchange,
+    finish_step,
     forge,
     result,
-    settle,
     skipping,
     without,
 )
@@ -107,7 +107,7 @@ def test_a_forged_header(
     expected = skipping(federation)
     plan, replies = exchange(run)
     forge(replies[1], change)
-    settle(run, plan, replies)
+    finish_step(run, plan, replies)
     failures = run.current.failures
     assert [(failure.pid, failure.reason) for failure in failures] == [(plan[1].pid, reason)]
     others = [plan[0].pid, plan[2].pid]
@@ -132,7 +132,7 @@ def test_a_number_of_examples_that_is_none(federation: Federation, n: Any) -> No
     plan, replies = exchange(run)
     replies[0].num_examples = n
     forge(replies[0], set_field("n", n))
-    settle(run, plan, replies)
+    finish_step(run, plan, replies)
     assert [failure.pid for failure in run.current.failures] == [plan[0].pid]
 
 
@@ -152,12 +152,14 @@ def test_an_extra_that_nobody_expects(federation: Federation) -> None:
 @pytest.mark.parametrize("value", [1e30, -1e16, float("nan"), float("inf")])
 def test_numbers_beyond_every_model(federation: Federation, value: float) -> None:
     """In the weights, and in the extras of a method and of a plug-in."""
-    for piece in ("weights", "scaffold.c_plus", "fednorm.z"):
+    for component in ("weights", "scaffold.c_plus", "fednorm.z"):
         run = skipping(federation)
 
-        def spoil(plan: list[Broadcast], replies: list[Any], piece: str = piece) -> list[Any]:
+        def spoil(
+            plan: list[Broadcast], replies: list[Any], component: str = component
+        ) -> list[Any]:
             update = replies[0]
-            tensor = update.extras[piece] if piece != "weights" else update.weights
+            tensor = update.extras[component] if component != "weights" else update.weights
             tensor = tensor if isinstance(tensor, torch.Tensor) else next(iter(tensor.values()))
             tensor.view(-1)[0] = value
             return replies
@@ -243,7 +245,7 @@ def test_an_array_that_is_no_tensor_of_the_model(federation: Federation, kind: s
         }[kind]
         np.save(file, array, allow_pickle=True)
     replies[0].parameters.tensors[0] = file.getvalue()
-    settle(run, plan, replies)
+    finish_step(run, plan, replies)
     assert [failure.pid for failure in run.current.failures] == [plan[0].pid]
 
 

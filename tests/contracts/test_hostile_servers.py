@@ -17,7 +17,7 @@ from asking import packed_message
 from contracts.hostile import Federation, Header
 
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import Rejected
 from fedhet.core.kernel import Client, Message, Plugin, Result, State, serves
 from fedhet.core.messages import Broadcast, Failure, LocalSettings
@@ -149,17 +149,17 @@ def test_what_serves_a_phase(federation: Federation) -> None:
         explore: Any = None
 
         @serves
-        def measure(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        def measure(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
             return Result(), state
 
-        def _helper(self, msg: Message, state: State, site: Site) -> Any: ...
+        def _helper(self, msg: Message, state: State, ctx: ClientContext) -> Any: ...
 
     @dataclass(frozen=True, kw_only=True)
     class Explores(Plugin):
         name = "explores"
 
         @serves
-        def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+        def explore(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
             return Result(), state
 
     @dataclass(frozen=True, kw_only=True)

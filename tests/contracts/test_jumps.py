@@ -15,7 +15,7 @@ from contracts.short import SHORT as SHORT_PHASES
 
 from fedhet.core import trees
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Client, Message, Result, State, serves
@@ -222,7 +222,7 @@ def test_thirty_times_the_median_of_the_step_itself(
     """All replies judge, those too that come after it."""
 
     @serves
-    def sized(self: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def sized(self: Client, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         length = size if msg.pid == 2 else 1.0 + msg.pid / 100
         change = trees.map(lambda t: torch.zeros_like(t), msg.weights)
         name = next(iter(change))
@@ -313,7 +313,7 @@ def test_undoing_restores_what_the_server_remembers(federation: Callable[..., An
     backup = Backup(plain.strategy, 2)
     plan = plain.plan()
     replies = scaled(500.0)(plan, [plain.client().handle(msg) for msg in plan])
-    plain.settle(replies)
+    plain.finish_step(replies)
     assert plain.sha256 != before
     told: list[Any] = []
     assert backup.undo(plain.current, told.append)

@@ -177,7 +177,7 @@ def test_a_personal_model_is_the_methods_own(method: str) -> None:
     strategy = job.strategy
     for number in (1, 2):
         step = strategy.plan(number)
-        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
+        strategy.finish_step(step, [job.client(store).handle(msg) for msg in step.messages])
     assert strategy.views == ("personal", "finetuned")
     for msg in evaluation_messages(strategy):
         metrics = job.client(store).handle(msg).metrics  # type: ignore[union-attr]

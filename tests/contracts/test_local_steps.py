@@ -71,7 +71,7 @@ def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
     (msg, *_) = [msg for msg in run.strategy.plan(1).messages if msg.pid == 1]
     client = run.client()
     update = client.handle(msg)
-    assert client.site.steps == steps
+    assert client.ctx.steps == steps
     data = run.workspace.task.clients[1].train
     assert len(data) == 16
     model = run.workspace.task.model()
@@ -80,7 +80,7 @@ def test_by_hand(federation: Federation, steps: int, norm: bool) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     client.receive(msg)
     kept = 15 if norm else 16
-    epochs = (order[:kept].split(5) for order in client.site._orders(16))
+    epochs = (order[:kept].split(5) for order in client.ctx._orders(16))
     for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         sgd.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])

@@ -38,8 +38,8 @@ HOW = pytest.mark.parametrize("lose", [wipe, damage])
 def launch(federation: Launch, tmp_path: Path) -> Launch:
     """Makes a run whose clients keep their states in tmp_path."""
 
-    def make(cls: type, **setting: Any) -> Any:
-        run = federation(toy_task(3), cls, rounds=6, **setting)
+    def make(cls: type, **setup: Any) -> Any:
+        run = federation(toy_task(3), cls, rounds=6, **setup)
         run.store = DiskStore(tmp_path)
         return run
 

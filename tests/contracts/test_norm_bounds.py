@@ -35,14 +35,14 @@ def test_clipped_to_a_fixed_norm(federation: Federation) -> None:
 
 @pytest.mark.parametrize("piece", ["weights", "scaffold.c_plus", "body.1.running_mean"])
 def test_the_norm_filter_leaves_out_what_is_far_too_large(
-    federation: Federation, piece: str
+    federation: Federation, component: str
 ) -> None:
     """The others are merged as without that client, whose state does not advance."""
 
     def grow(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
         reply = replies[2]
-        tree = reply.extras.get(piece) or reply.weights
-        for name in [piece] if piece in tree else tree:
+        tree = reply.extras.get(component) or reply.weights
+        for name in [component] if component in tree else tree:
             if tree[name].is_floating_point():
                 tree[name] = tree[name] * 1e4
         return replies

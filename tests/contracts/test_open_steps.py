@@ -48,8 +48,8 @@ def test_a_late_step_adds_its_change_to_the_present_weights(cls: type[Method]) -
     start = dict(run.model)
     early, late = served(run, first), served(run, second)
     expected = trees.add(trees.add(mean_change(early, start), start), mean_change(late, start))
-    run.strategy.settle(second, late)
-    run.strategy.settle(first, early)
+    run.strategy.finish_step(second, late)
+    run.strategy.finish_step(first, early)
     for name, value in expected.items():
         torch.testing.assert_close(run.model[name].double(), value, rtol=1e-6, atol=1e-7)
         assert not torch.equal(run.model[name], start[name])
@@ -59,8 +59,8 @@ def test_the_control_variate_of_two_open_steps_is_the_mean_over_their_clients() 
     """Both were sent c = 0, so that c is the mean of all c_i+, as after one step of all clients."""
     run, first, second = with_disjoint_cohorts(Scaffold)
     replies = served(run, first), served(run, second)
-    run.strategy.settle(first, replies[0])
-    run.strategy.settle(second, replies[1])
+    run.strategy.finish_step(first, replies[0])
+    run.strategy.finish_step(second, replies[1])
     seed = run.workspace.seed
     task = toy_task(CLIENTS, equal=True)
     whole = Federation(task, Scaffold, rounds=1, batch_size=100, seed=seed).run()
@@ -87,10 +87,10 @@ def test_every_method_may_have_two_open_steps(methods: dict[str, Any]) -> None:
             return [job.client(store).handle(msg) for msg in step.messages]
 
         while not (step := strategy.plan(strategy.run.round + 1)).entry.phase.trains:
-            strategy.settle(step, replies(step))
+            strategy.finish_step(step, replies(step))
         second = strategy.plan(step.round + 1)
-        strategy.settle(step, replies(step))
-        strategy.settle(second, replies(second))
+        strategy.finish_step(step, replies(step))
+        strategy.finish_step(second, replies(second))
         assert locate(strategy.timetable, strategy.run.round + 2) is None
         for slot in strategy.weights.values():
             assert trees.first_nonfinite(slot) is None, method

@@ -39,7 +39,7 @@ def test_the_order_in_which_clients_are_served(
             plan = run.plan()
             order = draw.sample(range(len(plan)), len(plan))
             served = {i: run.client().handle(plan[i]) for i in order}
-            run.settle(served[i] for i in range(len(plan)))
+            run.finish_step(served[i] for i in range(len(plan)))
         hashes.add(run.sha256)
     assert len(hashes) == 1
 

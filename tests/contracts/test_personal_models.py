@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import fedhet
 from fedhet.core import trees
 from fedhet.core.client.client import KEEP, FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Client, Message, State
 from fedhet.core.messages import Broadcast, Failure
@@ -218,8 +218,10 @@ class Tempered(nn.Module):
 class TemperedClient(Client):
     """Its personal view is a module around the model, of which fedhet.load cannot know."""
 
-    def views(self, msg: Message, state: State, site: Site) -> dict[str, Callable[[], nn.Module]]:
-        plain = super().views(msg, state, site)["global"]
+    def views(
+        self, msg: Message, state: State, ctx: ClientContext
+    ) -> dict[str, Callable[[], nn.Module]]:
+        plain = super().views(msg, state, ctx)["global"]
         return {"global": plain, "personal": lambda: Tempered(plain())}
 
 

@@ -15,8 +15,8 @@ from fedhet.core import trees
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Merged, Phase, State, Step, Update
 from fedhet.core.messages import Broadcast, Failure, Upload
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.server.server_opt import FedAvgM
-from fedhet.core.server.setting import Setting
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.flower import wire
@@ -134,7 +134,7 @@ def test_a_bad_density_is_reported_with_client_phase_and_step(
 def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[..., Any]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Slotless(Three):
-        def phases(self, setting: Setting) -> list[Phase]:
+        def phases(self, setup: RunSetup) -> list[Phase]:
             return [Phase("density", 1, nothing, slot="")]
 
     def with_weights(plan: list[Broadcast], replies: list[Any]) -> list[Any]:
@@ -149,7 +149,7 @@ def test_weights_in_a_phase_without_a_slot_are_refused(federation: Callable[...,
 def test_a_phase_that_no_object_serves_is_reported(federation: Callable[..., Any]) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Asking(FedAvg):
-        def phases(self, setting: Setting) -> list[Phase]:
+        def phases(self, setup: RunSetup) -> list[Phase]:
             return [Phase("explore", 1, nothing)]
 
     run = federation(toy_task(3), Asking)

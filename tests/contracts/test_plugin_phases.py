@@ -10,7 +10,7 @@ import pytest
 from contracts.three import Three
 
 from fedhet.core.check import setting as option
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.kernel import (
     Expected,
     Merged,
@@ -25,7 +25,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.task import Samples
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
@@ -45,18 +45,18 @@ class Gauge(Plugin):
 
     rounds: int = option(1, low=1)
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         return {"most": 0.0}
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         return [Phase("fit", self.rounds, self._collect, slot="", cohort=1.0)]
 
     def expects(self, step: Step) -> dict[str, Expected]:
         return {"most": Expected()} if step.phase == "fit" else {}
 
     @serves
-    def fit(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        return Result(extras={"most": float(site.data.x.max())}), state
+    def fit(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        return Result(extras={"most": float(ctx.data.x.max())}), state
 
     def _collect(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         return Merged({}, {"most": max(update["most"] for update in updates)})
@@ -64,7 +64,7 @@ class Gauge(Plugin):
     def broadcast(self, step: Step, state: State) -> Extras:
         return {"most": state["most"]} if step.trains else {}
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if msg["most"] != pytest.approx(1.0, abs=0.2):
             raise ValueError(f"most is {msg['most']}")
         return []
@@ -81,12 +81,12 @@ class Witness(Plugin):
         self.seen.add("data")
         return samples
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         self.seen.add(msg.phase)
         return []
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         self.seen.add(f"finish {msg.phase}")
         return Result(), state

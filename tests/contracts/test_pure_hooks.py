@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
-from fedhet.core.client.site import Site
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Term
 from fedhet.core.messages import Broadcast, Reply
@@ -84,10 +84,10 @@ class Noted:
 
     def reply(self, client: Any, msg: Broadcast) -> Reply:
         """The client's reply, for which the terms of all that it trains are noted."""
-        descent = Site._descent
+        descent = ClientContext._descent
 
         def noting(
-            site: Site,
+            ctx: ClientContext,
             model: Any,
             data: Any,
             local: Any,
@@ -96,10 +96,10 @@ class Noted:
             *how: Any,
         ) -> Descent:
             noted = [self._noted(term) for term in terms]
-            return descent(site, model, data, local, noted, loss and self._noted(loss), *how)
+            return descent(ctx, model, data, local, noted, loss and self._noted(loss), *how)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Site, "_descent", noting)
+            patch.setattr(ClientContext, "_descent", noting)
             reply: Reply = client.handle(msg)
         return reply
 
@@ -139,7 +139,7 @@ def last_step(method: str, plugin: str) -> tuple[Job, list[Noted]]:
         plan = step.messages
         noted = [Noted() for _ in plan]
         replies = [one.reply(job.client(store), msg) for one, msg in zip(noted, plan, strict=True)]
-        job.strategy.settle(step, replies)
+        job.strategy.finish_step(step, replies)
         number += 1
     return job, noted
 

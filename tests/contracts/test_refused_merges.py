@@ -58,7 +58,7 @@ def refused(methods: dict[str, Config]) -> dict[str, set[str]]:
         for method, settings in methods.items():
             try:
                 strategy = Job(with_merge(settings, merge), task).strategy
-                assert strategy.setting.merge.name == merge
+                assert strategy.setup.merge.name == merge
             except ConfigError as error:
                 assert f"merge={merge}" in str(error)
                 found[merge].add(method)

@@ -14,7 +14,7 @@ from contracts.short import SHORT, slow_unless
 
 import fedhet
 from fedhet.core import trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.memory import MemoryPacker
 from fedhet.data.toy import toy_task
@@ -117,10 +117,12 @@ def test_steps_and_replies_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     train = Client.train
 
     @serves
-    def failing(client: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def failing(
+        client: Client, msg: Message, state: State, ctx: ClientContext
+    ) -> tuple[Result, State]:
         if msg.step in (1, 3) or msg.pid == msg.step:
             raise ValueError(f"step {msg.step}")
-        return train(client, msg, state, site)
+        return train(client, msg, state, ctx)
 
     monkeypatch.setattr(Client, "train", failing)
     line = "rounds=5 on_failure=skip replies.bad_steps=1 replies.max_lost=1 eval.clients=false"
@@ -136,10 +138,10 @@ def test_a_run_that_failed_goes_on(
     work = getattr(ScaffoldClient, part)
 
     @serves
-    def failing(client: Client, msg: Message, state: State, site: Site) -> Any:
+    def failing(client: Client, msg: Message, state: State, ctx: ClientContext) -> Any:
         if msg.step == 3:
             raise ValueError("out of memory")
-        return work(client, msg, state, site)
+        return work(client, msg, state, ctx)
 
     with monkeypatch.context() as patch, pytest.raises(fedhet.RunFailed, match="out of memory"):
         patch.setattr(ScaffoldClient, part, failing)

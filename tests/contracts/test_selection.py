@@ -25,7 +25,7 @@ class Judged:
 
     def __init__(self, patience: int | None, min_delta: float = 0.0) -> None:
         task = SimpleNamespace(task=toy_task())
-        self.setting: Any = SimpleNamespace(
+        self.setup: Any = SimpleNamespace(
             early_stopping=Stopping(patience, min_delta), workspace=task
         )
         self.round = 0
@@ -42,7 +42,7 @@ class Judged:
 
     def after(self, rows: list[dict[str, float]]) -> bool:
         """Whether the training has stopped after one of these."""
-        select = Selection(self.setting)
+        select = Selection(self.setup)
         for row in rows:
             self.round += 1
             if select.evaluated(self, row, []):  # type: ignore[arg-type]

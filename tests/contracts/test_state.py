@@ -13,7 +13,7 @@ import torch
 from flwr.common import RecordDict
 
 from fedhet.core.client import state
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import (
     Client,
@@ -39,12 +39,12 @@ class CountingClient(Client):
     """Counts its participations and sends the count. Client 1 fails in its second one."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         n = state.get("n", torch.tensor(0)) + 1
-        if n == 2 and msg.pid == 1 and site.workspace.seed == 7:
-            site.workspace.seed = 8  # so that it fails once
+        if n == 2 and msg.pid == 1 and ctx.workspace.seed == 7:
+            ctx.workspace.seed = 8  # so that it fails once
             raise OSError("battery")
-        return Result(site.fit(msg.weights).params, {"n": int(n)}), {"n": n}
+        return Result(ctx.fit(msg.weights).params, {"n": int(n)}), {"n": n}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import pytest
 import fedhet
 from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
-from fedhet.engines.couriers import LocalCourier
+from fedhet.engines.transport import LocalTransport
 from fedhet.runs import config
 from fedhet.runs.checkpoint import Checkpoints
 from fedhet.runs.stores import MemoryStore
@@ -26,9 +26,9 @@ def test_sites_keep_what_the_kept_checkpoints_need(
     """A checkpoint has no states then; the messages say which versions are still needed."""
     stores = []
 
-    def at_sites(courier: LocalCourier, make: Any, store: MemoryStore) -> None:
-        courier._make = make
-        courier.store = None  # type: ignore[assignment]
+    def at_sites(transport: LocalTransport, make: Any, store: MemoryStore) -> None:
+        transport._make = make
+        transport.store = None  # type: ignore[assignment]
         stores.append(store)
 
     write = Checkpoints._write
@@ -38,7 +38,7 @@ def test_sites_keep_what_the_kept_checkpoints_need(
             write(self, loop)
 
     monkeypatch.setattr(Checkpoints, "_write", sometimes)
-    monkeypatch.setattr(LocalCourier, "__init__", at_sites)
+    monkeypatch.setattr(LocalTransport, "__init__", at_sites)
     settings = config.compose(LINES)
     run = run_quietly(settings, tmp_path / "run", toy_task())
     home = run.dir / "checkpoints"

@@ -200,14 +200,14 @@ def test_an_aborted_run_has_them(launch: Launch, monkeypatch: pytest.MonkeyPatch
     from fedhet.core.server.phases import OpenStep
     from fedhet.core.server.strategy import FedStrategy
 
-    settle = FedStrategy.settle
+    finish_step = FedStrategy.finish_step
 
     def fail(self: FedStrategy, step: OpenStep, *replies: Any, **options: Any) -> None:
         if step.round == 3:
             raise RunFailed("enough")
-        settle(self, step, *replies, **options)
+        finish_step(self, step, *replies, **options)
 
-    monkeypatch.setattr(FedStrategy, "settle", fail)
+    monkeypatch.setattr(FedStrategy, "finish_step", fail)
     with pytest.raises(RunFailed) as caught:
         launch("method=fedavg", *COMMON, task=toy_task())
     summary = json.loads((Path(str(caught.value.folder)) / "summary.json").read_text())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Message, Plugin, State, Term
@@ -34,8 +34,8 @@ def adding(kind: str, f: Callable[..., Any], **facts: Any) -> Plugin:
         name = f.__name__
         breaks = facts
 
-        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-            return [Term(kind, f, {"x": site.data.x, "y": site.data.y})]
+        def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+            return [Term(kind, f, {"x": ctx.data.x, "y": ctx.data.y})]
 
     return Adding()
 
@@ -213,4 +213,4 @@ def test_data_of_a_plugin_are_trained_on_but_not_counted(federation: Federation)
     assert update.extras["scaffold.steps"] == 12
     assert expected.extras["scaffold.steps"] == 6
     assert torch.equal(update.tensor("fednorm.z"), expected.tensor("fednorm.z"))
-    assert len(client.site.data) == 48 and float(client.site.data.x.min()) < -1
+    assert len(client.ctx.data) == 48 and float(client.ctx.data.x.min()) < -1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fedhet.core import trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import (
     Client,
     Expected,
@@ -29,7 +29,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.messages import Extras
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.trees import AnyTree, Tree
 
 TOLERANCE = 0.02
@@ -42,22 +42,22 @@ def mask(params: AnyTree, batch: None, own: Tree) -> Tree:
 
 class ThreeClient(Client):
     @serves
-    def explore(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def explore(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         assert msg["step"] == msg.step
-        fitted = site.fit(msg.weights, epochs=1)
-        change = trees.Difference(trees.pick(fitted.params, site.workspace.trained), msg.weights)
+        fitted = ctx.fit(msg.weights, epochs=1)
+        change = trees.Difference(trees.pick(fitted.params, ctx.workspace.trained), msg.weights)
         return Result(extras={"far": trees.map(lambda d: d.square().float(), change)}), state
 
     @serves
-    def density(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def density(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         mean = msg.weights["mean"]
         moved = {
-            "mean": mean + (site.data.x.double().mean(0) - mean) / 2,
+            "mean": mean + (ctx.data.x.double().mean(0) - mean) / 2,
             "seen": msg.weights["seen"] + msg.pid,
         }
         return Result(moved), state
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         return [Term("scale", mask, msg["mask"])]
 
 
@@ -69,16 +69,16 @@ class Three(Method):
     name = "three"
     client = ThreeClient
 
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         return {"far": {}, "path": [], "ended": []}
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
         return {"density": {"mean": torch.zeros(4, dtype=torch.float64), "seen": torch.tensor(0)}}
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         explore = Phase("explore", 1, self._remember, cohort=1.0, uploads=False)
         density = Phase("density", STEPS, self._walk, slot="density", cohort=1.0, until=self._still)
-        return [explore, density, *super().phases(setting)]
+        return [explore, density, *super().phases(setup)]
 
     def broadcast(self, step: Step, state: State) -> Extras:
         if step.phase == "explore":

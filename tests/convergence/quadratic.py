@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.engines import in_process as local
@@ -74,9 +74,9 @@ class LocalSteps(Plugin):
         """The server then knows no client's number of steps."""
         return samples
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        local = replace(site._msg.local, epochs=self.steps[msg.pid])
-        site._msg = replace(site._msg, local=local)
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        local = replace(ctx._msg.local, epochs=self.steps[msg.pid])
+        ctx._msg = replace(ctx._msg, local=local)
         return []
 
 

@@ -14,7 +14,7 @@ from data.image_data import save_image
 from torch import nn
 
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Message, Plugin, State, Term
 from fedhet.core.messages import Broadcast, LocalSettings, Upload
@@ -169,7 +169,7 @@ class Spy(Plugin):
     name = "spy"
     batches: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]]
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         return [Term("loss", self._look)]
 
     def _look(self, params: AnyTree, batch: Batch, own: Tree) -> torch.Tensor:

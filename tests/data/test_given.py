@@ -20,7 +20,7 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.runs.given import check_task
+from fedhet.runs.object_task import check_task
 from fedhet.testing import run_quietly
 
 LINES = ["method=fedavg", "rounds=1"]

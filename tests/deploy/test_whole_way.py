@@ -93,7 +93,7 @@ class Way:
         assert code == fails, printed
         return printed
 
-    def settle(self, folder: Path, site: str = "") -> None:
+    def finish_step(self, folder: Path, site: str = "") -> None:
         """What each machine writes into its own settings: here, where its state and data are."""
         (file,) = folder.glob("s*.toml")
         text = file.read_text().replace("/var/lib/fedhet", str(folder / "state"))
@@ -102,7 +102,7 @@ class Way:
     def join(self, site: str, *declared: str) -> None:
         """Settings, check, start."""
         folder = self.folder(site)
-        self.settle(folder, site)
+        self.finish_step(folder, site)
         code, printed = self.machines.deploy(site, "check", folder, *declared, "--disk=0")
         assert code == 0 and "is as declared" in printed, printed
         self.machines.start(site, folder)
@@ -153,7 +153,7 @@ def test_from_empty_machines_to_finished_runs(way: Way, tmp_path: Path) -> None:
     address = way.machines.addresses["server"]
     three = [*RUN, f"dataset.sites=[{','.join(SITES)}]"]
     way.operator("init", f"--sites={','.join(SITES)}", f"--server={address}", f"--out={way.out}")
-    way.settle(way.server)
+    way.finish_step(way.server)
     assert way.machines.deploy("server", "check", way.server, "--disk=0")[0] == 0
     way.machines.start("server", way.server)
     wait_for(lambda: way.machines.deploy("operator", "register", way.out)[0] == 0, "the server")

@@ -21,7 +21,7 @@ import torch
 from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.errors import LostState
 from fedhet.core.kernel import Message, Result, State, Term
 from fedhet.core.messages import LOST, Broadcast, Reply, Upload
@@ -133,7 +133,7 @@ class Faulty(FedNormPlugin):
         failed = json.loads(Path(os.environ[FAILED]).read_text())
         return {(pid, step): reason for pid, step, reason in failed}
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if self.z_when == "absent":
             who, absent = (msg.pid, msg.step), self._absent()
             if who in absent:
@@ -150,11 +150,11 @@ class Faulty(FedNormPlugin):
         return [Term("gradient", away, before, PULL)] if before else []
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         fednorm = FedNormPlugin(temperature=self.temperature)
-        result, _ = fednorm.finish(msg, state, site, fitted)
-        return result, {OWN: trees.pick(fitted.params, site.workspace.mergeable)}
+        result, _ = fednorm.finish(msg, state, ctx, fitted)
+        return result, {OWN: trees.pick(fitted.params, ctx.workspace.mergeable)}
 
     def _faults(self, msg: Message | Broadcast) -> list[str]:
         return drawn(msg.pid, msg.step) if self.z_when != "absent" else []

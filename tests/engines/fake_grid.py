@@ -12,8 +12,8 @@ from fedhet.core.groups import ReplyLimits
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.flower import apps, wire
-from fedhet.flower.courier import ASKS, FlowerCourier, GridMembers
 from fedhet.flower.nodes import Nodes
+from fedhet.flower.transport import ASKS, FlowerTransport, GridMembers
 from fedhet.methods.scaffold import Scaffold
 
 
@@ -127,8 +127,8 @@ class OnGrid:
         self.grid = FakeGrid(self.run.client)
         for pid in range(present):
             self.join(pid)
-        self.nodes = Nodes(self.run.strategy.setting.replies)
-        self.courier = FlowerCourier(GridMembers(self.grid), self.nodes)
+        self.nodes = Nodes(self.run.strategy.setup.replies)
+        self.transport = FlowerTransport(GridMembers(self.grid), self.nodes)
 
     def join(self, pid: int, generation: int = 0) -> Node:
         node = Node(pid, 4, generation)
@@ -140,7 +140,7 @@ class OnGrid:
 
     def step(self) -> dict[int, Any]:
         self.plan = self.run.plan()
-        replies = list(self.courier.exchange(self.plan, Clock()))
+        replies = list(self.transport.exchange(self.plan, Clock()))
         assert [reply.pid for reply in replies] == [msg.pid for msg in self.plan]
-        self.run.settle(replies)
+        self.run.finish_step(replies)
         return {reply.pid: reply for reply in replies}

@@ -20,7 +20,7 @@ from flwr.supernode.runtime import run_clientapp
 from fedhet.core import trees
 from fedhet.core.check import setting
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.kernel import Message, Result, State, Term
 from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.methods.fednorm import FedNormPlugin
@@ -42,7 +42,7 @@ class Faulty(FedNormPlugin):
     def _strikes(self, msg: Message | Broadcast) -> bool:
         return msg.pid == 3 and msg.step == (1 if self.z_when == "huge" else 2)
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         how = self.z_when if self._strikes(msg) else ""
         if self.z_when in ("node", "hang"):
             node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else "none"
@@ -66,11 +66,11 @@ class Faulty(FedNormPlugin):
         return []
 
     def finish(
-        self, msg: Message, state: State, site: Site, fitted: Fitted
+        self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
         if self.z_when == "extra" and self._strikes(msg):
             return Result(extras={"z": torch.full((3,), float("inf"))}), state
-        return FedNormPlugin(temperature=self.temperature).finish(msg, state, site, fitted)
+        return FedNormPlugin(temperature=self.temperature).finish(msg, state, ctx, fitted)
 
 
 def _damage(how: str, update: Upload) -> None:

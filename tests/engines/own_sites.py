@@ -24,9 +24,9 @@ from fedhet.core.server.loop import Clock
 from fedhet.data.local.description import Agreement
 from fedhet.flower import wire
 from fedhet.flower.apps import answer, client_for
-from fedhet.flower.courier import ASKS, read_answer, read_message, settings_records
-from fedhet.flower.parcels import Parcels
+from fedhet.flower.packing import RecordPacker
 from fedhet.flower.sites import SiteNodes
+from fedhet.flower.transport import ASKS, read_answer, read_message, settings_records
 from fedhet.runs.job import Job, begin
 from fedhet.runs.local_data import LocalData, declaration
 from fedhet.runs.stores import MemoryStore
@@ -88,7 +88,7 @@ class Node:
 
     def serve(self, msg: Broadcast, agreed: Any = None) -> Reply:
         """Its reply to a message of the run."""
-        content = Parcels()(*wire.MessagePacker(agreed)(msg))
+        content = RecordPacker()(*wire.MessagePacker(agreed)(msg))
         return read_message(msg, self.context.node_id, self.answer(content), 2**20)
 
     def tell(self) -> Any:

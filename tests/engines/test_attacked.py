@@ -24,8 +24,8 @@ from fedhet.core import trees
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
-from fedhet.engines.couriers import LocalCourier
 from fedhet.engines.dispatch import run_job
+from fedhet.engines.transport import LocalTransport
 from fedhet.runs import config
 
 ATTACKER = 1
@@ -222,7 +222,7 @@ def struck(when: str, msg: Broadcast) -> bool:
 
 
 # ---- the runs
-class Attacked(LocalCourier):
+class Attacked(LocalTransport):
     """Clients of this process, one of which attacks; what all of them send is packed and read."""
 
     change: Change | None = None
@@ -275,7 +275,7 @@ def run(
 @pytest.mark.parametrize("name", RUNS)
 def test_no_lie_escapes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none costs much, but for those in the training, after its first step."""
-    monkeypatch.setattr(in_process, "LocalCourier", Attacked)
+    monkeypatch.setattr(in_process, "LocalTransport", Attacked)
     monkeypatch.setattr(Attacked, "sent", 0)
     host, _, plugin = name.partition("+")
     settings = config.compose([*SETTINGS, f"method={host}", f"plugin=[{plugin}]", *RUNS[name]])

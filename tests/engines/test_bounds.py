@@ -94,7 +94,7 @@ def test_a_site_has_such_a_limit_by_default(tmp_path: Path) -> None:
     large = "model.hidden=[10000,100000]"
     deployment = Deployment(write_sites(tmp_path), "model=mlp", large)
     settings = config.compose([*RUN, "model=mlp"])
-    msg = Job(settings, engine="local", given=toy_task()).strategy.plan(1).messages[0]
+    msg = Job(settings, engine="local", object_task=toy_task()).strategy.plan(1).messages[0]
     node: Any = next(iter(deployment.members.nodes.values()))
     reply = node.serve(msg, deployment.agree().statistics)
     assert isinstance(reply, Failure) and "max-model=1000 MB" in reply.cause

@@ -46,13 +46,13 @@ def test_a_merge_that_bounds_updates_needs_a_bound_on_their_weights(
     with pytest.raises(ConfigError, match=rf"{line} .*dataset\.max_samples="):
         fedhet.run(refused)
     settings = composed(*RUN, "method=fedavg", line, "dataset.max_samples=120")
-    assert Job(settings, toy_task(7)).strategy.setting.merge.name == merge
+    assert Job(settings, toy_task(7)).strategy.setup.merge.name == merge
 
 
 @pytest.mark.parametrize("merge", ["mean", "median", "trimmed_mean"])
 def test_other_merges_need_no_bound(merge: str) -> None:
     settings = composed(*RUN, "method=fedavg", f"merge={merge}")
-    assert Job(settings, toy_task(7)).strategy.setting.merge.name == merge
+    assert Job(settings, toy_task(7)).strategy.setup.merge.name == merge
 
 
 def test_a_site_that_outweighs_all_others_is_named(

@@ -16,7 +16,7 @@ import pytest
 import fedhet
 from fedhet.__main__ import main
 from fedhet.core import interruptions
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import RunFailed
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.kernel import Message, State, Term
@@ -94,7 +94,7 @@ def test_a_time_limit_leaves_quick_work_alone(where: Callable[..., None]) -> Non
 # ---- clients that hang
 
 
-def hangs(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+def hangs(plugin: FedNormPlugin, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
     """In place of `terms`: client 3 hangs in step 1, asleep or in C, where no exception gets."""
     if msg.pid == 3 and msg.step == 1:
         if plugin.z_when == "before_training":
@@ -179,7 +179,7 @@ def test_a_degraded_run_says_so(
 ) -> None:
     """By `degraded` in its summary and by exit code 3; a run that may lose more is fine."""
 
-    def fails(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+    def fails(plugin: FedNormPlugin, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if msg.pid in (1, 2):
             raise OSError("battery")
         return []

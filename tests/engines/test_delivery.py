@@ -210,5 +210,5 @@ def _begun(sites: Sites) -> Any:
     """The strategy after its first round, without a run folder."""
     strategy = sites.job.strategy
     step = strategy.plan(1)
-    strategy.settle(step, [sites.serve(msg) for msg in step.messages])
+    strategy.finish_step(step, [sites.serve(msg) for msg in step.messages])
     return strategy

@@ -22,7 +22,7 @@ from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import pool
-from fedhet.engines.pool import PoolCourier
+from fedhet.engines.pool import PoolTransport
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.runs import stores
 from fedhet.runs.config import compose
@@ -36,22 +36,22 @@ def scaffold_job() -> Job:
 def test_a_worker_that_dies_while_idle_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     disturbed = scaffold_job()
     strategy = disturbed.strategy
-    with PoolCourier(2, disturbed, tmp_path) as courier:
+    with PoolTransport(2, disturbed, tmp_path) as transport:
         step = strategy.plan(1)
-        strategy.settle(step, courier.exchange(step.messages, Clock()))
-        for worker in list(courier._workers.values()):
+        strategy.finish_step(step, transport.exchange(step.messages, Clock()))
+        for worker in list(transport._workers.values()):
             os.kill(worker.process.pid, signal.SIGKILL)
             worker.process.join()
         step = strategy.plan(2)
-        replies = list(courier.exchange(step.messages, Clock()))
+        replies = list(transport.exchange(step.messages, Clock()))
         assert [type(reply) for reply in replies] == [Upload] * 4
-        strategy.settle(step, replies)
+        strategy.finish_step(step, replies)
     calm = scaffold_job()
     (tmp_path / "calm").mkdir()
-    with PoolCourier(2, calm, tmp_path / "calm") as courier:
+    with PoolTransport(2, calm, tmp_path / "calm") as transport:
         for number in (1, 2):
             step = calm.strategy.plan(number)
-            calm.strategy.settle(step, courier.exchange(step.messages, Clock()))
+            calm.strategy.finish_step(step, transport.exchange(step.messages, Clock()))
     for name, expected in calm.strategy.weights["model"].items():
         assert torch.equal(strategy.weights["model"][name], expected)
 
@@ -126,7 +126,7 @@ def test_an_engine_that_fails_to_start_is_a_failed_run(
     def broken(*args: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(PoolCourier, "_start", broken)
+    monkeypatch.setattr(PoolTransport, "_start", broken)
     with pytest.raises(fedhet.RunFailed, match=r"OSError: .*more processes") as caught:
         fedhet.run(["engine.workers=2", f"hydra.run.dir={tmp_path / 'run'}"], task=toy_task())
     assert caught.value.folder == str(tmp_path / "run")
@@ -146,7 +146,7 @@ def test_a_run_restores_the_number_of_threads(tmp_path: Path) -> None:
 def test_an_extra_that_cannot_travel_fails_alike_in_every_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finish(self: Any, msg: Any, state: State, site: Any, fitted: Any) -> tuple[Result, State]:
+    def finish(self: Any, msg: Any, state: State, ctx: Any, fitted: Any) -> tuple[Result, State]:
         return Result(extras={"z": np.float32(1)}), state
 
     monkeypatch.setattr(FedNormPlugin, "finish", finish)
@@ -181,8 +181,8 @@ def test_replies_that_wait_for_a_slow_client_are_bounded(
     monkeypatch.setattr(FedClient, "handle", slow)
     monkeypatch.setattr(pool, "AHEAD_BYTES", 1)
     (tmp_path / "pool").mkdir()
-    with PoolCourier(2, job, tmp_path / "pool") as courier:
-        replies = courier.exchange(plan, Clock())
+    with PoolTransport(2, job, tmp_path / "pool") as transport:
+        replies = transport.exchange(plan, Clock())
         assert isinstance(next(replies), Upload)
         began = list(tmp_path.glob("began-*"))
         assert len(began) == 3  # the slow one, and two that wait for it

@@ -22,8 +22,8 @@ from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
-from fedhet.flower import courier as flower_server
 from fedhet.flower import nodes
+from fedhet.flower import transport as flower_server
 from fedhet.methods.scaffold import Scaffold
 
 
@@ -52,7 +52,7 @@ def test_evaluations_travel_too(federation: Callable[..., Any]) -> None:
     on_grid = OnGrid(federation)
     on_grid.step()
     messages = evaluation_messages(on_grid.run.strategy)
-    replies = list(on_grid.courier.exchange(messages, Clock()))
+    replies = list(on_grid.transport.exchange(messages, Clock()))
     assert all(isinstance(reply, Upload) and reply.metrics for reply in replies)
 
 

@@ -20,15 +20,15 @@ from foreground import Foreground, in_place_of_flwr, last_lines
 
 from fedhet import __main__ as cli
 from fedhet.core.client.client import FedClient
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Message, State, Term
 from fedhet.core.messages import Broadcast, Failure, Reply
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool
-from fedhet.engines.pool import PoolCourier
-from fedhet.engines.ray import RayCourier
+from fedhet.engines.pool import PoolTransport
+from fedhet.engines.ray import RayTransport
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.runs.config import compose
 from fedhet.runs.guard import TAG, TemporaryFolder
@@ -83,7 +83,9 @@ def test_the_record_of_an_interrupted_run(
     monkeypatch.setattr(logging.getLogger("fedhet"), "handlers", [])  # of other tests' streams
     here = os.getpid()
 
-    def interrupting(plugin: FedNormPlugin, msg: Message, state: State, site: Site) -> list[Term]:
+    def interrupting(
+        plugin: FedNormPlugin, msg: Message, state: State, ctx: ClientContext
+    ) -> list[Term]:
         if msg.step == 2 and msg.pid == 1:
             os.kill(here, number)
             time.sleep(600)
@@ -219,13 +221,13 @@ def test_an_actor_that_dies_is_replaced_where_a_machine_cannot_be_lost(
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
     monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.RayActorError))
     monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
-    courier = RayCourier(job)
-    courier._grows = grows
-    replies = courier.exchange(job.strategy.plan(1).messages, Clock())
+    transport = RayTransport(job)
+    transport._grows = grows
+    replies = transport.exchange(job.strategy.plan(1).messages, Clock())
     if grows:
         for reply in replies:
             assert "its worker process died" in cast("Failure", reply).cause
-        assert len(courier._workers) == 2
+        assert len(transport._workers) == 2
     else:
         with pytest.raises(RunFailed, match=r"processes .*clients .*lost"):
             list(replies)
@@ -244,8 +246,8 @@ def test_a_signal_that_meets_a_worker_before_the_run(
     monkeypatch.setattr(FedClient, "handle", terminate_worker)
     monkeypatch.setattr(pool.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
     job = Job(compose(["method=fedavg"]), toy_task(2))
-    with PoolCourier(1, job, tmp_path) as courier, pytest.raises(KeyboardInterrupt):
-        list(courier.exchange(job.strategy.plan(1).messages, Clock()))
+    with PoolTransport(1, job, tmp_path) as transport, pytest.raises(KeyboardInterrupt):
+        list(transport.exchange(job.strategy.plan(1).messages, Clock()))
 
 
 @pytest.mark.timeout(60)

@@ -33,7 +33,7 @@ def test_messages_to_the_sites_give_the_bytes_of_a_simulation(folder: Path, orde
         for msg in step.messages:
             node = deployment.host(msg.pid)
             replies.append(node.serve(msg, deployment.nodes.agreed))
-        job.strategy.settle(step, replies)
+        job.strategy.finish_step(step, replies)
     expected = simulated(folder, "eval.clients=false")
     assert sha256(job.strategy.weights) == expected.summary["weights_sha256"]
     assert job.partition["hash"] == expected.summary["partition"]["hash"]

@@ -82,7 +82,7 @@ class Joining:
             for msg in step.messages:
                 node = self.members.nodes[str(self.nodes.hosts([msg.pid], self.members)[msg.pid])]
                 replies.append(node.serve(msg, self.nodes.agreed))
-            job.strategy.settle(step, replies)
+            job.strategy.finish_step(step, replies)
         return sha256(job.strategy.weights)
 
     def refusal(self) -> str:

@@ -19,7 +19,7 @@ import server_app
 from fedhet.core.errors import SUBMITTED, RunFailed
 from fedhet.core.messages import STEPS
 from fedhet.flower import apps
-from fedhet.flower import courier as flower_server
+from fedhet.flower import transport as flower_server
 from fedhet.runs.config import compose, sent
 
 LINES = ["partition.clients=3", "rounds=2", "client.epochs=1", "figures=false"]

@@ -27,8 +27,8 @@ from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import WORDS
 from fedhet.core.task import Task
 from fedhet.data.toy import ToyModel, toy_task
-from fedhet.flower import courier as flower_server
 from fedhet.flower import own_loop as owner
+from fedhet.flower import transport as flower_server
 
 LINES = ["rounds=2", "client.lr=0.1", "client.epochs=1"]
 

@@ -23,7 +23,7 @@ from fedhet.core.errors import (
     LostState,
     MachineError,
     Rejected,
-    told,
+    public_text,
 )
 from fedhet.core.kernel import Client, serves
 from fedhet.core.messages import LOST, Failure
@@ -168,7 +168,7 @@ def test_no_folder_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FEDHET_STATE_DIR", str(tmp_path / "file"))
     sites = Sites(tmp_path, monkeypatch, "deliver=true", "method=fedpcl")
     step = sites.job.strategy.plan(1)
-    sites.job.strategy.settle(step, [sites.serve(msg) for msg in step.messages])
+    sites.job.strategy.finish_step(step, [sites.serve(msg) for msg in step.messages])
     msg = evaluation_messages(sites.job.strategy)[0]
     sites.models[0] = cast("Path", "")
     reply = sites.serve(replace(msg, extras={**msg.extras, DELIVER: ""}))
@@ -216,9 +216,9 @@ def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ],
 )
 def test_an_error_is_told_by_its_class(error: Exception, text: str) -> None:
-    assert told(error) == text
+    assert public_text(error) == text
 
 
 def test_a_run_of_this_machine_learns_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SUBMITTED, "1")
-    assert told(DataError("row 7 of /srv/x")) == "DataError: row 7 of /srv/x"
+    assert public_text(DataError("row 7 of /srv/x")) == "DataError: row 7 of /srv/x"

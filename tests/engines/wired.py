@@ -19,7 +19,7 @@ from fedhet.__main__ import main
 from fedhet.core.messages import Broadcast, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
-from fedhet.engines.pool import PoolCourier
+from fedhet.engines.pool import PoolTransport
 from fedhet.flower import wire
 
 MAX_BYTES = 2**20  # that a reply may have beyond twice its message
@@ -41,7 +41,7 @@ def read(msg: Broadcast, come: FitRes, limit: int) -> Reply:
     return wire.read_result(msg, come, 2 * expected + limit)
 
 
-class WiredCourier(PoolCourier):
+class WiredTransport(PoolTransport):
     """Workers whose replies are bytes before the server reads them."""
 
     _earlier: ClassVar[dict[int, FitRes]] = {}  # client -> what it sent last
@@ -72,5 +72,5 @@ class WiredCourier(PoolCourier):
 
 
 if __name__ == "__main__":
-    vars(in_process)["PoolCourier"] = WiredCourier
+    vars(in_process)["PoolTransport"] = WiredTransport
     sys.exit(main())

@@ -11,7 +11,7 @@ from experiment.mine import run
 from experiment.pretend import Pretend
 from omegaconf import DictConfig
 
-from fedhet.runs.config import composition, pieces
+from fedhet.runs.config import components, composition
 from fedhet.runs.config.composition import Bases
 
 _composed: dict[object, Bases] = {}
@@ -27,7 +27,7 @@ def _composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = composition._hydra_config
 
     def once(texts: Sequence[str]) -> DictConfig:
-        files = [file for folder in pieces.search_path() for file in folder.glob("*/*")]
+        files = [file for folder in components.search_path() for file in folder.glob("*/*")]
         key = tuple((*file.parts[-2:], file.read_bytes()) for file in sorted(files))
         if texts in ([], ()):
             key = ()  # the defaults are the same
@@ -45,7 +45,7 @@ def own(folder: Path, text: str, name: str = "mine") -> None:
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Writes conf/experiment/<name>.yaml into a folder of one's own pieces."""
     (tmp_path / "own" / "experiment").mkdir(parents=True)
-    monkeypatch.setenv(pieces.SEARCH_PATH, str(tmp_path / "own"))
+    monkeypatch.setenv(components.SEARCH_PATH, str(tmp_path / "own"))
     return lambda text, name="mine": own(tmp_path / "own", text, name)
 
 
@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     own(home / "own", TUNED)
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setenv(pieces.SEARCH_PATH, str(home / "own"))
+        patch.setenv(components.SEARCH_PATH, str(home / "own"))
         patch.chdir(home)
         code = run()
     return Finished(home / "experiments" / "mine", code, out.getvalue(), err.getvalue())

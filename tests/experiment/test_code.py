@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhet.runs.config import pieces
+from fedhet.runs.config import components
 from fedhet.study import code as code_module
 from fedhet.study.code import Code
 
@@ -46,7 +46,7 @@ def test_all_modules_of_a_trusted_package_count(
         (tmp_path / "my_pieces" / "__init__.py").touch()
     code.write_text("raise RuntimeError('this must not be imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(pieces.TRUST, "my_pieces,my_module,space.part,no_such_package")
+    monkeypatch.setenv(components.TRUST, "my_pieces,my_module,space.part,no_such_package")
     before = digest()
     (tmp_path / "neighbour.py").write_text("x = 1\n")
     assert digest() == before

@@ -10,7 +10,7 @@ import pytest
 
 import fedhet
 from fedhet.core.errors import ConfigError
-from fedhet.runs.config import compose, experiment_file, pieces
+from fedhet.runs.config import components, compose, experiment_file
 from fedhet.study import cells, definition
 from fedhet.study.definition import Experiment
 from fedhet.study.report.compared import SCORES
@@ -268,6 +268,6 @@ def test_a_cell_goes_on_as_the_experiment_has_it(
     assert compose([f"resume={run}"]).cfg.rounds == 2
     with pytest.raises(ConfigError, match=r"'rounds=4' .*resume="):
         compose([f"resume={run}", "rounds=4"])
-    monkeypatch.delenv(pieces.SEARCH_PATH)
+    monkeypatch.delenv(components.SEARCH_PATH)
     with pytest.raises(ConfigError, match=r"unknown experiment 'mine'.*--config-dir"):
         compose([f"resume={run}"])

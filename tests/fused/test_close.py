@@ -17,7 +17,7 @@ from fused.fusing import LINES, Launch, apart, digits, groups, mlp
 from torch import Tensor, nn
 
 from fedhet.core import targets
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import Client, Message, Result, State, serves
 from fedhet.core.task import ClientData, Task
 from fedhet.data.federation import CropFlip
@@ -104,9 +104,11 @@ def test_a_client_that_takes_no_step(launch: Launch, monkeypatch: pytest.MonkeyP
     """A method may ask for no epochs; the others train as one."""
 
     @serves
-    def idle(client: Client, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def idle(
+        client: Client, msg: Message, state: State, ctx: ClientContext
+    ) -> tuple[Result, State]:
         epochs = 0 if msg.pid == 1 else None
-        return Result(site.fit(msg.weights, epochs=epochs).params), state
+        return Result(ctx.fit(msg.weights, epochs=epochs).params), state
 
     monkeypatch.setattr(Client, "train", idle)
     with groups() as counted:

@@ -15,7 +15,7 @@ from fused.fusing import LINES, Launch, apart, digits, groups
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import Client, Message, Result, State, Term, serves
 from fedhet.core.task import ClientData, Samples, Task
@@ -99,8 +99,8 @@ class Scaled(Client):
         return {"loss": Term("loss", loss)}
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        return Result(site.fit(msg.weights, **self._terms(msg.pid)).params), state
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        return Result(ctx.fit(msg.weights, **self._terms(msg.pid)).params), state
 
 
 class GivenScale(Scaled):
@@ -185,7 +185,7 @@ def test_a_gradient_of_rounding_alone_is_no_wrong_tensor(
 
 # ---- failures
 class Fails(Client):
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if msg.pid == 1:
             raise ValueError("not today")
         return []

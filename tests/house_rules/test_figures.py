@@ -17,7 +17,7 @@ from house_rules.source import ROOT, name
 
 from fedhet.data.toy import toy_task
 from fedhet.runs import config
-from fedhet.runs.config import pieces
+from fedhet.runs.config import components
 from fedhet.runs.job import Job
 
 SCRIPT = ROOT / "scripts" / "figures"
@@ -40,7 +40,7 @@ PAGE = "Some text.\n\n<!-- figures: tiny -->\n<!-- end figures -->\n\nMore.\n"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPT)
-    for variable in (pieces.SEARCH_PATH, pieces.TRUST):  # `find_pieces` sets them
+    for variable in (components.SEARCH_PATH, components.TRUST):  # `find_pieces` sets them
         monkeypatch.setenv(variable, "")
     return importlib.import_module("tables")
 

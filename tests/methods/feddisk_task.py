@@ -10,7 +10,7 @@ from methods.readouts import place
 from torch import Tensor
 from torch.nn import functional
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import Plugin
 from fedhet.core.task import ClientData, Samples, Task
 from fedhet.data.toy import ToyModel
@@ -72,7 +72,7 @@ def phases(run: Any) -> dict[str, int]:
     return {entry.name: entry.rounds for entry in run.strategy.timetable}
 
 
-def site(run: Any, pid: int) -> Site:
+def ctx(run: Any, pid: int) -> ClientContext:
     """A client's place in the first step of a run."""
     msg = next(msg for msg in run.strategy.plan(1).messages if msg.pid == pid)
     return place(run, msg, run.strategy.plugins[0])[2]

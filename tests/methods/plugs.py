@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core import trees
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.kernel import (
     Expected,
@@ -25,7 +25,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.task import Task
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.data.toy import toy_task
@@ -51,7 +51,7 @@ class Half(Plugin):
     name = "half"
     breaks = {"plain steps": "it scales gradients"}
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         return [Term("scale", halves)]
 
 
@@ -65,8 +65,8 @@ class Weighing(Plugin):
 
     name = "weighing"
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        w = torch.linspace(0, 2, len(site.data), dtype=torch.float64)
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        w = torch.linspace(0, 2, len(ctx.data), dtype=torch.float64)
         return [Term("weight", weights_of, {"w": w})]
 
 
@@ -81,7 +81,7 @@ def spy(seen: dict[tuple[int, int], list[list[int]]]) -> Plugin:
     class Spy(Plugin):
         name = "spy"
 
-        def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+        def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
             def look(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
                 seen[msg.step, msg.pid].append(batch.index.tolist())
                 return torch.zeros(len(batch.y))
@@ -101,16 +101,16 @@ def explore(ends: list[Any]) -> Plugin:
     class Explore(Plugin):
         name = "explore"
 
-        def phases(self, setting: Setting) -> list[Phase]:
+        def phases(self, setup: RunSetup) -> list[Phase]:
             return [Phase("walk", 1, self._collect, cohort=1.0, uploads=False)]
 
         def expects(self, step: Step) -> dict[str, Expected]:
             return {"end": Expected(tree=True)} if step.phase == "walk" else {}
 
         @serves
-        def walk(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-            params = site.fit(msg.weights, epochs=2).params
-            return Result(extras={"end": trees.pick(params, site.workspace.shared)}), state
+        def walk(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+            params = ctx.fit(msg.weights, epochs=2).params
+            return Result(extras={"end": trees.pick(params, ctx.workspace.shared)}), state
 
         def _collect(
             self, step: Step, state: State, old: Tree, updates: Iterator[Update]

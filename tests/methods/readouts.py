@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedhet.core.client.site import Site
-from fedhet.core.kernel import Message, Piece, State
+from fedhet.core.client.context import ClientContext
+from fedhet.core.kernel import Component, Message, State
 from fedhet.core.messages import Broadcast
 
 
@@ -41,9 +41,9 @@ def step_and_replies(run: Any) -> tuple[list[Any], list[Any]]:
     return run.step(record), received
 
 
-def place(run: Any, msg: Broadcast, piece: Piece) -> tuple[Message, State, Site]:
+def place(run: Any, msg: Broadcast, component: Component) -> tuple[Message, State, ClientContext]:
     """What the client half of a piece gets with this message, before any training."""
     client = run.client()
     client.receive(msg)
-    client.site.data = client._data(client.plugins)
-    return client._seen(piece)  # type: ignore[no-any-return]
+    client.ctx.data = client._data(client.plugins)
+    return client._seen(component)  # type: ignore[no-any-return]

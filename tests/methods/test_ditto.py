@@ -218,7 +218,7 @@ def test_the_personal_training_is_independent_of_the_global_one(federation: Fede
     reused = federation(noisy(), Ditto)
     client = reused.client()
     plan = reused.plan()
-    reused.settle(client.handle(msg) for msg in plan)
+    reused.finish_step(client.handle(msg) for msg in plan)
     assert reused.sha256 == one.sha256 != three.sha256
     for pid in range(4):
         same(personal(one, pid), personal(three, pid))

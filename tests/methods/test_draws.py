@@ -11,7 +11,7 @@ import torch
 from maths.cases import named_case
 from methods.plugs import spy
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import (
     Client,
     Merged,
@@ -25,7 +25,7 @@ from fedhet.core.kernel import (
     serves,
 )
 from fedhet.core.server import phases
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.trees import Tree
 from fedhet.data.toy import toy_task
 from fedhet.methods.fedavg import FedAvg
@@ -38,8 +38,8 @@ Batches = dict[tuple[int, int], list[list[int]]]  # (step, client) -> the positi
 
 class WarmClient(Client):
     @serves
-    def warm(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-        return self.train(msg, state, site)
+    def warm(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        return self.train(msg, state, ctx)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class WarmFedAvg(FedAvg):
 
     client = WarmClient
 
-    def phases(self, setting: Setting) -> list[Phase]:
-        return [Phase("warm", 2, dropped, cohort=1.0), *super().phases(setting)]
+    def phases(self, setup: RunSetup) -> list[Phase]:
+        return [Phase("warm", 2, dropped, cohort=1.0), *super().phases(setup)]
 
 
 def dropped(step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:

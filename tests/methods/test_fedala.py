@@ -16,7 +16,7 @@ from methods.by_hand import same
 from methods.plugs import noisy, spy
 from methods.readouts import arrays, client_state, step_and_replies
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Plugin
 from fedhet.core.server.evaluation import evaluation_messages
@@ -139,7 +139,7 @@ def test_the_samples_are_drawn_afresh(
 ) -> None:
     """s % of a client's own samples, each once: others in each round, the same in its epochs."""
     learnings: list[list[torch.Tensor]] = []
-    original = Site.adapt
+    original = ClientContext.adapt
 
     def adapt(self: Any, *given: Any, **more: Any) -> None:
         batches: list[torch.Tensor] = []
@@ -159,7 +159,7 @@ def test_the_samples_are_drawn_afresh(
         original(self, *given, **more)
         del self._descent
 
-    monkeypatch.setattr(Site, "adapt", adapt)
+    monkeypatch.setattr(ClientContext, "adapt", adapt)
     federation(
         toy_task(3, equal=True),
         FedALA,

@@ -30,7 +30,7 @@ from methods.by_hand import (
 from methods.plugs import Fixed
 from torch import nn
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError
 from fedhet.core.server.evaluation import evaluation_messages, global_scores
 from fedhet.core.task import ClientData, Task
@@ -147,7 +147,7 @@ def test_a_failed_fine_tuning_leaves_no_trace_either(
     run.step()
     before = run.sha256
     client = run.client()
-    monkeypatch.setattr(Site, "fit", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(ClientContext, "fit", lambda *args, **kwargs: 1 / 0)
     failure = client.handle(evaluation_messages(run.strategy)[1])
     assert failure.pid == 1
     assert "ZeroDivisionError" in failure.cause

@@ -13,7 +13,7 @@ from methods.readouts import client_state
 from torch import Tensor, nn
 
 from fedhet.core.client.client import UNSHARED
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError
 from fedhet.core.server.evaluation import evaluation_messages
 from fedhet.core.server.server_opt import FedAvgM
@@ -59,7 +59,7 @@ def test_by_hand(federation: Federation, batch_size: int) -> None:
         model.load_state_dict({**x, **own[msg.pid]})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         data = task.clients[msg.pid].train
-        orders = Site(run.workspace, msg)._orders(task.sizes[msg.pid])
+        orders = ClientContext(run.workspace, msg)._orders(task.sizes[msg.pid])
         for order in (next(orders), next(orders)):
             for batch in order.split(batch_size):
                 optimizer.zero_grad()

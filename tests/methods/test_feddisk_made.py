@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.feddisk_task import Make, phases, plugins, site
+from methods.feddisk_task import Make, ctx, phases, plugins
 
 from fedhet.core.errors import RunFailed
 from fedhet.core.trees import Tree
@@ -24,7 +24,7 @@ def held_out_loss(run: Any, made: Tree) -> float:
     total = 0.0
     for pid, n in enumerate(sizes):
         x = run.workspace.task.clients[pid].train.x
-        train, held_out = FedDiskPlugin()._split(site(run, pid), pid, x)
+        train, held_out = FedDiskPlugin()._split(ctx(run, pid), pid, x)
         assert len(held_out) == round(0.1 * n)
         assert len(train) + len(held_out) == n
         total += n * float(densities.nll(made, mask, held_out).double().mean())

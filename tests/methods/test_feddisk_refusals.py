@@ -63,7 +63,7 @@ def test_a_message_before_the_weights_is_a_failure(federation: Make) -> None:
         phase="train",
         step=1,
         round=1,
-        local=run.strategy.setting.local,
+        local=run.strategy.setup.local,
         slot="model",
         weights=run.model,
         trains=True,

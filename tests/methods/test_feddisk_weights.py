@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from methods.feddisk_task import TRAINED, Make, kept, kinds, plugins, site, task_of
+from methods.feddisk_task import TRAINED, Make, ctx, kept, kinds, plugins, task_of
 from methods.readouts import place
 from torch import Tensor, nn
 
@@ -125,7 +125,7 @@ def test_binarised_inputs_are_draws_of_the_pixels(federation: Make) -> None:
     """0 and 1 stay as they are; the share of ones among the draws of others is their value."""
     share = torch.tensor([0.0, 1.0, 0.3, 0.8])
     run = federation(task_of(share.repeat(4000, 1)), FedDisk, plugins=plugins(binarise=True))
-    x = FedDiskPlugin(binarise=True)._inputs(site(run, 0), 0)
+    x = FedDiskPlugin(binarise=True)._inputs(ctx(run, 0), 0)
     assert set(x.unique().tolist()) == {0, 1}
     np.testing.assert_allclose(x.mean(0), share, rtol=0, atol=5 * (0.25 / 4000) ** 0.5)
     assert x[:, 0].max() == 0

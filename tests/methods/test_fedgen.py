@@ -70,12 +70,12 @@ def test_steps_with_its_terms_are_not_compiled(
     run.step()
     run.workspace.speed = replace(run.workspace.speed, compile=True)
     method = run.strategy.method
-    msg, state, site = place(run, run.strategy.plan(2).messages[0], method)
-    terms = method.client(method).terms(msg, state, site)
-    of = run.workspace.load(msg.weights), site.data, msg.local
+    msg, state, ctx = place(run, run.strategy.plan(2).messages[0], method)
+    terms = method.client(method).terms(msg, state, ctx)
+    of = run.workspace.load(msg.weights), ctx.data, msg.local
     assert [term.kind for term in terms] == ["loss" if options else "penalty"]
-    assert site._descent(*of, terms).quick is None
-    assert site._descent(*of, []).quick is not None
+    assert ctx._descent(*of, terms).quick is None
+    assert ctx._descent(*of, []).quick is not None
 
 
 def test_bad_counts_are_the_clients_failure(federation: Callable[..., Any]) -> None:

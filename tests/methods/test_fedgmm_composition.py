@@ -12,7 +12,7 @@ import torch
 from methods.fedgmm_task import COUNTS_BY_CLIENT, DATA, LR, PSI, REG, task
 from torch import Tensor
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Merged, Message, Plugin, State, Step, Term, Update
 from fedhet.core.messages import Broadcast
@@ -167,8 +167,8 @@ class Half(Plugin):
 
     name = "half"
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        w = torch.full((len(site.data),), 0.5, dtype=torch.float64)
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        w = torch.full((len(ctx.data),), 0.5, dtype=torch.float64)
         return [Term("weight", lambda params, batch, own: own["w"], {"w": w})]
 
 

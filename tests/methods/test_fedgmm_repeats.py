@@ -120,14 +120,14 @@ def test_the_stronger_decay_applies_once(federation: Launch) -> None:
 def test_the_papers_decay_is_one_override_for_its_three_methods(method: str) -> None:
     """client.lr_decay=0.98 gives each of them the rates eta (1 - psi)^(t - 1) with psi = .02."""
     lines = [f"method={method}", "rounds=4", "client.lr=0.1", "client.lr_decay=0.98"]
-    job = Job(composed(*lines), given=toy_task(3))
+    job = Job(composed(*lines), object_task=toy_task(3))
     strategy = job.strategy
     store = MemoryStore()
     rates = []
     while locate(strategy.timetable, strategy.run.round + 1):
         step = strategy.plan(strategy.run.round + 1)
         rates += [msg.local.lr for msg in step.messages if msg.trains]
-        strategy.settle(step, [job.client(store).handle(msg) for msg in step.messages])
+        strategy.finish_step(step, [job.client(store).handle(msg) for msg in step.messages])
     assert rates == [0.1 * 0.98**t for t in range(4) for _ in range(3)]
 
 

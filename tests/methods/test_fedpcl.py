@@ -60,7 +60,7 @@ def test_models_belong_to_their_clients_in_any_order(federation: Callable[..., A
     while backwards.round < 4:
         plan = backwards.plan()
         replies = {msg.pid: backwards.client().handle(msg) for msg in reversed(plan)}
-        backwards.settle([replies[msg.pid] for msg in plan])
+        backwards.finish_step([replies[msg.pid] for msg in plan])
     assert forwards.sha256 == backwards.sha256
     states, other_states = (
         [run.store.load(pid, run.strategy.run.versions[pid]) for pid in range(4)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhet.core import trees
 from fedhet.core.client.client import UNSHARED
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import only
 from fedhet.core.errors import ConfigError
 from fedhet.core.kernel import Message, Plugin, State, Term
@@ -80,8 +80,8 @@ class Loud(Plugin):
     name = "loud"
     breaks = dict.fromkeys(("plain steps", "sgd steps"), "it scales gradients and steps")
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        w = torch.full((len(site.data),), 3.0)
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        w = torch.full((len(ctx.data),), 3.0)
         return [
             Term("weight", lambda params, batch, own: own["w"], {"w": w}),
             Term("loss", lambda params, batch, own: batch.logits.square().sum(1)),

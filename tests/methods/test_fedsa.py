@@ -290,6 +290,6 @@ def test_bad_options_are_named(launch: Launch) -> None:
         ("threshold=x", "at_full, always"),
         ("client_weighting=n", "uniform, samples"),
     ]
-    for setting, reason in cases:
-        with named_case(setting, reason), pytest.raises(ConfigError, match=reason):
-            launch("method=fedsa", f"method.{setting}", task=toy_task())
+    for setup, reason in cases:
+        with named_case(setup, reason), pytest.raises(ConfigError, match=reason):
+            launch("method=fedsa", f"method.{setup}", task=toy_task())

@@ -16,7 +16,7 @@ from methods.by_hand import DATA, LR, SIZES, Case, V, each, gradient, mean, same
 from methods.plugs import Fixed, Half, Weighing, spy
 from torch import Tensor
 
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.client.training import Batch
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.core.kernel import Message, State, Term
@@ -80,8 +80,8 @@ def test_local_epochs_and_batches_have_no_effect(federation: Federation) -> None
 class Penalised(Weighing):
     """Sample weights, which belong to positions in the data, and a penalty for each batch."""
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        return [*super().terms(msg, state, site), Term("penalty", squares)]
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        return [*super().terms(msg, state, ctx), Term("penalty", squares)]
 
 
 def squares(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:

@@ -83,9 +83,9 @@ def test_it_is_for_simulations(
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         _ = Job(settings, toy_task(), engine="ray").strategy
     assert "not federated learning" in caplog.text
-    for site in "ab":
-        (tmp_path / f"{site}.csv").write_text("x,y\n" + "0,0\n1,1\n" * 20)
-    files = ",".join(f"{site}:'{tmp_path / site}.csv'" for site in "ab")
+    for ctx in "ab":
+        (tmp_path / f"{ctx}.csv").write_text("x,y\n" + "0,0\n1,1\n" * 20)
+    files = ",".join(f"{ctx}:'{tmp_path / ctx}.csv'" for ctx in "ab")
     sites = ["dataset=local", "dataset.sites=[a,b]", f"dataset.files={{{files}}}"]
     sites += ["dataset.features=[x]", "dataset.label=y", "dataset.classes=2"]
     with pytest.raises(ConfigError, match=r"never leave .*site.*another dataset .*local"):

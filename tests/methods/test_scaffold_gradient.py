@@ -28,7 +28,7 @@ from methods.by_hand import (
 from methods.plugs import Half, Weighing, spy
 from torch import Tensor
 
-from fedhet.core.authors import AnyTree, Batch, Message, Plugin, Site, State, Term, Tree
+from fedhet.core.authors import AnyTree, Batch, ClientContext, Message, Plugin, State, Term, Tree
 from fedhet.core.errors import ConfigError, RunFailed
 from fedhet.data.toy import toy_task
 from fedhet.methods.scaffold import Scaffold
@@ -209,8 +209,8 @@ class Tilted(Plugin):
 
     kind: str = "penalty"
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
-        a = {name: torch.full_like(msg.weights[name], 0.1) for name in site.workspace.trained}
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
+        a = {name: torch.full_like(msg.weights[name], 0.1) for name in ctx.workspace.trained}
         return [Term(self.kind, tilt if self.kind == "penalty" else slope, a)]
 
 

@@ -115,5 +115,5 @@ def test_random_cohorts_stay_about_that_limit(federation: Federation, control: s
         path.append(float(run.model["w"]))
     weighted = np.average(b, weights=v * a)
     unweighted = np.average(b, weights=a)
-    settled = np.mean(path[30:])
-    assert abs(settled - weighted) < 0.5 * abs(settled - unweighted)
+    step_ended = np.mean(path[30:])
+    assert abs(step_ended - weighted) < 0.5 * abs(step_ended - unweighted)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedhet.core import trees
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.groups import Noise
 from fedhet.core.kernel import Client, Expected, Message, Result, State, Step, serves
 from fedhet.core.messages import EVALUATE, Failure
@@ -153,9 +153,9 @@ def test_no_metric_leaves_a_client_but_seconds_and_the_count(federation: Federat
     @dataclass(frozen=True, kw_only=True)
     class Talks(FedNormPlugin):
         def finish(
-            self, msg: Message, state: State, site: Site, fitted: Fitted
+            self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
         ) -> tuple[Result, State]:
-            result, state = super().finish(msg, state, site, fitted)
+            result, state = super().finish(msg, state, ctx, fitted)
             return replace(result, metrics={"loss": 0.5}), state
 
     for _, update in replies(
@@ -184,8 +184,8 @@ def told(
 
     class Speaking(Client):
         @serves
-        def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
-            return Result(weights(site.fit(msg.weights).params), {"x": extra}), state
+        def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+            return Result(weights(ctx.fit(msg.weights).params), {"x": extra}), state
 
     @dataclass(frozen=True, kw_only=True)
     class Speaks(FedAvg):

@@ -80,7 +80,7 @@ def run(settings: Config, norm: bool = False, clients: int = 4, attacker: int = 
                 reply.weights = trees.cast(reply.weights, msg.weights)
                 for name in job.workspace.variances:
                     reply.weights[name].abs_()
-        strategy.settle(step, replies, loop.accept)
+        strategy.finish_step(step, replies, loop.accept)
         number += 1
     for slot, weights in strategy.weights.items():
         assert trees.first_nonfinite(weights) is None, slot

@@ -57,14 +57,14 @@ def test_a_machine_raises_the_number_and_never_lowers_it(
 ) -> None:
     if floor is not None:
         monkeypatch.setenv(FLOOR, floor)
-    assert Job(composed(), given=toy_task()).workspace.min_count == least
+    assert Job(composed(), object_task=toy_task()).workspace.min_count == least
 
 
 @pytest.mark.parametrize("floor", ["", "-17", "2.5", "canary-few"])
 def test_a_floor_that_is_no_number_is_refused(floor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLOOR, floor)
     with pytest.raises(ConfigError, match=rf"^{FLOOR} .*whole number >= 0$"):
-        _ = Job(composed(), given=toy_task()).workspace
+        _ = Job(composed(), object_task=toy_task()).workspace
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_a_run_raises_the_number_of_a_site_and_never_lowers_it(
     monkeypatch.setenv(FLOOR, machine)
     own = OwnData.of({"site": "a", "data": "/a.csv", **site})
     assert own
-    job = Job(composed(f"privacy.min_count={run}"), given=toy_task(), limits=own.limits)
+    job = Job(composed(f"privacy.min_count={run}"), object_task=toy_task(), limits=own.limits)
     assert job.workspace.min_count == least

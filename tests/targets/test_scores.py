@@ -214,7 +214,7 @@ def test_a_wrong_tally_is_the_clients_failure(
     (failure,) = failures
     assert failure.pid == 0
     assert re.search(message, failure.cause), failure.cause
-    run.strategy.setting = replace(run.strategy.setting, on_failure="stop")
+    run.strategy.setup = replace(run.strategy.setup, on_failure="stop")
     with pytest.raises(RunFailed, match=r"client 0 failed .*phase 'evaluate'"):
         received([sent, good], run.strategy, failures.append)
 

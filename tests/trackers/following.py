@@ -28,14 +28,14 @@ import os, sys
 from fedhet.__main__ import main
 from fedhet.runs.trackers.tracker import Tracking
 
-settled = Tracking.settled
+step_ended = Tracking.step_ended
 
 def stepped(self, loop, row):
-    settled(self, loop, row)
+    step_ended(self, loop, row)
     if loop.round == 3:
         os._exit(9)
 
-Tracking.settled = stepped
+Tracking.step_ended = stepped
 main(sys.argv[1:])
 """
 

@@ -21,7 +21,7 @@ from fedhet.__main__ import main
 from fedhet.core.client.client import FedClient
 from fedhet.core.errors import ConfigError
 from fedhet.flower.apps import client_for
-from fedhet.flower.courier import settings_records
+from fedhet.flower.transport import settings_records
 from fedhet.runs import config
 from fedhet.runs.job import Job, begin
 from fedhet.runs.stores import MemoryStore

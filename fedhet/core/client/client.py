@@ -14,11 +14,19 @@ from flwr.client import NumPyClient
 from torch import nn
 
 from fedhet.core import kernel, messages, trees
-from fedhet.core.client.site import Fitted, Site
+from fedhet.core.client.context import ClientContext, Fitted
 from fedhet.core.client.state import UNSHARED, ClientState, StateView, Store
-from fedhet.core.errors import ConfigError, LostState, Rejected, clean, log, told, traceback_wanted
+from fedhet.core.errors import (
+    ConfigError,
+    LostState,
+    Rejected,
+    clean,
+    log,
+    public_text,
+    traceback_wanted,
+)
 from fedhet.core.interruptions import time_limit
-from fedhet.core.kernel import BREAKS, Method, Piece, Plugin, Step
+from fedhet.core.kernel import BREAKS, Component, Method, Plugin, Step
 from fedhet.core.messages import (
     EVALUATE,
     LOST,
@@ -77,14 +85,14 @@ class FedClient(NumPyClient):
         site_name: of a site with data of its own, as its operator has named it; else None.
         adapter: answers Flower's messages; fedhet.flower.wire attaches it.
         delivery: keeps the final models at a site.
-        site_of: makes the site of a message; by default `Site`.
+        context_of: makes the site of a message; by default `ClientContext`.
         msg, pid, state: of the message that is being served.
     """
 
     site_name: str | None = None
     adapter: NumPyClient
     delivery: Callable[[FedClient], Upload] | None = None
-    site_of: Callable[..., Site] = Site
+    context_of: Callable[..., ClientContext] = ClientContext
     msg: Broadcast
     pid: int
     state: ClientState
@@ -134,7 +142,9 @@ class FedClient(NumPyClient):
             whole, near = f"{type(error).__name__}: {error}", self.workspace.simulated
             if not near:  # the server is another machine, and does not learn all
                 log.error("client %d: %s", msg.pid, clean(whole))
-            return Failure(msg.pid, msg.phase, msg.step, whole if near else told(error), reason)
+            return Failure(
+                msg.pid, msg.phase, msg.step, whole if near else public_text(error), reason
+            )
 
     def receive(self, msg: Broadcast) -> None:
         """Take the message and open the state that it names.
@@ -164,7 +174,7 @@ class FedClient(NumPyClient):
         store = self.store(msg.run_id) if callable(self.store) else self.store
         self.state = ClientState(store, msg.pid, msg.version, device, msg.pinned)
         identity = type(self.method), tuple(sorted(self._digests.items()))
-        self.site = self.site_of(self.workspace, self.msg, identity)
+        self.ctx = self.context_of(self.workspace, self.msg, identity)
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
@@ -180,7 +190,7 @@ class FedClient(NumPyClient):
                 f" {[plugin.name for plugin in self.plugins]}",
             )
         plugins = self.plugins if msg.trains else []
-        self.site.data = self._data(plugins)
+        self.ctx.data = self._data(plugins)
         for plugin in plugins:
             terms = plugin.terms(*self._seen(plugin))
             for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
@@ -188,19 +198,19 @@ class FedClient(NumPyClient):
                     raise TypeError(
                         f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
                     )
-            self.site.terms += terms
+            self.ctx.terms += terms
         prepared = now()
-        piece: Piece = owner or self.method
-        update = self._update(piece, self._result(piece, serve))
-        update.metrics |= self.site.metrics
+        component: Component = owner or self.method
+        update = self._update(component, self._result(component, serve))
+        update.metrics |= self.ctx.metrics
         worked = now()
         for plugin in reversed([one for one in plugins if one.overrides("finish")]):
-            if self.site.fitted is None:
+            if self.ctx.fitted is None:
                 raise ValueError(f"method={self.method.name} has trained nothing in this message")
-            result = self._result(plugin, plugin.finish, self.site.fitted)
+            result = self._result(plugin, plugin.finish, self.ctx.fitted)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
-        self._release([*plugins, *([] if piece in plugins else [piece])], update)
+        self._release([*plugins, *([] if component in plugins else [component])], update)
         update.metrics["seconds.train"] = worked - prepared
         update.metrics["seconds.extras"] = prepared - began + now() - worked
         return update
@@ -228,17 +238,17 @@ class FedClient(NumPyClient):
         shape = min(size, len(data)), *data.x.shape[1:]
         self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
 
-    def _result(self, piece: Piece, work: Any, *given: Fitted) -> kernel.Result:
+    def _result(self, component: Component, work: Any, *given: Fitted) -> kernel.Result:
         """What the piece's work returns; its new state is kept."""
-        seen, state, site = self._seen(piece)
-        result, after = work(seen, state, site, *given)
+        seen, state, ctx = self._seen(component)
+        result, after = work(seen, state, ctx, *given)
         state.keep(after)
         return result  # type: ignore[no-any-return]
 
-    def _seen(self, piece: Piece) -> tuple[kernel.Message, StateView, Site]:
+    def _seen(self, component: Component) -> tuple[kernel.Message, StateView, ClientContext]:
         """The message and the state as a piece sees them, and its site."""
-        seen = seen_message(piece.name, self.msg, self.complete())
-        return seen, StateView(self.state, piece.name), self.site
+        seen = seen_message(component.name, self.msg, self.complete())
+        return seen, StateView(self.state, component.name), self.ctx
 
     def complete(self) -> AnyTree:
         """The weights of the message; those of the model with what this client keeps."""
@@ -249,7 +259,7 @@ class FedClient(NumPyClient):
             self._complete = {**initial, **(self.state.get(UNSHARED) or {}), **msg.weights}
         return self._complete
 
-    def _update(self, piece: Piece, result: kernel.Result) -> Upload:
+    def _update(self, component: Component, result: kernel.Result) -> Upload:
         """The update with what is shared of a result; what is never shared goes into the state."""
         weights: Tree = dict(result.weights)
         if weights and self.msg.slot == "model":
@@ -258,20 +268,20 @@ class FedClient(NumPyClient):
             sends = "weights" not in self.method.breaks
             weights = trees.pick(weights, self.workspace.shared) if sends else {}
         update = Upload(self.pid, self.num_examples, weights, dict(result.metrics))
-        update.extras = sent_extras(piece, result)
+        update.extras = sent_extras(component, result)
         return update
 
-    def _release(self, pieces: Sequence[Piece], update: Upload) -> None:
+    def _release(self, components: Sequence[Component], update: Upload) -> None:
         """Make of the update what may leave, and commit the state."""
         workspace, msg = self.workspace, self.msg
         if workspace.simulated:  # a real client's would tell how many samples were generated
-            update.metrics[STEPS] = float(self.site.steps)
+            update.metrics[STEPS] = float(self.ctx.steps)
         messages.check_extras(update.extras, update.metrics)
         few = self.num_examples < workspace.min_count
         step = self._step()
         expected: dict[str, kernel.Expected] = {}
-        for piece in pieces if few or workspace.noise else ():
-            expected |= prefixed(piece.name, piece.expects(step))
+        for component in components if few or workspace.noise else ():
+            expected |= prefixed(component.name, component.expects(step))
         if few:
             withhold(expected, update, workspace.device)
         if workspace.noise:
@@ -358,7 +368,7 @@ class FedClient(NumPyClient):
         for view, build in views.items():
             model = build()
             for part, samples in parts.items():
-                scores, tally = assess(model, samples, workspace.task, workspace.performer)
+                scores, tally = assess(model, samples, workspace.task, workspace.batcher)
                 if least:
                     scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count
@@ -377,12 +387,10 @@ class FedClient(NumPyClient):
 
     def _finetuned(self) -> nn.Module:
         """The received model after plain training on the client's own data."""
-        site = self.site
-        self._check_batch(site.own)
+        ctx = self.ctx
+        self._check_batch(ctx.own)
         epochs = self.workspace.evaluation.finetune_epochs
-        return site.model(
-            site.fit(self.complete(), data=site.own, epochs=epochs, alone=True).params
-        )
+        return ctx.model(ctx.fit(self.complete(), data=ctx.own, epochs=epochs, alone=True).params)
 
     # ---- Flower's methods
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Descent:
         return total
 
 
-class Performer(Protocol):
+class Batcher(Protocol):
     """Carries out gradient steps and forward passes together with those of other clients."""
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
@@ -114,14 +114,14 @@ class Performer(Protocol):
         """What a method of the module, which is in eval mode, makes of x (n, ...)."""
 
 
-def descend(descent: Descent, orders: Iterable[Tensor], performer: Performer | None) -> Tensor:
+def descend(descent: Descent, orders: Iterable[Tensor], batcher: Batcher | None) -> Tensor:
     """Take the steps of epochs with these orders of the samples.
 
     Returns:
         The sum of all samples' losses in the last epoch, float64.
     """
-    if performer is not None:
-        return performer.descend(descent, list(orders))
+    if batcher is not None:
+        return batcher.descend(descent, list(orders))
     total = torch.zeros((), dtype=torch.float64)
     for order in orders:
         total = descent.steps(order)

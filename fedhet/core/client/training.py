@@ -1,7 +1,7 @@
 """What local training consists of: a batch, its result, and what terms do to a step.
 
-`Site.fit` (site.py) trains, by the loop in descent.py. FedGen's server trains its generator by a
-small one of its own.
+`ClientContext.fit` (context.py) trains with the loop in descent.py. FedGen's server trains its
+generator with a small loop of its own.
 """
 
 from __future__ import annotations

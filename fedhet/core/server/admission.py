@@ -28,7 +28,7 @@ from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.trees import AnyTree, Difference
 
 if TYPE_CHECKING:
-    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.server.strategy import FedStrategy
 
 REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
@@ -50,10 +50,10 @@ def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> 
             try:
                 _complete(step, reply, strategy.sizes[reply.pid], strategy.workspace.variances)
                 unexpected = set(reply.extras)
-                for piece in step.pieces:
-                    expected = step.expected[piece.GROUP]
-                    check_extras(piece.name, expected, reply, step.shapes)
-                    unexpected -= prefixed(piece.name, expected).keys()
+                for component in step.components:
+                    expected = step.expected[component.GROUP]
+                    check_extras(component.name, expected, reply, step.shapes)
+                    unexpected -= prefixed(component.name, expected).keys()
                 if unexpected:  # they would only occupy the server
                     raise ValueError(
                         f"unexpected extras {trees.shown(sorted(unexpected))}; what a method"
@@ -102,7 +102,7 @@ def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence
 
 # ---- how many replies a step needs
 def quorum(
-    setting: Setting, step: OpenStep, states: dict[str, State], admitted: Iterator[Upload]
+    setup: RunSetup, step: OpenStep, states: dict[str, State], admitted: Iterator[Upload]
 ) -> Iterator[Upload] | None:
     """The updates of the step, or None if they are too few to change something.
 
@@ -116,7 +116,7 @@ def quorum(
         RunFailed: too many steps in a row had too few updates, or the phase is not one of training
             and cannot be continued without them.
     """
-    phase, limits, merge = step.entry.phase, setting.replies, setting.merge
+    phase, limits, merge = step.entry.phase, setup.replies, setup.merge
     compared = merge.needs(step.sent, step.old) if phase.compared else 1
     least = max(limits.least, compared)
     needed = list(islice(admitted, least))
@@ -165,8 +165,8 @@ class Outliers:
             phase's last step; None for no limit.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        self.limit = setting.replies.max_jump if setting.merge.name == Mean.name else None
+    def __init__(self, setup: RunSetup) -> None:
+        self.limit = setup.replies.max_jump if setup.merge.name == Mean.name else None
 
     @staticmethod
     def medians(states: dict[str, State]) -> dict[str, dict[str, float]]:
@@ -311,7 +311,7 @@ class Backup:
         failures = Outliers.found(opened) if self.possible and not again else []
         for failed in failures:
             note(failed)
-            strategy.setting.survive(failed)
+            strategy.setup.survive(failed)
             log.warning("round %d is undone: %s", opened.round, failed)
         if not failures:
             return None

@@ -40,7 +40,7 @@ class Callback:
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool | None:
         """Called after the clients have evaluated the model; true ends the phase."""
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         """Called when the step is over; an evaluation that was due is part of the row.
 
         Where that has failed, the run ends with this step, and `loop.row` is the row.

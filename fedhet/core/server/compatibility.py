@@ -13,13 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedhet.core.errors import ConfigError
-from fedhet.core.kernel import Method, Piece, Plugin
+from fedhet.core.kernel import Component, Method, Plugin
 from fedhet.core.server.merging import Mean
 from fedhet.core.server.phases import cohort_size
 from fedhet.core.targets import Classes
 
 if TYPE_CHECKING:
-    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.workspace import Workspace
 
@@ -60,26 +60,26 @@ def broken(method: Method, workspace: Workspace) -> dict[str, str]:
     return {**without, **method.breaks}
 
 
-def check(method: Method, setting: Setting) -> None:
+def check(method: Method, setup: RunSetup) -> None:
     """Refuse a method with plug-ins, a merge or settings that do not fit it.
 
     Raises:
         ConfigError: it says what refuses what, and why.
     """
-    for refusal in _refusals(method, setting):
+    for refusal in _refusals(method, setup):
         raise ConfigError(refusal)
 
 
-def _refusals(method: Method, setting: Setting) -> Iterator[str]:
+def _refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """All reasons, the most basic ones first."""
-    names = [plugin.name for plugin in setting.plugins]
+    names = [plugin.name for plugin in setup.plugins]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
-    yield from _preset_refusals(method, setting.plugins)
-    yield from _client_refusals(method, setting)
-    yield from _noise_refusals(method, setting)
-    yield from _piece_refusals(method, setting)
-    yield from _setting_refusals(method, setting)
+    yield from _preset_refusals(method, setup.plugins)
+    yield from _client_refusals(method, setup)
+    yield from _noise_refusals(method, setup)
+    yield from _component_refusals(method, setup)
+    yield from _setting_refusals(method, setup)
 
 
 def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]:
@@ -103,20 +103,20 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
             )
 
 
-def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
+def _client_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """Why settings of local training are not those that the method can use."""
     required = [(word, *CLIENT[word]) for word in CLIENT if word in method.needs]
     if "local steps" in method.breaks:
         required.append(("local steps", *WITHOUT_STEPS))
     for word, settings, because in required:
         for key, value in settings.items():
-            if (given := getattr(setting.local, key)) != value:
+            if (given := getattr(setup.local, key)) != value:
                 yield (
                     f"client.{key}={given}: method={method.name} {because}; use"
                     f" client.{key}={'null' if value is None else value}"
                     + _way_out(method, word).replace("; use ", " or ")
                 )
-    if "plain steps" in method.needs and not setting.local.lr:
+    if "plain steps" in method.needs and not setup.local.lr:
         yield (
             f"client.lr=0: method={method.name} recovers gradients from the local steps, which then"
             " have no length; use a rate > 0"
@@ -124,19 +124,19 @@ def _client_refusals(method: Method, setting: Setting) -> Iterator[str]:
         )
 
 
-def _noise_refusals(method: Method, setting: Setting) -> Iterator[str]:
+def _noise_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """Why a method or a plug-in sends what noise cannot cover."""
-    noise = setting.workspace.noise
-    for piece in (method, *setting.plugins) if noise else ():
-        if reason := piece.breaks.get("noise"):
-            kind = "method=" if piece is method else "plugin "
-            yield f"privacy.noise={noise.multiplier:g} with {kind}{piece.name}: {reason}"
+    noise = setup.workspace.noise
+    for component in (method, *setup.plugins) if noise else ():
+        if reason := component.breaks.get("noise"):
+            kind = "method=" if component is method else "plugin "
+            yield f"privacy.noise={noise.multiplier:g} with {kind}{component.name}: {reason}"
 
 
-def _piece_refusals(method: Method, setting: Setting) -> Iterator[str]:
+def _component_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """Why the method refuses a plug-in, or the merge."""
-    merge, breaks = setting.merge, broken(method, setting.workspace)
-    for plugin in setting.plugins:
+    merge, breaks = setup.merge, broken(method, setup.workspace)
+    for plugin in setup.plugins:
         for word in PLUGIN:
             refused = word in plugin.needs and word in breaks
             if refused or (word in method.needs and word in plugin.breaks):
@@ -146,21 +146,21 @@ def _piece_refusals(method: Method, setting: Setting) -> Iterator[str]:
     for word in MERGE:
         if word in merge.needs_words and word in breaks:
             yield f"{refuses} {MERGE[word].format(why=breaks[word])}{_way_out(method, word)}"
-    weighing = [plugin.name for plugin in setting.plugins if "used weights" in plugin.needs]
+    weighing = [plugin.name for plugin in setup.plugins if "used weights" in plugin.needs]
     if weighing and "used weights" in merge.breaks and "used weights" not in breaks:
         yield (
             f"{refuses} plugin {weighing[0]!r} changes the aggregation weights, which it ignores"
         )
 
 
-def _setting_refusals(method: Method, setting: Setting) -> Iterator[str]:
+def _setting_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """Why settings of the server need a model, or a score, that there is not."""
-    workspace, name = setting.workspace, f"method={method.name}"
+    workspace, name = setup.workspace, f"method={method.name}"
     evaluation, target = workspace.evaluation, workspace.task.scoring
     epochs, no_global = evaluation.finetune_epochs, "global" not in method.evaluates(workspace)
     refused = {
         f"{name} has no global model that a server optimiser could update; use server_opt=none": (
-            setting.server_opt is not None and not workspace.mergeable
+            setup.server_opt is not None and not workspace.mergeable
         ),
         f"eval.finetune_epochs={epochs}: {name} has no global model to fine-tune": (
             epochs and no_global
@@ -177,22 +177,22 @@ def _setting_refusals(method: Method, setting: Setting) -> Iterator[str]:
     yield from (why for why, is_so in refused.items() if is_so)
 
 
-def _way_out(piece: Piece, word: str) -> str:
+def _way_out(component: Component, word: str) -> str:
     """The option with which the piece does not need, or break, this, for a message."""
-    for one in fields(piece) if word in {*piece.needs, *piece.breaks} else ():  # type: ignore[arg-type]
+    for one in fields(component) if word in {*component.needs, *component.breaks} else ():  # type: ignore[arg-type]
         for value in one.metadata.get("limits", {}).get("allowed", ()):
-            other = replace(piece, **{one.name: value})  # type: ignore[type-var]
+            other = replace(component, **{one.name: value})  # type: ignore[type-var]
             if word not in {*other.needs, *other.breaks}:
-                return f"; use {piece.GROUP}.{one.name}={value}"
+                return f"; use {component.GROUP}.{one.name}={value}"
     return ""
 
 
-def changing_data(setting: Setting) -> str:
+def changing_data(setup: RunSetup) -> str:
     """The plug-in that may change how many samples a client trains on; "" for none.
 
     The server then cannot know a client's number of local steps, unless it is client.steps.
     """
-    return next((plugin.name for plugin in setting.plugins if plugin.overrides("data")), "")
+    return next((plugin.name for plugin in setup.plugins if plugin.overrides("data")), "")
 
 
 def check_claims(strategy: FedStrategy) -> None:
@@ -201,9 +201,9 @@ def check_claims(strategy: FedStrategy) -> None:
     Raises:
         ConfigError: a plug-in changes the data, and the method expects such a number.
     """
-    setting, name = strategy.setting, changing_data(strategy.setting)
-    merge, noise = setting.merge, setting.workspace.noise
-    if not name or not (noise or (merge.name != Mean.name and setting.local.steps is None)):
+    setup, name = strategy.setup, changing_data(strategy.setup)
+    merge, noise = setup.merge, setup.workspace.noise
+    if not name or not (noise or (merge.name != Mean.name and setup.local.steps is None)):
         return
     expected = strategy.expected(strategy.timetable[-1])["method"]
     if any(one.exactly for one in expected.values()):
@@ -223,10 +223,10 @@ def check_cohorts(strategy: FedStrategy) -> None:
     Raises:
         ConfigError: it says how many clients take part.
     """
-    rule = strategy.setting.merge
+    rule = strategy.setup.merge
     eligible = sum(n > 0 for n in strategy.sizes)
     for phase in (entry.phase for entry in strategy.timetable if entry.phase.compared):
-        cohort = cohort_size(phase.cohort, strategy.setting.share(phase), eligible)
+        cohort = cohort_size(phase.cohort, strategy.setup.share(phase), eligible)
         keep = getattr(rule, "keep", None) or 1
         least = rule.needs(strategy.sent(phase.slot), strategy.mergeable(phase.slot))
         has = f"a step of the phase {phase.name!r} has {cohort} clients"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedhet.core.server.admission import Backup
     from fedhet.core.server.loop import Loop
     from fedhet.core.server.phases import OpenStep
-    from fedhet.core.server.setting import Setting
+    from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.server.strategy import FedStrategy
 
 PARTS = ("val", "test")  # what clients evaluate on in every run
@@ -46,7 +46,7 @@ def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores
         return {}, {}
     some = data if most is None else Samples(data.x[:most], data.y[:most])
     model = workspace.load(strategy.weights["model"])
-    return assess(model, some, workspace.task, workspace.performer)
+    return assess(model, some, workspace.task, workspace.batcher)
 
 
 def sound_scores(
@@ -89,7 +89,7 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
         "step": strategy.step,
         "round": strategy.run.round,
         "weights": strategy.sent("model"),
-        "extras": prefixed(method.name, method.shows(strategy.weights, state)),
+        "extras": prefixed(method.name, method.evaluation_extras(strategy.weights, state)),
         "versions": dict(strategy.run.versions),
     }
 
@@ -109,7 +109,7 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         phase=EVALUATE,
         step=moment["step"],
         round=moment["round"],
-        local=strategy.setting.local,
+        local=strategy.setup.local,
         slot="model",
         weights=moment["weights"],
         extras={**moment["extras"], **train},
@@ -159,7 +159,7 @@ def received(
                 continue
         failures.append(reply)
         note(reply)
-        strategy.setting.survive(reply)
+        strategy.setup.survive(reply)
     if not updates:
         raise RunFailed("; ".join(map(str, failures)))
     for failure in failures:
@@ -287,9 +287,9 @@ class Selection(Callback):
     name = "selection"
     memory = ("_best", "_values")
 
-    def __init__(self, setting: Setting) -> None:
-        self._key = setting.workspace.task.scoring.key("val_weighted")
-        self._stopping = setting.early_stopping
+    def __init__(self, setup: RunSetup) -> None:
+        self._key = setup.workspace.task.scoring.key("val_weighted")
+        self._stopping = setup.early_stopping
         self._best = math.inf
         self._values: list[float] = []  # of all evaluations; a smaller one is better
 

@@ -1,8 +1,8 @@
 """The loop over a run's steps: a generator, whose driver carries the messages.
 
 It yields the messages of each step and of each evaluation, and is sent the clients' replies.
-docs/architecture.md#one-round has the path of a message. The couriers that carry them are in
-fedhet/engines, and in fedhet/flower/courier.py where Flower does.
+docs/architecture.md#one-round has the path of a message. The transports that carry them are in
+fedhet/engines, and in fedhet/flower/transport.py where Flower does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Request = tuple[list[Broadcast], Clock]  # messages, and what times their way
 Steps = Generator[Request, Iterable[Reply], None]
 
 
-class Courier(Protocol):
+class Transport(Protocol):
     """Carries the messages of a step to the clients and yields their replies in the same order.
 
     Attributes:
@@ -91,13 +91,13 @@ class Loop:
         best: the round of the best model so far by the clients' validation; 0 while there is none.
         failures: the clients that have failed so far, with the round.
         notes: what callbacks add to summary.json.
-        courier: carries messages; set by whoever drives the loop.
+        transport: carries messages; set by whoever drives the loop.
 
     Raises:
         ConfigError: replies are noised, and no callback accounts for that.
     """
 
-    courier: Courier
+    transport: Transport
     current: OpenStep
 
     def __init__(
@@ -129,25 +129,25 @@ class Loop:
         """Whether the step in progress is the last one of the run."""
         return locate(self.method.timetable, self.round + 1) is None
 
-    def run(self, courier: Courier) -> None:
+    def run(self, transport: Transport) -> None:
         """Take all steps that are left, and end the run.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
-        self.courier = courier
+        self.transport = transport
         with self.ending():
             steps = self.steps()
             request = next(steps, None)
             while request is not None:
                 try:
-                    request = steps.send(courier.exchange(*request))
+                    request = steps.send(transport.exchange(*request))
                 except StopIteration:
                     request = None
 
     def exchange(self, plan: list[Broadcast]) -> Iterable[Reply]:
         """Carry messages beside those of the steps, for a callback."""
-        return self.courier.exchange(plan, Clock())
+        return self.transport.exchange(plan, Clock())
 
     def steps(self) -> Steps:
         """The steps that are left, as requests to carry messages.
@@ -188,19 +188,19 @@ class Loop:
                     row["seconds"]["evaluate"] = clock.seconds["evaluate"]
             self.row = None
             for callback in self.callbacks:
-                callback.settled(self, row)
+                callback.step_ended(self, row)
 
     def _settled(self, clock: Clock, backup: Backup) -> Steps:
-        """Settle the step in progress, which is taken again without the outliers in it.
+        """Finish the step in progress, which is taken again without the outliers in it.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or too few succeeded.
         """
         while True:
             try:
-                # Replies may be lazy: the clients then train while `settle` reads them.
+                # Replies may be lazy: the clients then train while `finish_step` reads them.
                 replies = yield self.plan, clock
-                return self.method.settle(self.current, replies, self.accept, repeats=True)
+                return self.method.finish_step(self.current, replies, self.accept, repeats=True)
             except TakenAgain:
                 failed = {failure.pid for failure in self.current.failures}
                 with clock("broadcast"):
@@ -297,7 +297,7 @@ class Loop:
                 try:
                     with exits_as_errors():
                         if row is not None:
-                            callback.settled(self, row)
+                            callback.step_ended(self, row)
                         else:
                             callback.ended(self, status, error)
                 except (KeyboardInterrupt, SystemExit) as stopped:
@@ -351,8 +351,8 @@ def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str
 def recorded_numbers(step: OpenStep) -> dict[str, Any]:
     """What method and plug-ins have recorded, without tensors, as rounds.jsonl has it."""
     return {
-        f"{piece}.{name}": value
-        for piece, recorded in step.recorded.items()
+        f"{component}.{name}": value
+        for component, recorded in step.recorded.items()
         for name, value in recorded.items()
         if not isinstance(value, Tensor)
     }

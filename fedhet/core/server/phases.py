@@ -91,7 +91,7 @@ class OpenStep:
     """
 
     messages: list[Broadcast]
-    pieces: Sequence[Method | Plugin]
+    components: Sequence[Method | Plugin]
     plugins: Sequence[Plugin]
     index: int
     entry: TimetableEntry
@@ -118,17 +118,17 @@ class OpenStep:
     @property
     def owner(self) -> Method | Plugin:
         """Whose phase it is: that of the method, or of a plug-in."""
-        named = (piece for piece in self.pieces if piece.name == self.entry.owner)
-        return next(named, self.pieces[0])
+        named = (component for component in self.components if component.name == self.entry.owner)
+        return next(named, self.components[0])
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
         """A failure of the client in this step."""
         return Failure(pid, self.entry.name, self.step, cause, reason)
 
-    def note(self, piece: str, recorded: Mapping[str, Any]) -> None:
+    def note(self, component: str, recorded: Mapping[str, Any]) -> None:
         """Add what a piece records of the step."""
         if recorded:
-            self.recorded[piece] = {**self.recorded.get(piece, {}), **recorded}
+            self.recorded[component] = {**self.recorded.get(component, {}), **recorded}
 
     def record(self, failed: Failure) -> None:
         """Note the failure, which may end the run (`on_failure`, `on_lost_state`).

@@ -1,8 +1,8 @@
 """FedStrategy: drives a method on the server, step by step.
 
 A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
-`settle` turns the replies into the next value of the run. `loop.py` runs both for every step of
-the timetable.
+`finish_step` turns the replies into the next value of the run. `loop.py` runs both for every step
+of the timetable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedhet.core import kernel, trees
 from fedhet.core.client.client import evaluated_views
 from fedhet.core.client.training import usable
 from fedhet.core.errors import RunFailed, log
-from fedhet.core.kernel import Merged, Method, Piece, Plugin, Step
+from fedhet.core.kernel import Component, Merged, Method, Plugin, Step
 from fedhet.core.messages import STATE_BYTES, Broadcast, LocalSettings, Reply, Upload
 from fedhet.core.owners import prefixed, read_update, seen_message
 from fedhet.core.server import compatibility
@@ -33,7 +33,7 @@ from fedhet.core.server.phases import (
     locate,
     sample_cohort,
 )
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.trees import AnyTree, Tree
 
 
@@ -58,27 +58,27 @@ class FedStrategy(Strategy):
 
     adapter: Strategy
 
-    def __init__(self, setting: Setting, method: Method) -> None:
+    def __init__(self, setup: RunSetup, method: Method) -> None:
         self.method = method
-        self.setting = replace(setting, local=method.local(setting.local))
-        self.workspace = setting.workspace
+        self.setup = replace(setup, local=method.local(setup.local))
+        self.workspace = setup.workspace
         self.sizes = self.workspace.task.sizes
-        self.plugins: list[Plugin] = list(setting.plugins)
+        self.plugins: list[Plugin] = list(setup.plugins)
         self.evaluates = tuple(method.evaluates(self.workspace))
-        compatibility.check(method, self.setting)
-        self.outliers = Outliers(self.setting)
+        compatibility.check(method, self.setup)
+        self.outliers = Outliers(self.setup)
         self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
         # For clients, which compare them with their own.
         self.digests = {plugin.name: plugin.digest for plugin in self.plugins}
         self.digests[method.GROUP] = method.digest
-        pieces: list[Method | Plugin] = [method, *self.plugins]
-        states = {piece.GROUP: piece.setup(self.setting) for piece in pieces}
+        components: list[Method | Plugin] = [method, *self.plugins]
+        states = {component.GROUP: component.setup(self.setup) for component in components}
         weights = {"model": dict(self.workspace.initial)}
-        for piece in pieces:
-            weights |= piece.slots(self.setting)
-        phases = [(p.name, phase) for p in self.plugins for phase in p.phases(self.setting)]
-        phases += [("", phase) for phase in method.phases(self.setting)]
+        for component in components:
+            weights |= component.slots(self.setup)
+        phases = [(p.name, phase) for p in self.plugins for phase in p.phases(self.setup)]
+        phases += [("", phase) for phase in method.phases(self.setup)]
         self.phases = [TimetableEntry(owner, phase, phase.rounds) for owner, phase in phases]
         self.run = RunState(
             weights, states | {"server_opt": {}}, lengths=tuple(e.rounds for e in self.phases)
@@ -143,7 +143,7 @@ class FedStrategy(Strategy):
         weights = self.weights[slot]
         return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
-    def pieces(self, entry: TimetableEntry) -> list[Method | Plugin]:
+    def components(self, entry: TimetableEntry) -> list[Method | Plugin]:
         """The owner of a phase, and all plug-ins if it trains the model: their extras travel."""
         trains = entry.phase.trains
         plugins = [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
@@ -151,8 +151,8 @@ class FedStrategy(Strategy):
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
         """What the reply to a first step of this entry must have, by owner."""
-        step = self._step(entry, 1, 1, self.setting.local, ())
-        return {piece.GROUP: piece.expects(step) for piece in self.pieces(entry)}
+        step = self._step(entry, 1, 1, self.setup.local, ())
+        return {component.GROUP: component.expects(step) for component in self.components(entry)}
 
     # ---- one step
     def plan(self, server_round: int) -> OpenStep:
@@ -167,13 +167,15 @@ class FedStrategy(Strategy):
             raise RunFailed(f"round {server_round} is past the end of the timetable")
         index, number = position
         entry = self.timetable[index]
-        phase, setting, run = entry.phase, self.setting, self.run
-        draw = setting.share(phase), self.workspace.seed, entry.name, number
+        phase, setup, run = entry.phase, self.setup, self.run
+        draw = setup.share(phase), self.workspace.seed, entry.name, number
         cohort = sample_cohort(self.sizes, phase.cohort, *draw)
-        local = setting.local_in(phase, number)
+        local = setup.local_in(phase, number)
         step = self._step(entry, number, server_round, local, cohort)
-        pieces = self.pieces(entry)
-        plugins = [piece for piece in pieces if isinstance(piece, Plugin) and phase.trains]
+        components = self.components(entry)
+        plugins = [
+            component for component in components if isinstance(component, Plugin) and phase.trains
+        ]
         for plugin in plugins:
             state = run.states[plugin.GROUP]
             local = plugin.local(replace(step, local=local, state=state), local)
@@ -188,17 +190,19 @@ class FedStrategy(Strategy):
             weights=sent,
             trains=phase.trains,
             plugins=self.digests,
-            deadline=setting.replies.deadline,
+            deadline=setup.replies.deadline,
             run_id=self.run_id,
         )
         seen = {}
-        for piece in pieces:
-            state = run.states[piece.GROUP]
-            msg.extras |= prefixed(piece.name, piece.broadcast(step, state))
-            seen[piece.GROUP] = replace(step, state=state, sent=seen_message(piece.name, msg, sent))
+        for component in components:
+            state = run.states[component.GROUP]
+            msg.extras |= prefixed(component.name, component.broadcast(step, state))
+            seen[component.GROUP] = replace(
+                step, state=state, sent=seen_message(component.name, msg, sent)
+            )
         return OpenStep(
             messages=[self._addressed(msg, pid) for pid in cohort],
-            pieces=pieces,
+            components=components,
             plugins=plugins,
             index=index,
             entry=entry,
@@ -209,9 +213,12 @@ class FedStrategy(Strategy):
             old=self.mergeable_of(phase.slot),
             local=local,
             seen=seen,
-            expected={piece.GROUP: piece.expects(seen[piece.GROUP]) for piece in pieces},
+            expected={
+                component.GROUP: component.expects(seen[component.GROUP])
+                for component in components
+            },
             device=self.workspace.device,
-            survive=setting.survive,
+            survive=setup.survive,
         )
 
     def _step(
@@ -222,7 +229,7 @@ class FedStrategy(Strategy):
         local: LocalSettings,
         cohort: Sequence[int],
     ) -> Step:
-        rule = self.setting.merge
+        rule = self.setup.merge
         return Step(
             workspace=self.workspace,
             phase=entry.phase.name,
@@ -239,7 +246,7 @@ class FedStrategy(Strategy):
 
     def _local_steps(self, local: LocalSettings, pid: int) -> int | None:
         """How many local steps follow from a client's samples; None where nobody can know."""
-        if local.steps is None and compatibility.changing_data(self.setting):
+        if local.steps is None and compatibility.changing_data(self.setup):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
         return sum(-(-size // local.batch_size) for size in local.epoch_sizes(used))
@@ -255,7 +262,7 @@ class FedStrategy(Strategy):
             pinned=sorted({*best, *self.kept_back.get(pid, ())}),
         )
 
-    def settle(
+    def finish_step(
         self,
         opened: OpenStep,
         replies: Iterable[Reply],
@@ -289,14 +296,14 @@ class FedStrategy(Strategy):
                 the merge returns is not finite, or not what it was given.
             TakenAgain: replies were outliers, and the step has to be taken again without them.
         """
-        run, rule = self.run, self.setting.merge
+        run, rule = self.run, self.setup.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
         kept: ByClient = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
-        enough = quorum(self.setting, opened, states, rule.admit(opened, sound))
+        enough = quorum(self.setup, opened, states, rule.admit(opened, sound))
         weights = run.weights
         ended = opened.step == opened.entry.rounds
         if enough is not None:
@@ -346,10 +353,10 @@ class FedStrategy(Strategy):
             opened.seen[self.method.GROUP], self.read(opened, self.method, update)
         )
 
-    def read(self, opened: OpenStep, piece: Piece, update: Upload) -> kernel.Update:
+    def read(self, opened: OpenStep, component: Component, update: Upload) -> kernel.Update:
         """An update of the step, as a piece sees it."""
-        expected, step = opened.expected[piece.GROUP], opened.seen[piece.GROUP]
-        return read_update(piece.name, expected, step, update)
+        expected, step = opened.expected[component.GROUP], opened.seen[component.GROUP]
+        return read_update(component.name, expected, step, update)
 
     def _registered(
         self,
@@ -403,7 +410,7 @@ class FedStrategy(Strategy):
         Raises:
             RunFailed: a tensor is unknown, or not finite.
         """
-        optimizer = self.setting.server_opt
+        optimizer = self.setup.server_opt
         phase, new = opened.entry.phase, merged.weights
         old = self.mergeable_of(phase.slot)  # other steps may have changed what was sent
         if unknown := sorted(new.keys() - old.keys()):
@@ -429,14 +436,14 @@ class FedStrategy(Strategy):
     def _take(
         self,
         opened: OpenStep,
-        piece: Piece,
+        component: Component,
         merged: Merged,
         states: dict[str, kernel.State],
         weights: dict[str, Tree],
     ) -> None:
         """Take over a piece's new state, what it records, and its values of other slots."""
-        states[piece.GROUP] = merged.state
-        opened.note(piece.name, merged.metrics)
+        states[component.GROUP] = merged.state
+        opened.note(component.name, merged.metrics)
         for slot, tree in merged.slots.items():
             self._put(opened, weights, slot, tree)
 
@@ -457,7 +464,7 @@ class FedStrategy(Strategy):
     def forget(self, failures: Iterable[Any]) -> None:
         """Let each client whose state is lost start afresh, as if it had never taken part."""
         run = self.run
-        lost = {failure.pid for failure in failures if self.setting.starts_afresh(failure.reason)}
+        lost = {failure.pid for failure in failures if self.setup.starts_afresh(failure.reason)}
         if not (gone := lost & run.versions.keys()):
             return
         for pid in sorted(gone):

@@ -32,7 +32,7 @@ class SiteDescription:
         site: its name.
         digest: of the declaration that its data meet.
         sizes: the numbers of training, validation and test samples.
-        counts: of each class or label over all parts, None for one that is not told; or None.
+        counts: of each class or label over all parts, None for one that is not reported; or None.
         moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
             mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto".
             Mean and squares of a column that would tell a count of few samples are None.
@@ -73,8 +73,8 @@ class SiteDescription:
         train = {"x": parts["train"].x, "y": parts["train"].y}
         if (dataset := declared.dataset()).by_client:
             train["x"] = Own.of(dataset, train["x"])(train["x"])
-        told = {name: _told(train[name].numpy(), least) for name in declared.measured}
-        return cls(site, declared.digest, sizes, counts, told)
+        reported = {name: _reported(train[name].numpy(), least) for name in declared.measured}
+        return cls(site, declared.digest, sizes, counts, reported)
 
     @classmethod
     def read(cls, declared: Declaration, value: Any) -> SiteDescription:
@@ -122,7 +122,7 @@ class SiteDescription:
         return cls(**value)
 
 
-def _told(samples: np.ndarray, least: int) -> dict[str, Any]:
+def _reported(samples: np.ndarray, least: int) -> dict[str, Any]:
     found, few = moments([samples]), counts_few(samples, least)
     counts = np.atleast_1d(found.count)
     few = [hidden or not count for hidden, count in zip(few, counts, strict=True)]
@@ -224,12 +224,12 @@ def _agreed(parts: Sequence[Mapping[str, Any]], column: int) -> Arrays | None:
     Raises:
         DataError: there is no training sample.
     """
-    told = [
+    reported = [
         Moments(part["count"], np.array(part["mean"][column]), np.array(part["squares"][column]))
         for part in parts
         if part["mean"][column] is not None
     ]
-    return joined(told).arrays if told or not parts else None
+    return joined(reported).arrays if reported or not parts else None
 
 
 def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]:

@@ -19,9 +19,9 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
-from fedhet.engines.couriers import LocalCourier
-from fedhet.engines.fused.meeting import Meeting
+from fedhet.engines.fused.scheduler import Scheduler
 from fedhet.engines.fused.steps import Impure, Pass, Training
+from fedhet.engines.transport import LocalTransport
 
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
@@ -54,8 +54,8 @@ class OneByOne(BaseException):
 class Fused:
     """Carries out the gradient steps and forward passes of several clients as one."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
@@ -66,7 +66,7 @@ class Fused:
         if kind in self._refused or not any(map(len, orders)):
             return descend(descent, orders, None)
         try:
-            return self._meeting.ask(training)  # type: ignore[no-any-return]
+            return self._scheduler.ask(training)  # type: ignore[no-any-return]
         except Exception as error:
             if ALONE.get() or isinstance(error, Impure):
                 self._refuse(kind, str(error).strip().partition("\n")[0])
@@ -85,13 +85,13 @@ class Fused:
             self._refuse(form, RECURRENT)
         if form not in self._refused:
             try:
-                return self._meeting.ask(asked)  # type: ignore[no-any-return]
+                return self._scheduler.ask(asked)  # type: ignore[no-any-return]
             except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
                 self._refuse(form, str(error).strip().partition("\n")[0])
         return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
 
 
-class FusedCourier(LocalCourier):
+class FusedTransport(LocalTransport):
     """Serves k clients at a time, side by side.
 
     Args:
@@ -100,14 +100,14 @@ class FusedCourier(LocalCourier):
         k: how many at a time.
 
     Attributes:
-        performer: carries out what is done as one.
+        batcher: carries out what is done as one.
     """
 
     def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
         super().__init__(make, store)
         self._k = k
-        self._meeting = Meeting.here()  # with those of other runs
-        self.performer = Fused(self._meeting)
+        self._scheduler = Scheduler.here()  # with those of other runs
+        self.batcher = Fused(self._scheduler)
         self._workspaces: list[Workspace] = []  # one for each place
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -115,13 +115,13 @@ class FusedCourier(LocalCourier):
             some = plan[first : first + self._k]
             with clock("clients"):
                 works = [partial(self._serve, place, msg) for place, msg in enumerate(some)]
-                replies = self._meeting.gather(works)
+                replies = self._scheduler.gather(works)
             yield from replies
 
     def _serve(self, place: int, msg: Broadcast) -> Reply:
         client = self._make()
         if place == len(self._workspaces):
-            self._workspaces.append(client.workspace.twin(self.performer))
+            self._workspaces.append(client.workspace.clone(self.batcher))
         client.workspace = self._workspaces[place]
         try:
             return client.handle(replace(msg, deadline=None))

@@ -71,6 +71,7 @@ from torch import Tensor
 from fedhet.core import streams
 from fedhet.core.authors import (
     AnyTree,
+    ClientContext,
     ConfigError,
     Expected,
     LocalSettings,
@@ -80,8 +81,7 @@ from fedhet.core.authors import (
     Plugin,
     Recorded,
     Result,
-    Setting,
-    Site,
+    RunSetup,
     State,
     Step,
     Term,
@@ -181,13 +181,13 @@ class FedDiskPlugin(Plugin):
         return self.ratio == "raw"
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
+    def setup(self, setup: RunSetup) -> State:
         """Refuse inputs outside [0, 1], and ratio=raw where it is not a simulation's.
 
         Raises:
             ConfigError: the inputs or the ratio do not fit.
         """
-        workspace = setting.workspace
+        workspace = setup.workspace
         workspace.task.check_density(self.name)
         if self._raw and not workspace.simulated:
             raise ConfigError(
@@ -223,12 +223,12 @@ class FedDiskPlugin(Plugin):
         """How many of n samples a client holds out to validate MADEs."""
         return max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
 
-    def slots(self, setting: Setting) -> dict[str, Tree]:
-        workspace = setting.workspace
+    def slots(self, setup: RunSetup) -> dict[str, Tree]:
+        workspace = setup.workspace
         dim = workspace.task.inputs[0].numel()
         return {} if self._raw else {SLOT: self._initial(workspace, dim)}
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         slot = "" if self._raw else SLOT
         weigh = Phase("weigh", 1, self._record, slot=slot, cohort=1.0, uploads=False)
         rounds, until = self.made_max_rounds, self._stopped
@@ -321,23 +321,23 @@ class FedDiskPlugin(Plugin):
 
     # ---- client
     @serves
-    def density(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def density(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """Train the global MADE for some local epochs, and validate it as it was received.
 
         A client with fewer than `workspace.min_count` samples returns it unchanged, and none sends
         the loss of fewer samples.
         """
-        least, noise = site.workspace.min_count, site.workspace.noise
+        least, noise = ctx.workspace.min_count, ctx.workspace.noise
         made, val = msg.weights, None
         metrics: dict[str, float] = {}
-        if len(site.own) >= least:
-            train, held_out = self._split(site, msg.pid, self._inputs(site, msg.pid))
-            masks, made = self._masks(site, train), trainable(made)
+        if len(ctx.own) >= least:
+            train, held_out = self._split(ctx, msg.pid, self._inputs(ctx, msg.pid))
+            masks, made = self._masks(ctx, train), trainable(made)
             if len(held_out) >= max(1, least) and not noise:
                 val = densities.mean_nll(made, masks, held_out)
-            how, draws = self._training(self.made_local_epochs), site.stream("feddisk.made")
+            how, draws = self._training(self.made_local_epochs), ctx.stream("feddisk.made")
             for loss in densities.made_epochs(
-                "global MADE", made, masks, train, how, draws, site.workspace.performer
+                "global MADE", made, masks, train, how, draws, ctx.workspace.batcher
             ):
                 if len(train) >= least:
                     metrics["feddisk.nll"] = loss  # that of the last epoch remains
@@ -345,23 +345,23 @@ class FedDiskPlugin(Plugin):
         return Result(trees.map(Tensor.detach, made), extras, metrics), state
 
     @serves
-    def weigh(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def weigh(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """Compute the sample weights, which stay here; the networks behind them are discarded."""
-        x = self._inputs(site, msg.pid)
+        x = self._inputs(ctx, msg.pid)
         w = torch.ones(len(x))
-        if len(x) >= self._weighed(site.workspace):
-            r = self._density_ratio(msg, site, x)
+        if len(x) >= self._weighed(ctx.workspace):
+            r = self._density_ratio(msg, ctx, x)
             w = densities.sample_weights(r, self.lo, self.hi, self.normalise).float()
         ess = densities.effective_size(w.double()) / len(x)
         return Result(metrics={"feddisk.ess": ess}), {"w": {"w": w}}
 
-    def _density_ratio(self, msg: Message, site: Site, x: Tensor) -> Tensor:
+    def _density_ratio(self, msg: Message, ctx: ClientContext, x: Tensor) -> Tensor:
         """r (n,), the global over the local density at x (n, D) (eq. 16)."""
-        z_local, z_global, z = self._classifier_inputs(msg, site, x)
+        z_local, z_global, z = self._classifier_inputs(msg, ctx, x)
         how = LocalSettings(
             lr=self.clf_lr, epochs=self.clf_max_epochs, batch_size=self.clf_batch_size
         )
-        with site.workspace.seeded("feddisk.classifier", pid=msg.pid):
+        with ctx.workspace.seeded("feddisk.classifier", pid=msg.pid):
             p = densities.classify(
                 z_local,
                 z_global,
@@ -369,31 +369,31 @@ class FedDiskPlugin(Plugin):
                 self.clf_hidden,
                 how,
                 EarlyStopping(self.clf_patience, self.clf_tolerance),
-                site.stream("feddisk.classifier"),
-                site.workspace.performer,
+                ctx.stream("feddisk.classifier"),
+                ctx.workspace.batcher,
             )
         return densities.density_ratio(p.cpu(), len(z_local), len(z_global), self.eps)
 
     def _classifier_inputs(
-        self, msg: Message, site: Site, x: Tensor
+        self, msg: Message, ctx: ClientContext, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of local samples (label 0), global ones (label 1), and the client's own n."""
         if self._raw:
-            return x, pooled(site.workspace, msg.pid, len(x)), x
-        masks = self._masks(site, x)
+            return x, pooled(ctx.workspace, msg.pid, len(x)), x
+        masks = self._masks(ctx, x)
         local_made = densities.fit_made(
-            trainable(self._initial(site.workspace, x.shape[1])),
+            trainable(self._initial(ctx.workspace, x.shape[1])),
             masks,
-            *self._split(site, msg.pid, x),
+            *self._split(ctx, msg.pid, x),
             self._training(self.local_max_epochs),
             self.local_patience,
-            site.stream("feddisk.local"),
-            site.workspace.performer,
+            ctx.stream("feddisk.local"),
+            ctx.workspace.batcher,
         )
         z = self._features(local_made, masks, x)
         if self.ratio == "outputs":
             return z, self._features(msg.weights, masks, x), z
-        draws = site.stream("feddisk.samples")
+        draws = ctx.stream("feddisk.samples")
         x_local, x_global = (
             densities.sample(made, masks, torch.rand(x.shape, generator=draws).to(x.device))
             for made in (local_made, msg.weights)
@@ -407,9 +407,9 @@ class FedDiskPlugin(Plugin):
         outputs = densities.logits(made, masks, x).sigmoid()
         return outputs if self.features == "outputs" else x * outputs + (1 - x) * (1 - outputs)
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         """w of the client's own samples, which come first, and 1 of those of other plug-ins."""
-        n = len(site.data)
+        n = len(ctx.data)
         if "w" not in state:
             raise ValueError(
                 "the client has no sample weights: phase 'feddisk.weigh' has not reached it, or"
@@ -423,12 +423,12 @@ class FedDiskPlugin(Plugin):
         return [Term("weight", weight_of_sample, {"w": torch.cat([w, w.new_ones(n - len(w))])})]
 
     # ---- inputs, masks and MADEs
-    def _inputs(self, site: Site, pid: int) -> Tensor:
+    def _inputs(self, ctx: ClientContext, pid: int) -> Tensor:
         """x (n, D) in [0, 1], before any normalisation.
 
         With `binarise` it is one Bernoulli draw of each pixel, the same in every phase.
         """
-        workspace = site.workspace
+        workspace = ctx.workspace
         x = pixels(workspace, pid)
         if self.binarise:
             draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=pid)
@@ -438,9 +438,9 @@ class FedDiskPlugin(Plugin):
             workspace.limits.check_array(f"plugin.feddisk.{width}={largest[1]}", *largest)
         return x
 
-    def _split(self, site: Site, pid: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, ctx: ClientContext, pid: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """(training part, held-out part); clients below `min_samples` hold out nothing."""
-        draws = streams.generator(site.workspace.seed, "feddisk.split", pid=pid)
+        draws = streams.generator(ctx.workspace.seed, "feddisk.split", pid=pid)
         order = torch.from_numpy(draws.permutation(len(x)))
         held_out = self._held_out(len(x))
         return x[order[held_out:]], x[order[:held_out]]
@@ -451,9 +451,9 @@ class FedDiskPlugin(Plugin):
         made = densities.initial(dim, self.hidden, draws)
         return trees.map(lambda t: t.to(workspace.device), made)
 
-    def _masks(self, site: Site, x: Tensor) -> Masks:
+    def _masks(self, ctx: ClientContext, x: Tensor) -> Masks:
         """The masks of every MADE of the run, for x (n, D)."""
-        masks = densities.masks(x.shape[1], self.hidden, self.masks, site.workspace.seed)
+        masks = densities.masks(x.shape[1], self.hidden, self.masks, ctx.workspace.seed)
         return Masks(*(t.to(x.device) for t in masks))
 
     def _training(self, epochs: int) -> LocalSettings:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from fedhet.core import streams
 from fedhet.core.authors import AnyTree, LocalSettings, Prepared, Tree, trees
 from fedhet.core.client import optimizers
-from fedhet.core.client.descent import Descent, EarlyStopping, Performer, Values, descend
+from fedhet.core.client.descent import Batcher, Descent, EarlyStopping, Values, descend
 
 
 class Masks(NamedTuple):
@@ -109,7 +109,7 @@ def fit_made(
     settings: LocalSettings,
     patience: int,
     draws: torch.Generator,
-    performer: Performer | None = None,
+    batcher: Batcher | None = None,
 ) -> Tree:
     """Fit a MADE to x (n, D), and return it as it was after its best epoch.
 
@@ -121,11 +121,11 @@ def fit_made(
         settings: how it is trained.
         patience: stop after so many epochs without a lower validation loss.
         draws: for the order of the samples.
-        performer: as in `fedhet.core.client.descent.descend`.
+        batcher: as in `fedhet.core.client.descent.descend`.
     """
     stop = EarlyStopping(patience)
     best = made
-    for _ in made_epochs("local MADE", made, mask, x, settings, draws, performer):
+    for _ in made_epochs("local MADE", made, mask, x, settings, draws, batcher):
         stopped = stop(mean_nll(made, mask, held_out))
         if not stop.stale:
             best = trees.map(lambda t: t.detach().clone(), made)
@@ -141,7 +141,7 @@ def made_epochs(
     x: Tensor,
     settings: LocalSettings,
     draws: torch.Generator,
-    performer: Performer | None = None,
+    batcher: Batcher | None = None,
 ) -> Iterator[float]:
     """Train a MADE in place by maximum likelihood on x (n, D), as `epochs_of` does."""
 
@@ -153,7 +153,7 @@ def made_epochs(
     optimizer = optimizers.make(settings, list(made.values()))
     own = [mask._asdict()]  # each run's masks are its own
     descent = Descent(made, (x,), terms, optimizer, settings.batch_size, own=own, common=what)
-    return epochs_of(what, descent, settings.epochs, draws, performer)
+    return epochs_of(what, descent, settings.epochs, draws, batcher)
 
 
 @torch.no_grad()
@@ -170,7 +170,7 @@ def classify(
     settings: LocalSettings,
     stop: EarlyStopping,
     draws: torch.Generator,
-    performer: Performer | None = None,
+    batcher: Batcher | None = None,
 ) -> Tensor:
     """Train a classifier to tell `zeros` from `ones`, and return P(1 | z) (n,) of the rows of `at`.
 
@@ -184,7 +184,7 @@ def classify(
         settings: how it is trained.
         stop: ends the training, called with each epoch's mean loss.
         draws: for the order of the samples.
-        performer: as in `fedhet.core.client.descent.descend`.
+        batcher: as in `fedhet.core.client.descent.descend`.
     """
     x = torch.cat([zeros, ones])
     y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
@@ -203,7 +203,7 @@ def classify(
     descent = Descent(
         params, (x, y), terms, optimizer, settings.batch_size, module=net, common="classifier"
     )
-    for loss in epochs_of("classifier", descent, settings.epochs, draws, performer):
+    for loss in epochs_of("classifier", descent, settings.epochs, draws, batcher):
         if stop(loss):
             break
     with torch.no_grad():
@@ -216,7 +216,7 @@ def epochs_of(
     descent: Descent,
     epochs: int,
     draws: torch.Generator,
-    performer: Performer | None = None,
+    batcher: Batcher | None = None,
 ) -> Iterator[float]:
     """Train so many epochs, and yield the mean loss of each.
 
@@ -225,7 +225,7 @@ def epochs_of(
         descent: how.
         epochs: the number of epochs.
         draws: for the order of the samples, which are shuffled anew in every epoch.
-        performer: as in `fedhet.core.client.descent.descend`.
+        batcher: as in `fedhet.core.client.descent.descend`.
 
     Raises:
         ValueError: the loss is NaN or infinite.
@@ -233,7 +233,7 @@ def epochs_of(
     x = descent.columns[0]
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=draws).to(x.device)
-        mean = float(descend(descent, [order], performer)) / len(x)
+        mean = float(descend(descent, [order], batcher)) / len(x)
         if not isfinite(mean):
             raise ValueError(f"the loss of the {what} is {mean}; a smaller learning rate may help")
         yield mean

@@ -63,6 +63,7 @@ from torch import Tensor
 from fedhet.core import check, messages, streams
 from fedhet.core.authors import (
     AnyTree,
+    ClientContext,
     Expected,
     Extras,
     LocalSettings,
@@ -72,9 +73,8 @@ from fedhet.core.authors import (
     Plugin,
     Recorded,
     Result,
+    RunSetup,
     Samples,
-    Setting,
-    Site,
     State,
     Step,
     Term,
@@ -154,14 +154,14 @@ class FedGMMPlugin(Plugin):
 
     # ---- phase "fit"
     @serves
-    def fit(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def fit(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """Fit one mixture to each class of which the client has enough samples, and send them.
 
         A class has at least `workspace.min_count` samples, and a component PER_COMPONENT times
         as many, unless it is the only one of its class: EM starts with fewer components, and those
         that are smaller in the end are merged with others.
         """
-        workspace, data = site.workspace, _unit(site, msg.pid)
+        workspace, data = ctx.workspace, _unit(ctx, msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
         counts = suppressed(data.y.bincount(minlength=classes).cpu(), workspace.min_count)
         fewest = PER_COMPONENT * workspace.min_count
@@ -273,9 +273,9 @@ class FedGMMPlugin(Plugin):
 
     # ---- phase "share"
     @serves
-    def share(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def share(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         """Draw the samples that this client lacks of each class, once for the whole run."""
-        workspace, data = site.workspace, _unit(site, msg.pid)
+        workspace, data = ctx.workspace, _unit(ctx, msg.pid)
         classes, shape = workspace.task.classes, data.x.shape[1:]
         d = math.prod(shape)
         mixtures = unpack(msg["mixtures"], d, classes, self.reg_covar)
@@ -326,14 +326,14 @@ class FedGMMPlugin(Plugin):
         return Merged({}, after, {"generated": sum(after["generated"].values())})
 
     # ---- server
-    def setup(self, setting: Setting) -> State:
-        task = setting.workspace.task
+    def setup(self, setup: RunSetup) -> State:
+        task = setup.workspace.task
         task.check_classes("plugin 'fedgmm'")
         task.check_density(self.name)
         empty = {"mixtures": {}, "global_max": 0, "counts": {}, "generated": {}}
-        return {**empty, "lr_decay": setting.lr_decay}
+        return {**empty, "lr_decay": setup.lr_decay}
 
-    def phases(self, setting: Setting) -> list[Phase]:
+    def phases(self, setup: RunSetup) -> list[Phase]:
         return [
             Phase("fit", 1, self._pool, slot="", cohort=1.0),
             Phase("share", 1, self._note, slot="", cohort=1.0),
@@ -390,11 +390,11 @@ class FedGMMPlugin(Plugin):
         y = generated["y"].to(samples.x.device)
         return Samples(torch.cat([samples.x, x]), torch.cat([samples.y, y]))
 
-    def terms(self, msg: Message, state: State, site: Site) -> list[Term]:
+    def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if self.gen_weight == 1:
             return []
-        factors = site.data.x.new_full((len(site.data),), self.gen_weight)
-        factors[: len(site.own)] = 1
+        factors = ctx.data.x.new_full((len(ctx.data),), self.gen_weight)
+        factors[: len(ctx.own)] = 1
         return [Term("weight", weights, {"weights": factors})]
 
 
@@ -403,13 +403,13 @@ def _pixels_of(workspace: Workspace) -> int:
     return math.prod(workspace.task.inputs.shape[1:])
 
 
-def _unit(site: Site, pid: int) -> Samples:
+def _unit(ctx: ClientContext, pid: int) -> Samples:
     """The real training samples, with inputs in [0, 1].
 
     Raises:
         ValueError: the inputs are others, or the labels are not classes.
     """
-    data, classes = site.workspace.unit(pid), site.workspace.task.classes
+    data, classes = ctx.workspace.unit(pid), ctx.workspace.task.classes
     first, last = (bound.item() for bound in data.y.aminmax())
     if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
         raise ValueError(

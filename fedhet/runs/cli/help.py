@@ -127,24 +127,26 @@ def options_text(words: Sequence[str]) -> str:
     Raises:
         ConfigError: a word names nothing; the message suggests the closest names.
     """
-    chosen = dict(piece for word in words for piece in _chosen(word) if piece[1])
-    named = dict.fromkeys(piece for word in words for piece in _pieces(word, chosen))
+    chosen = dict(component for word in words for component in _chosen(word) if component[1])
+    named = dict.fromkeys(component for word in words for component in _components(word, chosen))
     sections: dict[Choice, str] = {}
 
-    def add(piece: Choice, origin: str = "") -> None:
+    def add(component: Choice, origin: str = "") -> None:
         """Add the options of a piece, and of what it brings unless the words name another one."""
-        sections[piece] = _section(piece, origin) if piece[1] else _choices_text(piece[0])
-        for other in catalogue.brought(*piece) if all(piece) else ():
+        sections[component] = (
+            _section(component, origin) if component[1] else _choices_text(component[0])
+        )
+        for other in catalogue.brought(*component) if all(component) else ():
             known = [*named, *sections]
             if other not in known and (other[0] == "plugin" or other[0] not in dict(known)):
-                add(other, f" (part of {_written(piece)})")
+                add(other, f" (part of {_written(component)})")
 
-    for piece in named:
-        add(piece)
+    for component in named:
+        add(component)
     return "\n\n".join(sections.values())
 
 
-def _pieces(word: str, chosen: dict[str, str]) -> list[Choice]:
+def _components(word: str, chosen: dict[str, str]) -> list[Choice]:
     """Return what a word names; a group without a choice is (group, "")."""
     if choices := _chosen(word):
         return choices
@@ -198,19 +200,19 @@ def _chosen(word: str) -> list[Choice]:
     return [(group, name) for name in names] or [(group, "")]
 
 
-def _section(piece: Choice, origin: str) -> str:
+def _section(component: Choice, origin: str) -> str:
     """Return the options of a piece; `origin` says what it is part of."""
-    group, choice = piece
-    path = "/".join(filter(None, piece))
+    group, choice = component
+    path = "/".join(filter(None, component))
     prefix = {"plugin": f"plugin.{choice}.", "": ""}.get(group, f"{group}.")
-    title = catalogue.title(*piece) if group else ""
+    title = catalogue.title(*component) if group else ""
     presets = [" ".join(f"{one.key}={one.value}".split()) for one in catalogue.presets(path)]
     short = [
         line if len(line) <= PRESET_WIDTH else f"{line[: PRESET_WIDTH - 3]}..." for line in presets
     ]
     rows = [*_rows(path, prefix), *((line, "set by it") for line in short)]
     parts = [
-        wrapped(f"{_written(piece)}{origin}" + (f": {title}" if title else "")),
+        wrapped(f"{_written(component)}{origin}" + (f": {title}" if title else "")),
         *(wrapped(remark, "  ") for remark in catalogue.remarks(path)),
         columns(rows) if rows else "  It has no options.",
     ]
@@ -238,14 +240,14 @@ def _rows(path: str, prefix: str) -> Iterator[tuple[str, str]]:
             yield "", setting.note
 
 
-def _written(piece: Choice) -> str:
-    group, choice = piece
-    if piece == TOP:
+def _written(component: Choice) -> str:
+    group, choice = component
+    if component == TOP:
         return "settings without a group"
     return f"plugin=[{choice}]" if group == "plugin" else f"{group}={choice}"
 
 
-def pieces_text() -> str:
+def components_text() -> str:
     """Return what --list prints at once: the methods and the plug-ins."""
     return "\n".join(
         f"{head}\n{columns([(name, catalogue.title(group, name)) for name in names])}\n"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedhet.core.errors import ConfigError
-from fedhet.runs.config import catalogue, pieces
+from fedhet.runs.config import catalogue, components
 from fedhet.runs.templates import filled
 
 TEMPLATES = Path(__file__).with_name("templates.yaml")
@@ -115,13 +115,13 @@ def _package_of(project: Path) -> str | None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: {error}") from error
-    points = content.get("project", {}).get("entry-points", {}).get(pieces.ENTRY_POINTS, {})
+    points = content.get("project", {}).get("entry-points", {}).get(components.ENTRY_POINTS, {})
     packages = [value.removesuffix(".conf") for value in points.values() if isinstance(value, str)]
     found = [package for package in packages if (project / package).is_dir()]
     if len(found) != 1:
         raise ConfigError(
             f"{file} names {'several packages' if found else 'no package'} for pieces; write"
-            f' [project.entry-points."{pieces.ENTRY_POINTS}"] with one line such as'
+            f' [project.entry-points."{components.ENTRY_POINTS}"] with one line such as'
             ' my_package = "my_package.conf", for a package beside that file'
         )
     return found[0]

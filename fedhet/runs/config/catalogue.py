@@ -18,7 +18,7 @@ from omegaconf._utils import get_yaml_loader
 
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import MachineError
-from fedhet.runs.config import pieces
+from fedhet.runs.config import components
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -61,12 +61,12 @@ class YamlSetting(NamedTuple):
 
 
 def folders() -> tuple[Path, ...]:
-    """Return conf/, then the folders of one's own pieces (fedhet/runs/config/pieces.py).
+    """Return conf/, then the folders of one's own pieces (fedhet/runs/config/components.py).
 
     Raises:
         ConfigError: there is no such folder, or it holds what is no choice of a group.
     """
-    found = [*(piece.folder for piece in pieces.installed()), *pieces.search_path()]
+    found = [*(component.folder for component in components.installed()), *components.search_path()]
     own = dict.fromkeys(folder for folder in found if folder != CONF)
     for folder in own:
         _check_layout(folder)

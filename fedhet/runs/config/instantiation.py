@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.runs.config import catalogue, pieces
+from fedhet.runs.config import catalogue, components
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -125,7 +125,7 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
 
 def trusted() -> tuple[str, ...]:
     """Return the packages, or prefixes of modules, whose classes a configuration may name."""
-    return ("fedhet", *pieces.trusted_packages())
+    return ("fedhet", *components.trusted_packages())
 
 
 def check_trusted(path: str, target: object) -> None:

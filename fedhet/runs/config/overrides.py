@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 
 from fedhet.core.check import did_you_mean
 from fedhet.core.errors import ConfigError, UnknownChoice
-from fedhet.runs.config import catalogue, pieces
+from fedhet.runs.config import catalogue, components
 from fedhet.runs.config.lines import key_of, refuse_blanks
 
 
@@ -57,7 +57,7 @@ def parse(
         elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
             raise ConfigError(
                 f"{override.input_line!r}: a folder of your own is given by --config-dir <folder>,"
-                f" or by the environment variable {pieces.SEARCH_PATH} of each machine; a run"
+                f" or by the environment variable {components.SEARCH_PATH} of each machine; a run"
                 " cannot name one"
             )
     return parsed

@@ -261,7 +261,7 @@ class Account(Callback):
             )
         self.releases[update.pid] = max(asked, int(min(count, self._planned)))
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         row["privacy"] = self._record()
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
@@ -311,7 +311,7 @@ def check_run(strategy: FedStrategy) -> None:
     planned = sum(entry.rounds for entry in strategy.timetable)
     for entry in strategy.timetable:
         releases = releases_of(strategy, entry)
-        size = entry.phase.cohort, strategy.setting.share(entry.phase)
+        size = entry.phase.cohort, strategy.setup.share(entry.phase)
         for step in range(1, entry.rounds + 1):
             cohort = sample_cohort(strategy.sizes, *size, strategy.workspace.seed, entry.name, step)
             spent.update(dict.fromkeys(cohort, releases))

@@ -127,16 +127,16 @@ class Recorder(Callback):
         if loop.best == loop.round and "global" in loop.method.views:
             save_tensors(self.folder / "best_val.safetensors", loop.method.weights["model"])
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         """Record one executed step.
 
         Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
         tensors go into a file in arrays/.
         """
         row |= recorded_numbers(loop.current)
-        for piece, recorded in loop.current.recorded.items():
+        for component, recorded in loop.current.recorded.items():
             if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
-                phase = piece if row["phase"] == "train" else row["phase"]
+                phase = component if row["phase"] == "train" else row["phase"]
                 path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
                 save_tensors(path, arrays)
         append_line(self.folder / "rounds.jsonl", as_json(row))

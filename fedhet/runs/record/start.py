@@ -30,7 +30,7 @@ from fedhet.runs.checkpoint import (
     Checkpoints,
     continued,
 )
-from fedhet.runs.given import recorded_config
+from fedhet.runs.object_task import recorded_config
 from fedhet.runs.record.lock import Lock, claim
 from fedhet.runs.record.run_folder import Recorder
 from fedhet.runs.record.schema import leaves, read_config, read_or_empty, resumable
@@ -54,7 +54,7 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
     # So far there is no folder: settings that do not fit leave none behind.
     config = job.config
     tracker = tracker_of(config.cfg)
-    cfg = recorded_config(config.cfg, workspace) if job.given else config.cfg
+    cfg = recorded_config(config.cfg, workspace) if job.object_task else config.cfg
     folder = Path(config.run_dir)
     if not config.resumes:
         folder = claim(folder, explicit=config.run_dir_given)
@@ -64,7 +64,7 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
         checkpoints = CheckpointFolder(folder, digest(cfg))
         found = None
         if config.resumes:
-            check_run(folder, cfg, job.partition, job.given is not None)
+            check_run(folder, cfg, job.partition, job.object_task is not None)
             at_sites = job.engine == "flwr"
             found = reopen(
                 folder, checkpoints, strategy.timetable, list(strategy.weights), at_sites
@@ -94,7 +94,7 @@ def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
 def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
     """Return the entries of summary.json that are known before the run."""
     choices = job.config.choices
-    given = job.given is not None
+    given = job.object_task is not None
     return {
         "method": choices["method"],
         "plugins": list(job.config.plugins),

@@ -207,8 +207,8 @@ def summarise(
         "steps": all_steps(rows),
         "failures": failures,
         "rejected": dict(Counter(failure["reason"] for failure in failures)),
-        "restarted": sum(strategy.setting.starts_afresh(f["reason"]) for f in failures),
-        "degraded": lost_share(rows) > strategy.setting.replies.max_lost,
+        "restarted": sum(strategy.setup.starts_afresh(f["reason"]) for f in failures),
+        "degraded": lost_share(rows) > strategy.setup.replies.max_lost,
         "weights_sha256": trees.sha256(strategy.weights),
     }
     return {**summary, "columns": columns(summary)}
@@ -218,7 +218,7 @@ def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
     """The round after which the training has ended before its last one, and why; None if not."""
     for entry in strategy.timetable:
         if entry.phase.evaluate and entry.rounds < entry.phase.rounds:
-            patience = counted(strategy.setting.early_stopping.patience or 0, "evaluation")
+            patience = counted(strategy.setup.early_stopping.patience or 0, "evaluation")
             reason = f"early_stopping.patience: {patience} in a row without a better validation"
             return {"round": entry.rounds, "planned": entry.phase.rounds, "reason": reason}
     return None

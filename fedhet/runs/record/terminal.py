@@ -107,7 +107,7 @@ class Display(Callback):
     def begun(self, loop: Loop) -> None:
         self._observe = self._stack.enter_context(self._shown)
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         self._observe(row)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:

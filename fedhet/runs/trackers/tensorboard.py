@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
     def begin(self, run: Tracked) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
-        kept = min(run.executed, run.told)
+        kept = min(run.executed, run.sent_steps)
         folder = run.folder / self.name
         # Readers take the files in the order of their names, which begin with the second.
         while list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):

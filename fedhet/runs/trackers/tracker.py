@@ -28,14 +28,14 @@ class Tracked:
     """The run: its folder, that of its sweep or experiment, and its settings by dotted keys.
 
     A resumed run goes on after the step `executed`, and has the `id` of its tracker and the number
-    of steps that were `told`.
+    of steps that were `sent_steps`.
     """
 
     folder: Path
     sweep: Path | None
     settings: Mapping[str, Any]
     executed: int
-    told: int
+    sent_steps: int
     id: str | None
 
     @property
@@ -116,7 +116,7 @@ class Tracking(Callback):
                 sweep=sweep_of(self._folder),
                 settings=dict(leaves(settings)),
                 executed=len(rows),
-                told=before["steps"],
+                sent_steps=before["steps"],
                 id=before["id"],
             )
             self._known = tracker.begin(run)
@@ -126,7 +126,7 @@ class Tracking(Callback):
 
         self._unharmed(begin)
 
-    def settled(self, loop: Loop, row: Row) -> None:
+    def step_ended(self, loop: Loop, row: Row) -> None:
         # One whose evaluation has failed is told again where the run goes on with it.
         whole = loop.row is None
         self._unharmed(lambda tracker: self._tell(tracker, loop.round, row, whole))

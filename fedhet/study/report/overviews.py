@@ -423,8 +423,8 @@ def idle(study: Study) -> list[str]:
     for column in [str(name) for name in rounds if str(name).endswith(".idle")]:
         by_method = rounds[column].notna().groupby(methods, sort=False)
         told = [f"{own.sum()} of {len(own)} rounds of {m}" for m, own in by_method if own.any()]
-        piece = column.removesuffix(".idle")
-        found.append(f"{piece} changed nothing in {joined(told)}; the log of a run says why.")
+        component = column.removesuffix(".idle")
+        found.append(f"{component} changed nothing in {joined(told)}; the log of a run says why.")
     return found
 
 

@@ -25,7 +25,7 @@ import torch
 
 from fedhet.core import trees
 from fedhet.core.check import setting
-from fedhet.core.client.site import Site
+from fedhet.core.client.context import ClientContext
 from fedhet.core.kernel import (
     Client,
     Merged,
@@ -38,7 +38,7 @@ from fedhet.core.kernel import (
     Update,
     serves,
 )
-from fedhet.core.server.setting import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.trees import AnyTree, Tree
 
 
@@ -56,14 +56,14 @@ class DynRegClient(Client):
     """Trains on the gradient of L_k minus g_k, plus alpha (w - x)."""
 
     @serves
-    def train(self, msg: Message, state: State, site: Site) -> tuple[Result, State]:
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         alpha = self.options.alpha
         if not alpha:
-            return super().train(msg, state, site)
-        x = trees.pick(msg.weights, site.workspace.mergeable)
+            return super().train(msg, state, ctx)
+        x = trees.pick(msg.weights, ctx.workspace.mergeable)
         g = state.get("g") or trees.map(torch.zeros_like, x)
         terms = [Term("gradient", linear, g, -1.0), Term("gradient", quadratic, x, alpha)]
-        w = site.fit(msg.weights, terms).params
+        w = ctx.fit(msg.weights, terms).params
         moved = trees.Difference(trees.pick(w, x), x)
         return Result(w), {"g": trees.cast(trees.add(g, moved, -alpha), g)}
 
@@ -85,8 +85,8 @@ class DynReg(Method):
 
     alpha: float = setting(0.1, low=0)
 
-    def setup(self, setting: Setting) -> State:
-        workspace = setting.workspace
+    def setup(self, setup: RunSetup) -> State:
+        workspace = setup.workspace
         return {"h": trees.zeros(trees.pick(workspace.initial, workspace.mergeable))}
 
     def weight(self, step: Step, update: Update) -> float:

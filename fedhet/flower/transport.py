@@ -1,7 +1,7 @@
 """Flower's transport of a step, by Flower's public Grid.
 
 Who is connected, who the nodes are, and what has arrived. A message has two records besides that of
-parcels.py: the run's settings and, in an app of one's own, what the owner gives to their own
+packing.py: the run's settings and, in an app of one's own, what the owner gives to their own
 training loop.
 """
 
@@ -23,7 +23,7 @@ from fedhet.core.errors import Rejected, clean, log
 from fedhet.core.groups import ReplyLimits
 from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload, payload
 from fedhet.core.server.loop import Clock
-from fedhet.flower import parcels, wire
+from fedhet.flower import packing, wire
 from fedhet.flower.nodes import Answer, Nodes
 from fedhet.runs.config import Config, sent
 
@@ -125,7 +125,7 @@ def pulled(grid: Grid, names: list[str]) -> Iterator[tuple[str, Message | Reject
     for some in [names] if near(grid) else [[name] for name in names]:
         try:
             found = list(grid.pull_messages(some))
-        except parcels.UNDECODABLE as error:
+        except packing.UNDECODABLE as error:
             if len(some) > 1:
                 raise
             problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
@@ -194,7 +194,7 @@ class GridExchange:
         return sorted(msg.pid for msg, _ in self.asked.values())
 
 
-class FlowerCourier:
+class FlowerTransport:
     """Sends a step's messages through Flower's Grid, and looks for the replies.
 
     Flower's own Server waits in a thread per client, looks every 3 s in a deployment, and neither
@@ -241,11 +241,11 @@ class FlowerCourier:
 
     def _send(self, plan: list[Broadcast]) -> GridExchange:
         """Send the messages to the nodes that have joined."""
-        packer, parcel = wire.MessagePacker(self._nodes.agreed), parcels.Parcels()
+        packer, pack = wire.MessagePacker(self._nodes.agreed), packing.RecordPacker()
         hosts = self._nodes.hosts([msg.pid for msg in plan], self._members)
         sent = [(msg, int(node)) for msg in plan if (node := hosts[msg.pid])]
         records = self._members.records
-        messages = [message_of(msg, packer, parcel, node, records) for msg, node in sent]
+        messages = [message_of(msg, packer, pack, node, records) for msg, node in sent]
         if not (self._started or self._near) and self._limits.deadline is None:
             log.info(
                 "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
@@ -305,7 +305,7 @@ def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_byte
         return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     expected = sum(payload(msg.slot, msg.weights, msg.extras).values())
     try:
-        arrays, carried = parcels.opened(reply.content)
+        arrays, carried = packing.opened(reply.content)
     except Rejected as error:
         return wire.refusal(msg, error)
     return wire.read_arrays(msg, arrays, carried, 2 * expected + more_bytes)
@@ -314,12 +314,12 @@ def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_byte
 def message_of(
     msg: Broadcast,
     packer: wire.MessagePacker,
-    parcel: parcels.Parcels,
+    pack: packing.RecordPacker,
     node: int,
     records: Mapping[str, ConfigRecord],
 ) -> Message:
     """The message as Flower carries it to the node, with further records."""
-    content = parcel(*packer(msg))
+    content = pack(*packer(msg))
     content.config_records.update(records)
     # The final model is kept by the function for training: the other may be the owner's.
     evaluates = msg.phase == EVALUATE and KEEP not in msg.extras

@@ -1,4 +1,4 @@
-"""The courier that serves clients in this process, one after another."""
+"""The transport that serves clients in this process, one after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.server.loop import Clock
 
 
-class LocalCourier:
+class LocalTransport:
     """Serves each message when the merge asks for its reply, so that one update exists at a time.
 
     Args:

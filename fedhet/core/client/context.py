@@ -35,7 +35,7 @@ from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 
 
-class Site:
+class ClientContext:
     """The data of one client during one message, and what trains and evaluates models on them.
 
     Args:
@@ -88,7 +88,7 @@ class Site:
             x: inputs that are ready for the model.
             part: the method of the model, such as "features".
         """
-        yield from outputs(self.model(params).eval(), x, self.workspace.performer, part)
+        yield from outputs(self.model(params).eval(), x, self.workspace.batcher, part)
 
     def fit(
         self,
@@ -124,7 +124,7 @@ class Site:
             alone: without the plug-ins' terms, for training whose result is not sent.
         """
         msg, data = self._msg, self.data if data is None else data
-        model, beside, performer = self.model(start), dict(beside or {}), self.workspace.performer
+        model, beside, batcher = self.model(start), dict(beside or {}), self.workspace.batcher
         self._held = None
         local = msg.local if lr is None else replace(msg.local, lr=lr)
         momentum = {name: t.clone() for name, t in (momentum or {}).items()}
@@ -137,10 +137,10 @@ class Site:
             descent = self._descent(model, data, local, declared, loss, beside, momentum)
             before, orders = self.steps, self._epochs(descent, model, local, epochs)
             if patience is None:
-                descend(descent, orders, performer)
+                descend(descent, orders, batcher)
             else:
                 stop = EarlyStopping(patience)
-                any(stop(float(descend(descent, [order], performer))) for order in orders)
+                any(stop(float(descend(descent, [order], batcher))) for order in orders)
         params = self._held = self.workspace.read(list(self.workspace.initial))
         records = {} if alone else joined(descent.recorded)
         self._first = start if self._first is None else self._first
@@ -256,7 +256,7 @@ class Site:
             draw=draw if draws else None,
             augment=augment,
             quick=workspace.compiled if usual and workspace.speed.compile else None,
-            common=self._common(local, loss, terms) if workspace.performer else None,
+            common=self._common(local, loss, terms) if workspace.batcher else None,
         )
 
     def _common(self, local: LocalSettings, loss: Term | None, terms: Sequence[Term]) -> Hashable:
@@ -297,7 +297,7 @@ class Site:
         for part, size in ((index[: len(index) - rest], chunk), (index[len(index) - rest :], rest)):
             if len(part):
                 whole.optimizer = optimizers.Adding(total, size / len(index))
-                descend(whole, [part], self.workspace.performer)
+                descend(whole, [part], self.workspace.batcher)
         grads = dict(zip(whole.params, total, strict=True))
         with torch.no_grad():
             for kind in ("gradient", "scale")[: 1 + scaled]:
@@ -345,7 +345,7 @@ class Site:
             index = index[:used].to(workspace.device)
             losses: list[float] = []
             while len(losses) < epochs and not (losses and until(losses)):
-                losses.append(float(descend(descent, [index], workspace.performer)) / used)
+                losses.append(float(descend(descent, [index], workspace.batcher)) / used)
 
     def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.

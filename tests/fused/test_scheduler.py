@@ -13,7 +13,7 @@ import torch
 from fedhet.core.errors import RunFailed
 from fedhet.core.interruptions import signals_noted
 from fedhet.core.timing import SHARE, Share
-from fedhet.engines.fused.meeting import Meeting
+from fedhet.engines.fused.scheduler import Scheduler
 
 
 @dataclass
@@ -36,79 +36,79 @@ class Number:
 
 def test_all_wait_for_each_other() -> None:
     """One that has ended is not waited for."""
-    meeting = Meeting()
+    scheduler = Scheduler()
 
     def work(times: int) -> list[int]:
-        return [meeting.ask(Number(10**times)) for _ in range(times)]
+        return [scheduler.ask(Number(10**times)) for _ in range(times)]
 
-    results = meeting.gather([lambda n=n: work(n) for n in (1, 2, 3)])  # type: ignore[misc]
+    results = scheduler.gather([lambda n=n: work(n) for n in (1, 2, 3)])  # type: ignore[misc]
     assert results == [[1110], [1110, 1100], [1110, 1100, 1000]]
 
 
 def test_only_what_has_one_form_is_done_as_one() -> None:
-    meeting = Meeting()
-    works = [lambda one=one: meeting.ask(one) for one in (Number(1, "a"), Number(2), Number(4))]
-    assert meeting.gather(works) == [1, 6, 6]
+    scheduler = Scheduler()
+    works = [lambda one=one: scheduler.ask(one) for one in (Number(1, "a"), Number(2), Number(4))]
+    assert scheduler.gather(works) == [1, 6, 6]
 
 
 def test_who_is_alone_is_answered_at_once() -> None:
-    meeting = Meeting()
-    assert meeting.ask(Number(3)) == 3
-    assert meeting.gather([]) == []
-    assert meeting.gather([lambda: meeting.ask(Number(4))]) == [4]
+    scheduler = Scheduler()
+    assert scheduler.ask(Number(3)) == 3
+    assert scheduler.gather([]) == []
+    assert scheduler.gather([lambda: scheduler.ask(Number(4))]) == [4]
     with pytest.raises(ValueError, match="negative"):
-        meeting.ask(Number(-1))
+        scheduler.ask(Number(-1))
 
 
 def test_a_meeting_within_a_meeting() -> None:
     """The clients of several runs meet."""
-    top = Meeting()
+    top = Scheduler()
 
     def run(first: int) -> list[int]:
-        meeting = Meeting.here()
-        assert meeting is top
-        inner = [lambda k=k: meeting.ask(Number(first + k)) for k in (1, 2)]
-        return [*meeting.gather(inner), meeting.ask(Number(first))]
+        scheduler = Scheduler.here()
+        assert scheduler is top
+        inner = [lambda k=k: scheduler.ask(Number(first + k)) for k in (1, 2)]
+        return [*scheduler.gather(inner), scheduler.ask(Number(first))]
 
     assert top.gather([lambda: run(10), lambda: run(100)]) == [[226, 226, 110], [226, 226, 110]]
-    assert Meeting.here() is not top
+    assert Scheduler.here() is not top
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_exception_reaches_the_caller_once_all_have_ended(nested: bool) -> None:
-    meeting, ended = Meeting(), []
+    scheduler, ended = Scheduler(), []
 
     def fails() -> None:
-        meeting.ask(Number(1))
+        scheduler.ask(Number(1))
         raise RuntimeError("mine")
 
     def works() -> None:
-        meeting.ask(Number(2))
-        ended.append(meeting.ask(Number(3)))
+        scheduler.ask(Number(2))
+        ended.append(scheduler.ask(Number(3)))
 
     def both() -> None:
         with pytest.raises(RuntimeError, match="mine"):
-            meeting.gather([fails, works])
+            scheduler.gather([fails, works])
 
-    meeting.gather([both]) if nested else both()
+    scheduler.gather([both]) if nested else both()
     assert ended == [3]
 
 
 def test_what_fails_for_several_fails_for_each() -> None:
-    meeting = Meeting()
+    scheduler = Scheduler()
 
     def work(value: int) -> str | int:
         try:
-            return int(meeting.ask(Number(value)))
+            return int(scheduler.ask(Number(value)))
         except ValueError as error:
-            return str(error) + f" {meeting.ask(Number(value + 10))}"
+            return str(error) + f" {scheduler.ask(Number(value + 10))}"
 
-    found = meeting.gather([lambda n=n: work(n) for n in (-1, 2)])  # type: ignore[misc]
+    found = scheduler.gather([lambda n=n: work(n) for n in (-1, 2)])  # type: ignore[misc]
     assert found == ["a negative number 21", "a negative number 21"]
 
 
 def test_each_has_its_own_random_stream_grad_mode_and_context() -> None:
-    meeting = Meeting()
+    scheduler = Scheduler()
     variable = contextvars.ContextVar("variable", default=0)
 
     def work(seed: int) -> tuple[torch.Tensor, bool, int]:
@@ -117,14 +117,14 @@ def test_each_has_its_own_random_stream_grad_mode_and_context() -> None:
         torch.manual_seed(seed)
         first = torch.rand(2)
         with torch.set_grad_enabled(seed % 2 == 0):
-            meeting.ask(Number(seed))
+            scheduler.ask(Number(seed))
             second = torch.rand(2)
             grad = torch.is_grad_enabled()
         return torch.cat([first, second]), grad, variable.get()
 
     torch.manual_seed(9)
     with torch.no_grad():
-        found = meeting.gather([lambda n=n: work(n) for n in (1, 2)])  # type: ignore[misc]
+        found = scheduler.gather([lambda n=n: work(n) for n in (1, 2)])  # type: ignore[misc]
         assert not torch.is_grad_enabled()
     after = torch.rand(1)
     for seed, (drawn, grad, value) in enumerate(found, 1):
@@ -138,7 +138,7 @@ def test_each_has_its_own_random_stream_grad_mode_and_context() -> None:
 
 @pytest.mark.parametrize("where", ["between", "within"])
 def test_an_interruption_ends_all(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    meeting, ended = Meeting(), []
+    scheduler, ended = Scheduler(), []
 
     def interrupted(requests: Sequence[Number]) -> list[int]:
         raise KeyboardInterrupt
@@ -147,16 +147,16 @@ def test_an_interruption_ends_all(monkeypatch: pytest.MonkeyPatch, where: str) -
         try:
             if where == "between" and n == 1:
                 raise KeyboardInterrupt
-            meeting.ask(Number(n))
+            scheduler.ask(Number(n))
         finally:
             ended.append(n)
 
     monkeypatch.setattr(Number, "perform", staticmethod(interrupted))
     with pytest.raises(KeyboardInterrupt):
-        meeting.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
+        scheduler.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
     assert sorted(ended) == ([0, 1] if where == "between" else [0, 1, 2])
     monkeypatch.undo()
-    assert meeting.gather([lambda: meeting.ask(Number(5))]) == [5]
+    assert scheduler.gather([lambda: scheduler.ask(Number(5))]) == [5]
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
@@ -165,7 +165,7 @@ def test_what_no_signal_has_raised_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, where: str, error: type[BaseException]
 ) -> None:
     """Code of a client calls sys.exit, in its own part or in what is done as one."""
-    meeting, ended = Meeting(), []
+    scheduler, ended = Scheduler(), []
 
     def perform(requests: Sequence[Number]) -> list[int]:
         if where == "within" and any(one.value == 1 for one in requests):
@@ -175,8 +175,8 @@ def test_what_no_signal_has_raised_ends_no_other(
     def work(n: int) -> None:
         if where == "between" and n == 1:
             raise error(0)
-        meeting.ask(Number(n, str(n)))
-        meeting.ask(Number(3))
+        scheduler.ask(Number(n, str(n)))
+        scheduler.ask(Number(3))
         ended.append(n)
 
     monkeypatch.setattr(Number, "perform", staticmethod(perform))
@@ -184,21 +184,21 @@ def test_what_no_signal_has_raised_ends_no_other(
         signals_noted(),
         pytest.raises(RunFailed, match=rf"{error.__name__}\(0\)"),
     ):
-        meeting.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
+        scheduler.gather([lambda n=n: work(n) for n in (0, 1, 2)])  # type: ignore[misc]
     assert ended == [0, 2]
 
 
 def test_seconds_are_shared() -> None:
-    meeting = Meeting()
+    scheduler = Scheduler()
     shares: list[Share] = []
 
     def run(n: int) -> None:
         SHARE.set(share := Share())
         shares.append(share)
-        meeting.ask(Number(n))
+        scheduler.ask(Number(n))
         share.pause()
 
     works: list[Callable[[], None]] = [lambda: run(1), lambda: run(2)]
-    meeting.gather(works)
+    scheduler.gather(works)
     assert SHARE.get() is None
     assert all(0 < share.seconds < 1 for share in shares)

@@ -44,7 +44,7 @@ def trusted_packages() -> list[str]:
     """Return the packages whose classes a configuration may name, beside fedhet itself."""
     words = re.split("[,:]", os.environ.get(TRUST, ""))
     named = [word.strip().rstrip(".") for word in words if word.strip(" .")]
-    return [*named, *(piece.package for piece in installed() if piece.package)]
+    return [*named, *(component.package for component in installed() if component.package)]
 
 
 def search_path() -> list[Path]:
@@ -78,10 +78,10 @@ def _installed(path: tuple[str, ...]) -> tuple[Installed, ...]:
     """Read the entry points of the distributions on this `sys.path`; that takes milliseconds."""
     found = [*entry_points(group=ENTRY_POINTS), *entry_points(group=EXPERIMENTS)]
     found.sort(key=lambda point: (point.name, point.value))
-    return tuple(dict.fromkeys(map(_piece, found)))
+    return tuple(dict.fromkeys(map(_component, found)))
 
 
-def _piece(point: EntryPoint) -> Installed:
+def _component(point: EntryPoint) -> Installed:
     parts = re.split("[.:]", point.value)
     for folder in locations(".".join(parts)):
         if folder.is_dir():

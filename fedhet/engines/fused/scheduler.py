@@ -34,7 +34,7 @@ class Request(Protocol):
 _ACTIVE = threading.local()
 
 
-class Meeting:
+class Scheduler:
     """Calls functions side by side in one thread, each until it asks for something.
 
     Once all of them wait, what they ask for is done. Each has a state of torch's global random
@@ -47,9 +47,9 @@ class Meeting:
         self._asking: list[tuple[greenlet, Request]] = []
 
     @staticmethod
-    def here() -> Meeting:
-        """The meeting in which this thread is, or a new one."""
-        return getattr(_ACTIVE, "meeting", None) or Meeting()
+    def here() -> Scheduler:
+        """The scheduler of this thread, or a new one."""
+        return getattr(_ACTIVE, "scheduler", None) or Scheduler()
 
     def gather(self, works: Sequence[Callable[[], Result]]) -> list[Result]:
         """Call the functions side by side, and return what they return.
@@ -110,7 +110,7 @@ class Meeting:
 
     def _until_all_have_ended(self, tasks: list[greenlet]) -> None:
         state, grad = torch.default_generator.get_state(), torch.is_grad_enabled()
-        _ACTIVE.meeting = self
+        _ACTIVE.scheduler = self
         try:
             while self._ready or self._asking:
                 while self._ready:
@@ -131,7 +131,7 @@ class Meeting:
                 if not task.dead:
                     with suppress(KeyboardInterrupt):
                         task.throw(KeyboardInterrupt)
-            self._hub = _ACTIVE.meeting = None
+            self._hub = _ACTIVE.scheduler = None
             torch.default_generator.set_state(state)
             torch.set_grad_enabled(grad)
 

@@ -16,7 +16,7 @@ from fedhet.core.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Setting(Course):
+class RunSetup(Course):
     """What every strategy is built with, so that a method's constructor names only its own options.
 
     Attributes:

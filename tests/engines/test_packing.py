@@ -14,9 +14,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.core.errors import Rejected
 from fedhet.core.messages import Failure
-from fedhet.flower import courier as flower_server
-from fedhet.flower import parcels
-from fedhet.flower.parcels import DATA, PARCEL, Parcels, opened
+from fedhet.flower import packing
+from fedhet.flower import transport as flower_server
+from fedhet.flower.packing import DATA, RECORD, RecordPacker, opened
 
 SMALL, LARGE = 2**18, 0  # INLINE_BYTES for which the arrays below are small or large
 
@@ -48,48 +48,48 @@ def carried(content: RecordDict) -> tuple[RecordDict, int]:
 def test_what_arrives_is_what_was_sent(
     monkeypatch: pytest.MonkeyPatch, limit: int, most: int
 ) -> None:
-    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
+    monkeypatch.setattr(packing, "INLINE_BYTES", limit)
     for arrays in (ARRAYS, [b"a"]):
-        found, objects = carried(Parcels()(arrays, VALUES))
+        found, objects = carried(RecordPacker()(arrays, VALUES))
         assert objects == most
         assert opened(found) == (arrays, VALUES)
 
 
 @pytest.mark.parametrize("limit", [SMALL, LARGE])
 def test_no_arrays(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
-    assert opened(carried(Parcels()([], {}))[0]) == ([], {})
+    monkeypatch.setattr(packing, "INLINE_BYTES", limit)
+    assert opened(carried(RecordPacker()([], {}))[0]) == ([], {})
 
 
 def test_large_arrays_of_a_cohort_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "INLINE_BYTES", LARGE)
-    parcel = Parcels()
-    one, two = (parcel(ARRAYS, {"n": n}) for n in (1, 2))
+    monkeypatch.setattr(packing, "INLINE_BYTES", LARGE)
+    pack = RecordPacker()
+    one, two = (pack(ARRAYS, {"n": n}) for n in (1, 2))
     assert one[DATA]["data"] is two[DATA]["data"]  # type: ignore[index]
     assert len(get_all_nested_objects(one).keys() & get_all_nested_objects(two).keys()) == 3
-    other = parcel([bytes(a) + b"x" for a in ARRAYS], {})[DATA]["data"]  # type: ignore[index]
+    other = pack([bytes(a) + b"x" for a in ARRAYS], {})[DATA]["data"]  # type: ignore[index]
     assert other is not one[DATA]["data"]  # type: ignore[index]
 
 
 def packed(limit: int, monkeypatch: pytest.MonkeyPatch) -> RecordDict:
-    monkeypatch.setattr(parcels, "INLINE_BYTES", limit)
-    return Parcels()(ARRAYS, VALUES)
+    monkeypatch.setattr(packing, "INLINE_BYTES", limit)
+    return RecordPacker()(ARRAYS, VALUES)
 
 
 def altered(name: str, value: Any) -> Callable[[RecordDict], None]:
     def alter(parcel: RecordDict) -> None:
-        parcel.config_records[PARCEL][name] = value
+        parcel.config_records[RECORD][name] = value
 
     return alter
 
 
 def no_config(parcel: RecordDict) -> None:
-    parcel[PARCEL] = MetricRecord({"n": 1})
+    parcel[RECORD] = MetricRecord({"n": 1})
 
 
 def without(name: str) -> Callable[[RecordDict], None]:
     def alter(parcel: RecordDict) -> None:
-        del parcel.config_records[PARCEL][name]
+        del parcel.config_records[RECORD][name]
 
     return alter
 
@@ -104,7 +104,7 @@ def shorter(parcel: RecordDict) -> None:
 
 
 def two_arrays(parcel: RecordDict) -> None:
-    parcel.array_records[DATA]["more"] = Array("uint8", (1,), PARCEL, b"a")
+    parcel.array_records[DATA]["more"] = Array("uint8", (1,), RECORD, b"a")
 
 
 HOSTILE: dict[str, tuple[int, Callable[[RecordDict], None]]] = {
@@ -135,7 +135,7 @@ def test_a_parcel_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, name:
     limit, alter = HOSTILE[name]
     parcel = packed(limit, monkeypatch)
     alter(parcel)
-    with pytest.raises(Rejected, match="unreadable parcel") as raised:
+    with pytest.raises(Rejected, match="unreadable message") as raised:
         opened(parcel)
     assert raised.value.reason == "unreadable"
     assert len(str(raised.value)) < 500
@@ -151,8 +151,8 @@ def test_a_reply_in_a_damaged_parcel_is_that_clients_failure(
         replies = pull(ids)
         for reply in replies:
             sender = reply.metadata.src_node_id == 1002 or reply.metadata.dst_node_id == 1002
-            if sender and PARCEL in reply.content:
-                reply.content.config_records[PARCEL]["arrays"] = b"\xff"
+            if sender and RECORD in reply.content:
+                reply.content.config_records[RECORD]["arrays"] = b"\xff"
         return replies
 
     monkeypatch.setattr(on_grid.grid, "pull_messages", pulled)
@@ -160,4 +160,4 @@ def test_a_reply_in_a_damaged_parcel_is_that_clients_failure(
     failures = {pid: reply for pid, reply in replies.items() if isinstance(reply, Failure)}
     assert list(failures) == [2], replies
     assert failures[2].reason == "unreadable"
-    assert "unreadable parcel" in failures[2].cause
+    assert "unreadable message" in failures[2].cause
