@@ -25,7 +25,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
         new: that of the working tree.
     """
     if old["ended"] != new["ended"]:
-        return f"{_text(old)} -> {_text(new)}"
+        return f"{_outcome(old)} -> {_outcome(new)}"
     found = [*_differing(old["values"], new["values"])]
     if not found:
         return None
@@ -34,7 +34,7 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     return f"{place}, {column}: {was} -> {now}{more}"
 
 
-def _text(result: dict[str, Any]) -> str:
+def _outcome(result: dict[str, Any]) -> str:
     return f"{result['ended']} ({result['reason']})" if result["reason"] else result["ended"]
 
 
