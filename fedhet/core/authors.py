@@ -1,6 +1,6 @@
 """All that the author of a method or a plug-in imports.
 
-    from fedhet.core.authors import Client, Merged, Method, Site, Step, Update, setting, trees
+    from fedhet.core.authors import Client, Merged, Method, Step, Update, setting, trees
 
 docs/extending.md explains each name but `as_given`, the function of a term whose value is `own`
 itself, and `log`.

@@ -1,7 +1,7 @@
 """What the author of a method or a plug-in writes against.
 
 Data flow in one direction. The server half of a method maps (step, state, weights, updates) to new
-weights, a new state and what is recorded; its client half maps (message, state, site) to a result
+weights, a new state and what is recorded; its client half maps (message, state, ctx) to a result
 and a new state. Neither has an attribute that changes: options are the fields of a frozen
 dataclass, which server and clients both have, and what lasts is a state that a function receives
 and returns. The run owns all of it.

@@ -74,7 +74,7 @@ def _refusals(method: Method, setup: RunSetup) -> Iterator[str]:
     """All reasons, the most basic ones first."""
     names = [plugin.name for plugin in setup.plugins]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
+        yield f"the plug-in {name!r} is in RunSetup.plugins twice; it acts once"
     yield from _preset_refusals(method, setup.plugins)
     yield from _client_refusals(method, setup)
     yield from _noise_refusals(method, setup)
@@ -92,7 +92,7 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
     if own is None:
         yield (
             f"method={method.name} without its plug-in {name!r} would be FedAvg: add the plug-in to"
-            f" Setting.plugins, as conf/method/{method.name}.yaml does"
+            f" RunSetup.plugins, as conf/method/{method.name}.yaml does"
         )
         return
     for key, value in required.keywords.items():
