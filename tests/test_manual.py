@@ -230,7 +230,7 @@ def test_what_the_manual_says_of_trees_and_of_a_federation_exists() -> None:
 
 def test_what_the_manual_says_of_a_workspace_exists() -> None:
     paragraph = MANUAL[MANUAL.index("A **workspace** is what") :].partition("\n\n")[0]
-    of_workspace, _, of_setting = paragraph.partition("A `setting` also has")
+    of_workspace, _, of_setting = paragraph.partition("A `setup` also has")
     named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", of_workspace)) - {"setup", "step", "ctx"}
     lists = set(listed("workspace then has these lists"))
     attributes = inspect.getdoc(Workspace) or ""
