@@ -134,7 +134,7 @@ class Broadcast(WithExtras):
         pid: the client that gets the message.
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
-        pinned: earlier rounds whose client state is still needed at the end of the run.
+        pinned: earlier rounds; their client states are still needed at the end of the run.
         run_id: 32 hexadecimal digits that identify the run; a resumed run keeps them.
     """
 

@@ -160,7 +160,7 @@ class TakenAgain(Exception):
 
 
 class Outliers:
-    """Refuses replies whose norms are far above the usual ones.
+    """Refuses replies with norms far above the usual ones.
 
     Args:
         setup: gives `replies.max_jump`, which applies to the plain mean only: other merges limit

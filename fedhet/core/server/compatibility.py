@@ -208,7 +208,7 @@ def changing_data(setup: RunSetup) -> str:
 
 
 def check_claims(strategy: FedStrategy) -> None:
-    """Refuse a merge other than the mean, and noise, if nobody can check a client's steps.
+    """Refuse a merge other than the mean, and noise, if the server cannot check clients' steps.
 
     This is so if a plug-in changes the data, and the method expects each reply to have the client's
     number of local steps. With `client.steps`, such merges are allowed.

@@ -296,7 +296,7 @@ class Krum(Mean):
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
-            return iter(received)  # a phase whose replies carry no weights
+            return iter(received)  # the replies of this phase carry no weights
         scores = krum_scores(distances(received), self.attackers).tolist()
         best = sorted(zip(scores, (update.pid for update in received), strict=True))
         left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
@@ -401,7 +401,7 @@ class NormClip(Mean):
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
-            return iter(received)  # a phase whose replies carry no weights
+            return iter(received)  # the replies of this phase carry no weights
         changes = [update.change for update in received]
         clipped = self._clip("weights", step, received, changes, self.norm)
         buffers = [_buffer_change(update, step.sent) for update in received]

@@ -1,4 +1,4 @@
-"""The settings and objects of which every strategy is built."""
+"""The settings and objects from which every strategy is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedhet.core.workspace import Workspace
 
 @dataclass(frozen=True)
 class RunSetup(Course):
-    """The settings and objects of which every strategy is built.
+    """The settings and objects from which every strategy is built.
 
     Because they are here, the constructor of a method has only the method's own options.
 
