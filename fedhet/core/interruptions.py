@@ -62,7 +62,7 @@ def exits_as_errors() -> Iterator[None]:
     except BaseException as error:
         if _interruptions or not _handled:
             raise
-        raise RunFailed(f"{error!r}: the run's code tried to end its process") from error
+        raise RunFailed(f"{error!r}: code of the run tried to end its process") from error
 
 
 class _Expired(BaseException):
