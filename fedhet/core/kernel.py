@@ -1,7 +1,7 @@
 """The interface for authors of methods and plug-ins.
 
 A method has a server half and a client half. The server half maps (step, state, weights, updates)
-to new weights, a new state and values to record. The client half maps (message, state, context) to
+to new weights, a new state and values to record. The client half maps (message, state, ctx) to
 a result and a new state. Neither half has attributes that change. Options are the fields of a
 frozen dataclass, which the server and the clients both have. A function receives its state and
 returns the new one; the run stores it.

@@ -72,7 +72,7 @@ class Federation:
         epochs: local epochs.
         batch_size: samples in a local batch.
         local: further LocalSettings, such as {"momentum": 0.9}.
-        setting: further arguments of `fedhet.core.server.run_setup.Setting`: `rounds`, `fraction`,
+        setup: further arguments of `fedhet.core.server.run_setup.RunSetup`: `rounds`, `fraction`,
             `on_failure`, `server_opt`, ...
 
     Attributes:

@@ -221,10 +221,10 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
     ("base", "name", "function", "called"),
     [
         ("method", "weight", lambda self, update: 1.0, "self, step, update"),
-        ("derived", "setup", lambda self: {}, "self, setting"),
+        ("derived", "setup", lambda self: {}, "self, setup"),
         ("derived", "merge", lambda self, updates, old: {}, "self, step, state, old, updates"),
-        ("client", "train", lambda self, msg: None, "self, msg, state, site"),
-        ("client", "terms", lambda self, msg, ctx, state: [], "self, msg, state, site"),
+        ("client", "train", lambda self, msg: None, "self, msg, state, ctx"),
+        ("client", "terms", lambda self, msg, ctx, state: [], "self, msg, state, ctx"),
         ("plugin", "weight", lambda self, step, update: 1.0, "self, step, state, update"),
         ("plugin", "local", lambda self, local: local, "self, step, local"),
     ],
