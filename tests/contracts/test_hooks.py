@@ -202,7 +202,7 @@ def made(base: Any, **members: Any) -> Any:
         ("client", "view", r" \(did you mean .*views"),
         ("client", "term", r" \(did you mean .*terms"),
         ("plugin", "expect", r" \(did you mean .*expects"),
-        ("plugin", "xyz", r"; there are after, broadcast, data, expects, .*weight, weights"),
+        ("plugin", "xyz", r"; the hooks are after, broadcast, data, expects, .*weight, weights"),
     ],
 )
 def test_a_misspelt_hook_is_named_with_the_nearest_one(base: str, name: str, meant: str) -> None:
