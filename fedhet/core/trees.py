@@ -172,8 +172,8 @@ def first_nonfinite(tree: AnyTree) -> str | None:
     floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
     if not floating:
         return None
-    # Summing all entries takes one pass and gives one answer for all tensors. The sum can overflow
-    # although every entry is finite. Therefore the tensors are checked one by one if it is not.
+    # Summing all entries takes one pass and gives one answer for all tensors. If the sum is not
+    # finite, the tensors are checked one by one, because a sum of finite entries can overflow.
     total = torch.stack([t.sum().double() for t in floating.values()]).sum()
     if torch.isfinite(total):
         return None

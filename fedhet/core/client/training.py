@@ -88,7 +88,7 @@ def value(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) 
     if getattr(result, "shape", None) != expected:
         raise TypeError(
             f"the {term.kind} {named(term.f)[1]} is {trees.kind(result)}; expected a tensor of"
-            f" shape {expected} ({KINDS[term.kind]})"
+            f" shape {expected}: {KINDS[term.kind]}"
         )
     records.update(recorded)
     return result  # type: ignore[no-any-return]

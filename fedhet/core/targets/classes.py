@@ -168,7 +168,7 @@ class DetailedClasses(Classes):
         # `coarse` raises only counts above half of the samples: at most one, by less than half.
         # In float64, because a sum of int64 could wrap around.
         if max(checked[name].double().sum() for name in ("confusion", "bins")) > 1.5 * samples:
-            raise ValueError(f"a tally of {samples} samples has counts with a larger sum")
+            raise ValueError(f"a tally of {samples} samples counts more samples than that")
         if (checked["hits"] > bins).any() or (
             "above" in checked and (checked["above"].diff() > 0).any()
         ):
