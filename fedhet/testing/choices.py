@@ -24,7 +24,7 @@ def check_choice(group: str, name: str) -> None:
         AssertionError: a rule is broken; the message says what differs.
     """
     assert group in ("method", "plugin", "server_opt", "merge"), f"no check for the group {group}"
-    assert catalogue.title(group, name), f"{group}/{name}.yaml needs a first comment: what it is"
+    assert catalogue.title(group, name), f"{group}/{name}.yaml needs a first comment as its title"
     node: Any = OmegaConf.create(catalogue.content(group, name))
     node = node.get(group, node)  # a file that also presets other groups' settings
     if node._target_ is None:
