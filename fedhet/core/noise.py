@@ -38,19 +38,19 @@ def allowed_here(noise: Noise) -> Noise:
     least, most = demanded(MIN_NOISE), demanded(MAX_EPSILON)
     if least is not None and noise.multiplier < least:
         raise ConfigError(
-            f"privacy.noise={noise.multiplier:g}: this machine serves no run with less noise than"
-            f" its owner has set, {MIN_NOISE}={least:g}"
+            f"privacy.noise={noise.multiplier:g}: the owner of this machine allows no less than"
+            f" {MIN_NOISE}={least:g}"
         )
     if most is not None and (noise.budget is None or noise.budget > most or not noise):
         raise ConfigError(
-            f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: this machine"
-            " serves only runs with noise and a budget of at most what its owner has set,"
+            f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner of"
+            " this machine allows only runs with noise and a budget of at most"
             f" {MAX_EPSILON}={most:g}"
         )
     if most is not None and noise.delta > most_delta():
         raise ConfigError(
-            f"privacy.delta={noise.delta:g}: this machine serves no run with more than"
-            f" {MAX_DELTA}={most_delta():g}, for which its owner has set {MAX_EPSILON}"
+            f"privacy.delta={noise.delta:g}: the owner of this machine allows at most"
+            f" {MAX_DELTA}={most_delta():g}, because {MAX_EPSILON} refers to this delta"
         )
     if noise:
         check.installed(f"privacy.noise={noise.multiplier:g}", "opacus", extra="privacy")

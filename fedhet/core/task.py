@@ -421,9 +421,9 @@ class Task:
         held = clients.here if isinstance(clients, HeldClients) else range(len(self.sizes))
         if (pid := next((pid for pid in held if self.sizes[pid]), None)) is None:
             raise ConfigError(
-                f"{who} needs a sample to see its form, and this process has none: give the Task a"
-                " global test set, or example=<an input (1, ...) as the clients have it>; with"
-                " target=number, give target_scale"
+                f"{who} needs to know what a sample is like, and this process has none: give the"
+                " Task a global test set, or example=<an input (1, ...) as the clients have it>;"
+                " with target=number, give target_scale"
             )
         return self.clients[pid].train
 
