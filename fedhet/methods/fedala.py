@@ -131,7 +131,7 @@ def top(workspace: Workspace, p: int | str) -> list[str]:
 def ended(losses: list[float], threshold: float) -> bool:
     """Whether the last WINDOW losses have a standard deviation below the threshold.
 
-    A loss that is not finite also ends the learning, because later losses would not be finite.
+    A loss that is not finite also ends the learning, because such losses do not settle.
     """
     if not isfinite(losses[-1]):
         return True
@@ -163,7 +163,7 @@ class FedALAClient(Client):
         }
 
     def _start(self, msg: Message, state: State, ctx: ClientContext) -> tuple[AnyTree, State]:
-        """Return start_k, and a state with its A_k (an empty state if start_k is x)."""
+        """Return start_k, and a state with its A_k; x and {} if there is no A_k yet."""
         x, w, weights = msg.weights, state.get("w"), state.get("A")
         if w is not None and not all(torch.equal(w[name], x[name]) for name in w):
             weights = self._learned(x, w, weights, ctx)

@@ -125,7 +125,7 @@ class FedBN(Method):
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         if not norm_names(workspace.model):
             return {"global": ()}
-        # The clients' models differ in batch norm only, so personal models share all else.
+        # The models differ in batch norm only, which stays with the clients.
         return {**({"global": ()} if sent_norms(self, workspace) else {}), "personal": ()}
 
     def setup(self, setup: RunSetup) -> State:
