@@ -247,7 +247,7 @@ def test_arrays_that_somebody_has_changed_are_refused() -> None:
     arrays = ArrayRecord(strategy._job.strategy.weights["model"])
     replies = grid.send_and_receive(strategy.configure_train(1, arrays, config, grid))
     strategy.aggregate_train(1, replies)
-    with pytest.raises(RunFailed, match=r"strategy around it .*changed"):
+    with pytest.raises(RunFailed, match=r"strategy around fedhet's .*changed"):
         strategy.configure_train(2, arrays, config, grid)
 
 

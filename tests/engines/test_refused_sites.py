@@ -40,7 +40,7 @@ def test_a_site_that_joins_twice(folder: Path) -> None:
 
 def test_a_node_that_is_not_the_one_named_for_the_site(folder: Path) -> None:
     deployment = Deployment(folder, "dataset.nodes={b:7}")
-    assert "it claims to be site 'b', which is node 7" in deployment.refusal()
+    assert "it claims to be site 'b', but that site is node 7" in deployment.refusal()
 
 
 def test_a_site_whose_owner_demands_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ NOISE = ["privacy.noise=1", "eval.clients=false", "method=fedavg"]
 def test_a_site_tells_nothing_exact_under_noise(folder: Path) -> None:
     """Neither statistics that the run asks for, nor counts that its operator shares otherwise."""
     asks = Deployment(folder, *NOISE)
-    assert "privacy.noise=1: what a site tells" in (reason := asks.refusal())
+    assert "privacy.noise=1: a site's statistics" in (reason := asks.refusal())
     assert "give mean and std as numbers" in reason
     given = [*NOISE, "dataset.mean=[5]", "dataset.std=[6]"]
     shares = Deployment(folder, *given, sites="bc")
@@ -108,7 +108,7 @@ def test_a_node_without_data_of_its_own(folder: Path) -> None:
 
 def test_a_run_that_names_paths_of_sites(folder: Path) -> None:
     deployment = Deployment(folder, "dataset.files={a:/etc/passwd}")
-    assert "a deployed run names no path of a site" in deployment.refusal()
+    assert "a deployed run names no paths of sites" in deployment.refusal()
 
 
 def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
     node = deployment.join("a", 1)
     for line in (["dataset=digits"], [*RUN, "partition=iid"]):
         node.run = tuple(line)
-        assert "shares" in node.problem
+        assert "divides" in node.problem
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     assert deployment.host(1) is None
     deployment.join("b", 9)
     assert deployment.host(1) is None
-    assert "site 'b', which is node 2" in caplog.text
+    assert "site 'b', but that site is node 2" in caplog.text
     deployment.members.nodes["2"] = node
     assert deployment.host(1) is node
     del deployment.members.nodes["2"]
