@@ -108,8 +108,8 @@ class SiteClient(NumPyClient):
         cfg = settings.cfg
         if not is_local(cfg):
             raise ConfigError(
-                f"dataset={settings.choices['dataset']} divides a data set that all machines hold,"
-                f" but this SuperNode is the site {own.site!r} with data of its own;"
+                f"dataset={settings.choices['dataset']} divides a data set that all machines hold"
+                f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
                 " it takes part only in runs with dataset=local"
             )
         noise = allowed_here(settings.run.noise)  # at least the noise that this machine demands

@@ -117,7 +117,7 @@ def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
     node = deployment.join("a", 1)
     for line in (["dataset=digits"], [*RUN, "partition=iid"]):
         node.run = tuple(line)
-        assert "divides" in node.problem
+        assert "shares" in node.problem
 
 
 @pytest.mark.parametrize(
