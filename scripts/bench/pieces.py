@@ -15,7 +15,7 @@ from fedhet.methods.fedavg import FedAvg
 
 
 def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-    """The synthetic samples as a data set, for engines that build the task in other processes."""
+    """Return the synthetic samples as a data set; other processes can build it, too."""
     x, y = synthetic()
     x = x.reshape(-1, 1, 28, 28)
     test = Samples(x[:CLASSES], y[:CLASSES])
@@ -27,9 +27,9 @@ class IdleClient(Client):
     """Loads the received weights into the model and sends them back."""
 
     @serves
-    def train(self, msg: Message, state: State, site: ClientContext) -> tuple[Result, State]:
-        site.model(msg.weights)
-        return Result(site.workspace.read([*msg.weights])), state
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        ctx.model(msg.weights)
+        return Result(ctx.workspace.read([*msg.weights])), state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def test_what_pages_print_can_be_measured_again(
     first = fedavg.partition(" ")[0]
     readme.write_text(printed.replace(first, ".999"))
     assert figures(["tiny"], tmp_path) == 1
-    assert "README.md: the block 'tiny' is not what was measured" in capsys.readouterr().out
+    assert "README.md: the block 'tiny' differs from the measurements" in capsys.readouterr().out
 
     readme.write_text(printed)
     stored = definition.with_suffix(".json")
@@ -121,7 +121,7 @@ def test_what_pages_print_can_be_measured_again(
     assert figures([], tmp_path) == 1
     out = capsys.readouterr().out
     assert "README.md: docs/figures/lost.yaml does not exist" in out
-    assert "docs/figures/tiny.yaml: on no page" in out
+    assert "docs/figures/tiny.yaml: no page shows it" in out
 
 
 def test_a_table_may_change_the_data_that_its_overrides_choose(tables: ModuleType) -> None:
