@@ -115,7 +115,7 @@ class Nodes:
             complete = self._total and not missing
             if complete or time.monotonic() > deadline:
                 if not (complete or self._begun):
-                    self._go_on_without(missing)
+                    self._begin_without(missing)
                 self._begun = True
                 return
             status = (
@@ -127,7 +127,7 @@ class Nodes:
                 last_status = status
             time.sleep(min(POLL_SECONDS, self.limits.join))
 
-    def _go_on_without(self, missing: list[int]) -> None:
+    def _begin_without(self, missing: list[int]) -> None:
         """Begin without the missing nodes, if enough others have joined.
 
         Raises:

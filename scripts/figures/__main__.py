@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables.find_pieces()
+    tables.find_components()
     every = tables.tables(root)
     names = ", ".join(every)
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)

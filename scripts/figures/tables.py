@@ -155,7 +155,7 @@ class Table:
         return "\n\n".join([_wrapped(f"{self.title}:"), "\n".join(lines), _wrapped(source)]) + "\n"
 
 
-def find_pieces() -> None:
+def find_components() -> None:
     """Let runs select components from conf/ in this folder; their classes are in attack.py."""
     components.extend_search_path([str(Path(__file__).with_name("conf"))])
     os.environ[components.TRUST] = "attack"

@@ -58,7 +58,7 @@ def stand_in_for_flower() -> None:
 
 stand_in_for_flower()
 import runs  # noqa: E402 -- fedhet imports Flower
-from runs import Pieces  # noqa: E402
+from runs import Components  # noqa: E402
 
 from fedhet.core.errors import RunFailed  # noqa: E402
 from fedhet.core.messages import LocalSettings  # noqa: E402
@@ -159,7 +159,7 @@ class Bench:
             task,
             self.device,
             local,
-            Pieces(),
+            Components(),
             rounds=rounds + 1,
             amp=amp,
             fraction=cohort / len(task.clients),
@@ -200,7 +200,7 @@ class Bench:
             task,
             self.device,
             local,
-            Pieces(),
+            Components(),
             amp=amp,
             rounds=self.size(6, 2),
             most_seconds=self.size(40, 5),

@@ -45,7 +45,7 @@ SHORT_METHODS = {"fedgen": {"server_steps": 5, "hidden": 8, "noise_dim": 4}}
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Components:
     """The components of a run."""
 
     method: kernel.Method = field(default_factory=FedAvg)
@@ -53,21 +53,21 @@ class Pieces:
     server_opt: ServerOptimizer | None = None
 
 
-def methods() -> Iterator[tuple[str, Pieces]]:
+def methods() -> Iterator[tuple[str, Components]]:
     """Yield all methods of conf/ by name: default settings, short phases before the training."""
     for path in sorted(CONF.glob("*.yaml")):
         found = re.search(r"_target_: (fedhet\.methods\S*)\.(\w+)", path.read_text())
         assert found is not None
         name, cls = path.stem, getattr(importlib.import_module(found[1]), found[2])
         plugins = [cls.requires(**SHORT_PLUGINS.get(name, {}))] if cls.requires else []
-        yield name, Pieces(cls(**SHORT_METHODS.get(name, {})), plugins, SERVERS.get(name))
+        yield name, Components(cls(**SHORT_METHODS.get(name, {})), plugins, SERVERS.get(name))
 
 
 def run(
     task: Task,
     device: torch.device,
     local: LocalSettings,
-    components: Pieces,
+    components: Components,
     *,
     rounds: int,
     fused: int = 0,

@@ -40,7 +40,7 @@ PAGE = "Some text.\n\n<!-- figures: tiny -->\n<!-- end figures -->\n\nMore.\n"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPT)
-    for variable in (components.SEARCH_PATH, components.TRUST):  # `find_pieces` sets them
+    for variable in (components.SEARCH_PATH, components.TRUST):  # `find_components` sets them
         monkeypatch.setenv(variable, "")
     return importlib.import_module("tables")
 
@@ -70,7 +70,7 @@ def test_our_means_are_those_of_independent_loops(tables: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["fedsgd", pytest.param("*", marks=pytest.mark.slow)])
 def test_the_runs_of_every_table_compose(tables: ModuleType, name: str) -> None:
-    tables.find_pieces()
+    tables.find_components()
     chosen = [table for table in tables.tables(ROOT).values() if fnmatch(table.name, name)]
     runs = {cell.overrides for table in chosen for cell in table.cells}
     assert runs
