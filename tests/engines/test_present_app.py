@@ -203,10 +203,10 @@ def test_the_model_that_was_given_is_the_first_one(
 def test_arguments_that_cannot_act_are_refused() -> None:
     grid = AppGrid(app_of())
     other = ArrayRecord({"body.0.weight": torch.zeros(2)})
-    with pytest.raises(ConfigError, match=r"initial_arrays .*other names"):
+    with pytest.raises(ConfigError, match=r"initial_arrays .*names and shapes"):
         strategy_of("fedavg").start(grid, other)
     kept = {name: t + 1 for name, t in toy_task(4).build().state_dict().items()}
-    with pytest.raises(ConfigError, match=r"other values .*'head.*method=fedbabu .*sent"):
+    with pytest.raises(ConfigError, match=r"initial_arrays changes 'head.*method=fedbabu .*send"):
         strategy_of("fedbabu").start(grid, ArrayRecord(kept))
     with pytest.raises(ConfigError, match=r"evaluate_config .*fraction_evaluate"):
         strategy_of("fedavg").start(grid, evaluate_config=ConfigRecord({"a": 1}))

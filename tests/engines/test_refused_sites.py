@@ -214,7 +214,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     apps._cached_site.cache_clear()  # its process has ended
     deployment.members.nodes["2"] = node
     assert deployment.host(1) is None
-    assert "site 'b' has other data" in caplog.text
+    assert "the data of site 'b' have changed" in caplog.text
 
 
 @pytest.mark.parametrize("found", ["0" * 16, None, 3], ids=["other", "none", "number"])
@@ -232,7 +232,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     assert nodes[1].who()["data"] == job.data_digest
     other = Nodes(job.config.run.replies, job.data_digest)
     nodes[1].alter = lambda properties: {**properties, "data": found}
-    with pytest.raises(RunFailed, match=r"node 2: .*samples.*dataset=local .*sites"):
+    with pytest.raises(RunFailed, match=r"node 2: .*samples.*sites .*dataset=local"):
         other.hosts([1], members)
 
 
