@@ -427,7 +427,7 @@ def test_an_evaluation_of_the_owner_has_a_deadline() -> None:
 def test_a_run_that_a_failure_ends_says_what_goes_on() -> None:
     grid = AppGrid(app_of())
     grid.silent = {1}
-    with pytest.raises(RunFailed, match=r"client 1 failed .*on_failure=skip goes "):
+    with pytest.raises(RunFailed, match=r"client 1 failed .*on_failure=skip continues "):
         strategy_of("fedavg", "replies.grace=0").start(grid, num_rounds=1, timeout=0.2)
 
 
