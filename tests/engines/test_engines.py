@@ -295,6 +295,6 @@ def test_engines_refuse_what_cannot_start() -> None:
     with pytest.raises(fedhet.ConfigError, match=message):
         fedhet.run(["engine=ray", "engine.num_cpus=4096"])
     if sys.platform == "linux":
-        message = r"engine.num_cpus=0.5: .*whole CPUs"
+        message = r"engine.num_cpus=0.5: .*whole number of CPUs"
         with pytest.raises(fedhet.ConfigError, match=message):
             fedhet.run(["engine=flwr", "engine.num_cpus=.5"])
