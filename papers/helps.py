@@ -33,7 +33,7 @@ TUNING_SEEDS = 1  # in the search
 SEEDS = "range(100,110)"  # neither the search nor its tuning has used them
 HEAD = """\
 # @package _global_
-# Each method in the setting in which it gained most in helps/search, beside FedAvg, on other seeds
+# Each method in the setting of its largest gain in helps/search, against FedAvg, on other seeds
 # Internal: `python -m papers FOLDER`, with the folder of the search, writes this file.
 
 """
@@ -120,7 +120,9 @@ def confirmation(search: pd.DataFrame, definition: str) -> str:
                 *_words(known["axes"]["method"][name]),
                 *(f"{key}={value}" for key, value in values.items()),
             ]
-    notes = ["papers/where_it_helps.md has the tests; here each case is compared with each other."]
+    notes = [
+        "papers/where_it_helps.md has the tests; this report compares all cases with the first one."
+    ]
     rest = {"axes": {"case": cases, "seed": SEEDS}, "report": {"notes": notes}}
     return HEAD + yaml.safe_dump({**fixed, **rest}, sort_keys=False, width=100)
 

@@ -50,26 +50,26 @@ def draw(lines: Sequence[Record], paper: Paper, folder: Path, stem: str = NAME) 
     places = Counter((line["measure"], line["setting"]) for line in shown)
     several = len({measure for measure, _ in places}) > 1
     by_method = any(count > 1 for count in places.values())
-    beside = "method" if by_method else "setting"
+    row_axis = "method" if by_method else "setting"
     found: dict[str, list[Record]] = {}
     for line in shown:
         measure = in_words(line["measure"]) if several or not by_method else ""
         setting = line["setting"] if by_method else ""
         found.setdefault(", ".join(filter(None, (setting, measure))), []).append(line)
-    labels = list(dict.fromkeys(line[beside] for line in shown))
+    labels = list(dict.fromkeys(line[row_axis] for line in shown))
     caption = (
         f"{paper.source}: our means and standard deviations over the seeds, and the paper's"
         " figures with the paper's spreads."
     )
     return figures(
         list(found),
-        lambda axes, title: _draw(axes, found[title], [line[beside] for line in found[title]]),
+        lambda axes, title: _draw(axes, found[title], [line[row_axis] for line in found[title]]),
         folder,
         stem,
         caption,
         f"Our figures and the paper's for {', '.join(labels)}.",
         height=1.4 + 0.24 * max(map(len, found.values()), default=0),
-        beside=labels,
+        row_names=labels,
     )
 
 

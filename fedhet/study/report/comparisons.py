@@ -54,10 +54,10 @@ ASSUMPTIONS = [
     "The 95 % interval belongs to a single comparison, without the correction. It can therefore"
     " leave out 0 although nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
     " which is a little too narrow for ten seeds, and more so for fewer.",
-    "Seeds needed: if nothing is shown, this number of seeds would find a difference of the size"
-    " seen in 80 % of all experiments, by the normal approximation to the power of Wilcoxon's test"
-    " at the level .05 divided by the number of comparisons. The size seen is itself"
-    " uncertain, and so is this number.",
+    "Seeds needed: if nothing is shown, this is the number of seeds with which 80 % of all"
+    " experiments would show a difference of the size seen. It uses the normal approximation to the"
+    " power of Wilcoxon's test, at the level .05 divided by the number of comparisons. The size"
+    " seen is itself uncertain, and so is this number.",
     "Mean rank: the mean over all seeds in all settings; 1 is best. Scores that are equal in the"
     " three printed digits share their ranks.",
 ]

@@ -305,8 +305,8 @@ def run_costs(study: Study) -> Table:
         " bytes by phase. Seconds are shown if no runs shared a process. They count from the start"
         " of a run to its end, with evaluations; compare them only between runs of equal load."
         " Bytes leave out evaluations. The peak is the peak memory of the whole process since its"
-        " start. Runs that share a process have its peak so far in common, and worker processes are"
-        " not included. Folders of earlier versions have no peak. The last column is the data that"
+        " start. Runs in one process therefore share its peak, and worker processes are not"
+        " included. Folders of earlier versions have no peak. The last column is the data that"
         " all clients together keep between rounds."
     )
     total: Columns = [("seconds", lambda r: number(r["seconds.total"], ".2f"))]

@@ -47,7 +47,7 @@ def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def panels(
-    conditions: Sequence[str], height: float = 2.7, beside: Sequence[str] = (), share: str = ""
+    conditions: Sequence[str], height: float = 2.7, row_names: Sequence[str] = (), share: str = ""
 ) -> tuple[Picture, list[Axes]]:
     """Make a figure with a panel for each condition, at most three in a row.
 
@@ -55,12 +55,14 @@ def panels(
         conditions: the names of the conditions. A panel's title is its name without the parts that
             all names share.
         height: height of a panel, in inches.
-        beside: the methods that are written next to each panel, if any.
+        row_names: the methods that are written next to each panel, if any.
         share: the axes that have the same range in all panels: "x", "y", "xy" or "".
     """
     columns = 2 if len(conditions) == 4 else min(3, len(conditions))
     rows = math.ceil(len(conditions) / columns)
-    width = max(2, columns) * WIDTH + columns * 0.07 * min(LABEL, max(map(len, beside), default=0))
+    width = max(2, columns) * WIDTH + columns * 0.07 * min(
+        LABEL, max(map(len, row_names), default=0)
+    )
     picture = Picture(figsize=(width, rows * height), dpi=110, layout="constrained")
     parts = [condition.split(", ") for condition in conditions]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
@@ -365,7 +367,7 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     )
     known = study.known(shown)
     alt = f"Box plots over clients for {len(study.methods)} methods in {len(known)} settings."
-    layout = {"height": 1.3 + 0.24 * len(study.methods), "beside": study.methods, "share": "x"}
+    layout = {"height": 1.3 + 0.24 * len(study.methods), "row_names": study.methods, "share": "x"}
     return figures(known, draw, folder, "clients", caption, alt, **layout)
 
 
@@ -443,7 +445,7 @@ def differences(
     caption += " Small marks are single settings." if several else ""
     listed = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
     alt = f"Differences: {listed}."
-    layout = {"height": 1.4 + 0.36 * len(methods), "beside": methods}
+    layout = {"height": 1.4 + 0.36 * len(methods), "row_names": methods}
     return figures([""], draw, folder, "differences", caption, alt, **layout)
 
 
