@@ -45,7 +45,7 @@ def _early(run: ReproducedRun, target: float) -> float:
 
 
 def _weighted(key: str, *, last_k: bool = False) -> Callable[[ReproducedRun, float], float]:
-    """Measure the last score over all clients' test samples, or the mean of `eval.last_k`."""
+    """Measure the last score over all clients' samples, or the mean of `eval.last_k` scores."""
 
     def read(run: ReproducedRun, target: float) -> float:
         known = run.cell.summary.get("acc_last_k") or {}

@@ -97,7 +97,7 @@ class Estimate(NamedTuple):
 def estimate(experiment: Experiment) -> Estimate:
     """Measure a few rounds of each method in one setting, and of one method in each setting.
 
-    The estimate assumes that a setting slows down all methods by the same factor as the first one.
+    The estimate assumes that a setting changes the time of all methods by the same factor.
 
     Raises:
         ConfigError: a setting is wrong.

@@ -140,7 +140,7 @@ class ExperimentFolder:
             raise OtherCode(
                 f"{self.path}: the code has changed while the experiment ran"
                 f" ({Code.text(self._code.record())}; now {Code.text(now.record())}), and the first"
-                f" code has not finished {left} of the last {len(cells)} runs. {CHOOSE}"
+                f" code alone has not finished {left} of the last {len(cells)} runs. {CHOOSE}"
             )
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:

@@ -37,7 +37,7 @@ process.end_with_parent(os.getppid())
 gc.disable()
 targets = catalogue.targets()  # the classes that the files in conf/ name; each run needs this list
 methods = {name.rpartition(".")[0] for name in targets if name.startswith("fedhet.methods.")}
-# multiprocessing would skip this whole file without a message if it could not import a module.
+# If a module cannot be imported, multiprocessing skips the rest of this file without a message.
 for name in (*NAMES, *sorted(methods)):
     importlib.import_module(name)
 importlib.import_module("fedhet.engines.fused.traces").get_ready()

@@ -50,7 +50,8 @@ class Tuning:
 
     Attributes:
         budget: number of trials of each method in each setting. None: try the whole grids, which
-            must then have equal sizes. Grids smaller than the budget must all have the same size.
+            must then have equal sizes. If one grid is smaller than the budget, all must have its
+            size.
         seeds: the seeds of the trials; each trial is run with all of them.
         space: the settings that are tuned in all runs.
         own: label of a value of an axis -> the settings that are tuned for this value in addition.

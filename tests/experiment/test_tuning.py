@@ -169,7 +169,7 @@ def test_the_command_line_leaves_choices_out_or_has_them_made_again(write: Write
         ("alpha: 1, client.lr: 1}", "alpha: 1, client.lr: 0.3}", [],
          "tune.chosen[1]: client.lr=0.3 is not among the values to try"),
         ("client.lr: 0.01, plugin.fedprox.mu: 0.1}", "client.lr: 0.01}", [],
-         "tune.chosen[3]: plugin.fedprox.mu=None is none of"),
+         "tune.chosen[3]: plugin.fedprox.mu=None is not among"),
         ("client.lr: 1}", "client.lr: 1, client.momentum: 0}", [],
          "tune.chosen[1]=client.momentum is not allowed"),
         ("method: A, partition.alpha: 1,", "method: A, partition.alpha: 0.3,", [],
