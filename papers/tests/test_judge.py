@@ -226,7 +226,7 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
 def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
     """Its settings would count as seeds."""
     paper = Paper("own/t", "", "", figures=(Figure({}, "host", "last", 0.6, None),))
-    with pytest.raises(ConfigError, match=r"host .*nothing .*alpha.*\(0.1, 1\)"):
+    with pytest.raises(ConfigError, match=r"host .*not .*alpha.*\(0.1, 1\)"):
         compare(paper, results(folder), "paper")
 
 

@@ -169,7 +169,7 @@ def test_a_wrong_name_is_told() -> None:
         main(["fedlex/table1", "fedlex/table2"])
     with pytest.raises(ConfigError, match="scale=cpu "):
         main(["--verdicts", "folder", "scale=cpu"])
-    with pytest.raises(ConfigError, match=r"nothing .*client\.lr, "):
+    with pytest.raises(ConfigError, match=r"not .*client\.lr, "):
         main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
     with pytest.raises(ConfigError, match=r"--list nonsense: "):
         main(["--list", "nonsense"])

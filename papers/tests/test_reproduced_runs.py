@@ -51,7 +51,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
 
     assert main(["--verdicts", "made"]) == 0
     assert page in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"experiment=smoke .*go .*name"):
+    with pytest.raises(ConfigError, match=r" experiment; .*experiment=smoke"):
         main(["fedgmm/figure6", "experiment=smoke"])
 
 
