@@ -77,7 +77,7 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def _guard(folder: str, grace: float) -> None:
-    """Wait until the owner of the folder has ended, then end its processes and remove the folder."""
+    """Wait until the folder's owner has ended, then end its processes and remove the folder."""
     if grace:
         import psutil  # noqa: F401 -- takes seconds on a busy machine, so it is imported early
     if sys.stdin.buffer.read(1):

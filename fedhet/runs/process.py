@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# If a signal ends one process of a run, the same signal may reach the run itself this much later.
+# If a signal ends one process of a run, the run may receive the same signal within this time.
 TOGETHER_SECONDS = 1.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1  # of Linux's prctl

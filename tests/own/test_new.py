@@ -81,9 +81,9 @@ FAULTS = [
     (
         "some_method.py",
         {  # a memory that other processes do not have
-            'state.get("v")': "vars(site.workspace).get(str(msg.pid))",
-            'return Result(w), {"v": trees.pick(w, site.workspace.trained)}': (
-                "setattr(site.workspace, str(msg.pid), trees.pick(w, site.workspace.trained))\n"
+            'state.get("v")': "vars(ctx.workspace).get(str(msg.pid))",
+            'return Result(w), {"v": trees.pick(w, ctx.workspace.trained)}': (
+                "setattr(ctx.workspace, str(msg.pid), trees.pick(w, ctx.workspace.trained))\n"
                 "        return Result(w), state"
             ),
         },

@@ -358,9 +358,7 @@ def as_config_error() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         parts = [getattr(error, "full_key", None), error, error.__cause__]
         texts = [
-            str(part).replace("composing config:\n", "composing config: ")
-            for part in parts
-            if part
+            str(part).replace("composing config:\n", "composing config: ") for part in parts if part
         ]
         lines = [text.partition("\n")[0].rstrip(".") for text in texts]
         raise ConfigError(": ".join(dict.fromkeys(lines))) from error
