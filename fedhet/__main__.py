@@ -112,12 +112,12 @@ def _main(argv: Sequence[str]) -> int:
 def commands() -> dict[str, Command]:
     """Return the commands of fedhet and of installed packages; no package is imported."""
     found = entry_points(group=ENTRY_POINTS)
-    others = {
+    installed = {
         point.name: (point.module, point.dist.metadata["Summary"])
         for point in found
         if point.dist is not None and point.name not in COMMANDS
     }
-    return COMMANDS | others
+    return COMMANDS | installed
 
 
 def _run_command(word: str, argv: Sequence[str]) -> int:

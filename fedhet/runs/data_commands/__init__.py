@@ -1,4 +1,4 @@
-"""`python -m fedhet data <command>`: commands for data outside of a run."""
+"""Commands for data outside of a run: `python -m fedhet data <command>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print a declaration of a site's own data (dataset=local), for the sites to complete and agree."""
+"""Print a declaration of a site's own data (dataset=local), to complete and to agree on."""
 
 from __future__ import annotations
 

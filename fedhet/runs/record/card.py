@@ -62,7 +62,7 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 | {{ partition.classes | length }} classes | {{ partition.classes | names }} |
 {% endif %}
 {% if partition.missing in ("drop", "median") %}
-| missing cells | {{ partition.missing }} |
+| missing values | {{ partition.missing }} |
 {% endif %}
 {% if partition.normalised and partition.normalised.mean == "own" %}
 | normalised by | mean and std of each client's own training part |
