@@ -192,7 +192,8 @@ def load(
     if client != own or not path.exists():
         has = " and ".join(file.name for file in sorted(folder.glob("*.safetensors")))
         raise ConfigError(
-            f"{folder} has no {weights} model of client {client}; it has {has} of client {own}"
+            f"{folder} has no {weights} model of client {client}; a run delivered only {has} of"
+            f" client {own}"
         )
     module = half.personal_module(model)
     values = read_tensors(path)

@@ -95,7 +95,7 @@ def test_a_failure_costs_the_tracking_alone(
     tracked = run(tmp_path / "run", OWN, f"tracker.fails={call}")
     warnings = [line.getMessage() for line in caplog.records if "tracker" in line.getMessage()]
     assert len(warnings) == 1
-    assert warnings[0].startswith("tracker=listing fails")
+    assert warnings[0].startswith("tracker=listing failed")
     assert "there is unreachable" in warnings[0]
     assert "secret" not in warnings[0]
     for name in ("listing.jsonl", "tracker.json"):
