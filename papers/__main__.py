@@ -96,7 +96,9 @@ def listed() -> str:
     times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
     rows = []
     for one in paper.every():
-        if tallies := [f"{scale}, {table.tally(lines)}" for scale, lines in _results(one)]:
+        if tallies := [
+            f"{scale}: {table.tally(lines).partition(': ')[2]}" for scale, lines in _results(one)
+        ]:
             seconds = times.get((one.name, "cpu"))
             rows.append(
                 {

@@ -36,7 +36,7 @@ from fedhet.core.kernel import (
 )
 from fedhet.core.messages import LocalSettings, Upload
 from fedhet.core.server.evaluation import evaluation_messages
-from fedhet.core.server.run_setup import Setting
+from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.workspace import Scope, Workspace
 from fedhet.data.toy import toy_task
 from fedhet.testing import Federation
@@ -220,21 +220,24 @@ def test_what_the_manual_says_of_trees_and_of_a_federation_exists() -> None:
         expected = arguments.split(", ") if arguments else []
         assert any(parameters[: len(expected)] == expected for parameters in known), name
     ((arguments, rest),) = re.findall(r"`Federation\((.*?), \.\.\.\)`(.*?)\n\n", PAGE, re.DOTALL)
-    given = {*inspect.signature(Federation.__init__).parameters, *(f.name for f in fields(Setting))}
+    given = {
+        *inspect.signature(Federation.__init__).parameters,
+        *(f.name for f in fields(RunSetup)),
+    }
     assert {argument.partition("=")[0] for argument in arguments.split(", ")} <= given
     assert set(re.findall(r"`(\w+)[`(]", rest)) - {"strategy"} <= set(dir(Federation))
 
 
 def test_what_the_manual_says_of_a_workspace_exists() -> None:
     paragraph = MANUAL[MANUAL.index("A **workspace** is what") :].partition("\n\n")[0]
-    of_workspace, _, of_setting = paragraph.partition("A `setting` also has")
-    named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", of_workspace)) - {"setting", "step", "site"}
+    of_workspace, _, of_setting = paragraph.partition("A `setup` also has")
+    named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", of_workspace)) - {"setup", "step", "ctx"}
     lists = set(listed("workspace then has these lists"))
     attributes = inspect.getdoc(Workspace) or ""
     for name in named | lists:
         assert hasattr(Workspace, name) or re.search(rf"(?m)^    {name}: ", attributes), name
     for name in re.findall(r"`(\w+)`", of_setting):
-        assert name in public(Setting), name
+        assert name in public(RunSetup), name
 
 
 # ---- the order
@@ -311,7 +314,7 @@ def test_the_method_with_a_state_and_a_phase_works(federation: Callable[..., Any
     given |= {
         "Iterator": Iterator,
         "ClientContext": ClientContext,
-        "RunSetup": Setting,
+        "RunSetup": RunSetup,
         "dataclass": dataclass,
     }
     given |= {"__name__": __name__}

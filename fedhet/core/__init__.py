@@ -1,4 +1,4 @@
-"""One round of federated learning, without files, Hydra or a way to carry messages.
+"""One round of federated learning, without files, Hydra or transport of messages.
 
-It may import no other room.
+It may import no other package.
 """

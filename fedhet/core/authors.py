@@ -1,9 +1,9 @@
-"""All that the author of a method or a plug-in imports.
+"""All names that the author of a method or a plug-in imports.
 
-    from fedhet.core.authors import Client, Merged, Method, Site, Step, Update, setting, trees
+    from fedhet.core.authors import Client, ClientContext, Merged, Method, Step, setting, trees
 
-docs/extending.md explains each name but `as_given`, the function of a term whose value is `own`
-itself, and `log`.
+docs/extending.md explains these names, except for `log` and `as_given`. `as_given` is the function
+of a term with the value `own`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of single settings.
 
-Each returns the value in its type, or raises a ConfigError that says what is allowed. `Checked` is
-a class of settings, whose fields say what they allow; `installed` checks what a setting needs. The
-last functions word parts of messages.
+Each check returns the value in its type, or raises a ConfigError that says what is allowed.
+`Checked` is the base of classes of settings; it checks their fields. `installed` checks the
+packages that a setting needs. The last functions return parts of messages.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, ClassVar, TypeVar
 from fedhet.core.errors import ConfigError
 
 T = TypeVar("T")
-EXACT = 2**53  # every whole number up to this one is a float, too, as files of scores need it
-# Far more than any training needs. A larger number would only occupy a client without end.
+EXACT = 2**53  # floats, as files of scores hold them, are exact for whole numbers up to this one
+# Far more than any training needs. A larger number would only keep a client busy for ever.
 MOST_EPOCHS = 100_000
 MOST_STEPS = 10**9
 MOST_SAMPLES = 10**9
@@ -41,7 +41,7 @@ def number(
     """
     try:
         x = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # a whole number that no float reaches
+    except OverflowError:  # a whole number beyond the largest float
         x = math.inf
     above = (low is None or x >= low) and (open_low is None or x > open_low)
     below = (high is None or x <= high) and (open_high is None or x < open_high)
@@ -51,7 +51,7 @@ def number(
 
 
 def integer(name: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
-    """Return a whole number in [low, high]; neither a bool nor 3.0 is one."""
+    """Return a whole number in [low, high]. A bool and 3.0 are not whole numbers."""
     n = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if n is None or (low is not None and n < low) or (high is not None and n > high):
         raise _not_allowed(name, value, f"a whole number{_interval(low, high, None, None)}")
@@ -73,7 +73,7 @@ def text(name: str, value: object) -> str:
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
-    """Return one of the allowed words; the error suggests the closest of them."""
+    """Return one of the allowed words; the error suggests the closest ones."""
     words = tuple(allowed)
     if not isinstance(value, str) or value not in words:
         raise ConfigError(
@@ -84,7 +84,7 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def optional(check: Callable[..., T], name: str, value: object, **limits: float | None) -> T | None:
-    """Return None, or what `check` allows.
+    """Return None, or a value that `check` allows.
 
     For example `optional(number, "client.clip", clip, open_low=0)`.
     """
@@ -98,7 +98,7 @@ def unless(
     value: object,
     **limits: float | None,
 ) -> Any:
-    """Return a value that is one of the others, or what `check` allows.
+    """Return a value that is one of `others`, or that `check` allows.
 
     For example `unless(["all"], integer, "method.p", p, low=1)`.
     """
@@ -113,7 +113,7 @@ def unless(
 def each(
     check: Callable[..., T], name: str, values: object, **limits: float | None
 ) -> tuple[T, ...]:
-    """Apply `check` to every value of a list.
+    """Apply `check` to every value of a list, and return the tuple of values.
 
     For example `each(integer, "model.hidden", hidden, low=1)`.
     """
@@ -135,11 +135,11 @@ def setting(
     """Return a field of a `Checked` class.
 
     Args:
-        default: its default; without one it is required.
-        name: how a user writes it, where that is not <group>.<name of the field>.
+        default: its default; without a default, the field is required.
+        name: the name that users write, if it is not <group>.<name of the field>.
         low, high: value >= low, and value <= high.
         open_low, open_high: value > open_low, and value < open_high; for float only.
-        allowed: the words of a str.
+        allowed: the allowed words, for a str.
     """
     limits = {
         "low": low,
@@ -161,13 +161,14 @@ _BY_TYPE: dict[str, Callable[..., object]] = {
 
 
 class Checked:
-    """A base of dataclasses of settings, which are checked when they are made.
+    """Base of dataclasses of settings. It checks the values when an object is made.
 
-    A bool, int, float or str must be one, with `| None` also null, within the limits that `setting`
-    gives its field. Fields of other types are left to the class.
+    A field of type bool, int, float or str must have a value of this type, or null if its type ends
+    with `| None`, within the limits that `setting` gives the field. The class itself checks fields
+    of other types.
     """
 
-    GROUP: ClassVar[str] = ""  # before the names of the settings, as in client.lr
+    GROUP: ClassVar[str] = ""  # the prefix of the settings' names, as in client.lr
 
     def __post_init__(self) -> None:
         for each_field in fields(self):  # type: ignore[arg-type]
@@ -184,37 +185,37 @@ class Checked:
                 value = optional(check, name, value, **limits)
             else:
                 value = check(name, value, **limits)
-            object.__setattr__(self, each_field.name, value)  # a whole number for a float is one
+            object.__setattr__(self, each_field.name, value)  # now a float if it was an int for one
 
 
 def installed(what: str, *packages: str, extra: str | None) -> None:
-    """Refuse a setting, or an option, that needs packages which are not installed.
+    """Refuse a setting, or an option, if packages that it needs are not installed.
 
     Args:
-        what: the setting or option, as it was given.
-        packages: the names by which they are imported.
-        extra: the extra of fedhet that installs them; None: they are no concern of fedhet's.
+        what: the setting or option, as the user gave it.
+        packages: the names by which the packages are imported.
+        extra: the extra of fedhet that installs them; None if no extra does.
 
     Raises:
-        ConfigError: it names those that are missing, and the command that installs them.
+        ConfigError: names the missing packages, and the command that installs them.
     """
-    # A folder of such a name in the working directory, as W&B leaves behind, has no origin.
+    # W&B leaves a folder of its name in the working directory; such a folder has no origin.
     missing = [name for name in packages if not getattr(find_spec(name), "origin", None)]
     if missing:
         how = f"-e '.[{extra}]' in fedhet's folder" if extra else " ".join(missing)
         raise ConfigError(
-            f"{what} needs {' and '.join(missing)}, which this Python has not; install it with"
-            f" pip install {how}"
+            f"{what} needs {' and '.join(missing)}, which this Python does not have; install it"
+            f" with: pip install {how}"
         )
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """The version of each package; None where it is not installed."""
+    """Return the version of each package, or None for a package that is not installed."""
     return {name: next((d.version for d in distributions(name=name)), None) for name in packages}
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:
-    """Return "1 client", "2 clients", or "1 class", "2 classes" where the plural is given."""
+    """Return "1 client" or "2 clients"; with a plural, "1 class" or "2 classes"."""
     return f"{n} {noun if n == 1 else plural or noun + 's'}"
 
 
@@ -222,7 +223,7 @@ def did_you_mean(word: str, allowed: Iterable[str], certain: Iterable[str] = ())
     """Return the hint " (did you mean a or b?)", or "" if nothing is similar to `word`.
 
     Args:
-        word: what the user wrote.
+        word: the word that the user wrote.
         allowed: the words to compare it with.
         certain: suggestions that come first and need no similarity.
     """
@@ -240,7 +241,7 @@ def _interval(
 
 
 def _as_written(value: object) -> str:
-    """Return the value as it is written on the command line and in YAML."""
+    """Return the value as a user writes it on the command line and in YAML."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Counts and other statistics of few samples, which a client does not reveal."""
+"""Rules by which a client hides counts and other statistics of few samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def withheld(counts: Sequence[int], least: int) -> list[bool]:
-    """Return which of the counts are withheld.
+    """Return for each count whether the client withholds it.
 
-    They are those below `least`. Their sum follows from the number of all samples, which is known,
-    and is a count as well: while it is above 0 and below `least`, the smallest of the others is
-    withheld with them. A class without samples adds nothing to the sum.
+    The client withholds all counts below `least`. The server knows the number of all samples, so it
+    can compute the sum of the withheld counts, which is a count as well. While this sum is above 0
+    and below `least`, the client also withholds the smallest remaining count.
 
     Args:
-        counts: the numbers of samples of each class.
-        least: the smallest count that is sent.
+        counts: the number of samples of each class.
+        least: the smallest count that the client sends.
     """
     hidden: set[int] = set()
     rest = 0
@@ -31,26 +31,26 @@ def withheld(counts: Sequence[int], least: int) -> list[bool]:
 
 
 def suppressed(counts: Tensor, least: int) -> Tensor:
-    """Return the counts with 0 in place of those that are withheld.
+    """Return the counts with 0 instead of the withheld ones.
 
     Args:
-        counts: (C,) the numbers of samples of each class, integers.
-        least: the smallest count that is sent.
+        counts: (C,) the number of samples of each class, integers.
+        least: the smallest count that the client sends.
     """
     hidden = torch.tensor(withheld(counts.tolist(), least), dtype=torch.bool, device=counts.device)
     return counts.masked_fill(hidden, 0)
 
 
 def coarse(counts: Tensor, samples: int, least: int) -> Tensor:
-    """Return counts of some samples in steps that reveal no few of them.
+    """Round counts so that none of them reveals a group of fewer than `least` samples.
 
-    Of the samples that are counted and the others, the smaller number is rounded down to a multiple
-    of `least`: fewer than `least` look like none, and one number reveals what the other does.
+    A count reveals how many samples are counted, and how many are not. The smaller of these two
+    numbers is rounded down to a multiple of `least`, so fewer than `least` samples look like none.
 
     Args:
         counts: integers from 0 to `samples`.
-        samples: how many there are.
-        least: the smallest number that is revealed; with 0 or 1 the counts stay as they are.
+        samples: the number of all samples.
+        least: the smallest number that may be revealed; 0 or 1 leaves the counts unchanged.
     """
     fewer = torch.minimum(counts, samples - counts)
     rounded = fewer - fewer % max(1, least)
@@ -58,22 +58,26 @@ def coarse(counts: Tensor, samples: int, least: int) -> Tensor:
 
 
 def counts_few(values: np.ndarray, least: int) -> list[bool]:
-    """Return of which columns the moments reveal how many samples have a value, if these are few.
+    """Return for each column whether its moments reveal a group of fewer than `least` samples.
 
-    Count, mean and squares describe fewer than `least` samples if all others have the same value.
-    They are three equations, which determine how often each of up to three values occurs, and
-    nearly so where some of few values are much larger than the others.
+    The moments are the count, the mean and the sum of squares. There are two cases:
+
+    - Fewer than `least` samples differ from the most frequent value. Then the moments describe
+      these samples.
+    - Fewer than `least` samples have one of the column's values, and the column has few different
+      values. The moments are three equations, so they determine how often each of up to three
+      values occurs; and nearly so for more values, if some are much larger than the others.
 
     Args:
         values: (n, C, ...), the samples.
-        least: the smallest number of samples that is revealed.
+        least: the smallest number of samples that may be revealed.
     """
     return [_counts_few(column, least) for column in np.moveaxis(values, 1, 0)]
 
 
 def _counts_few(column: np.ndarray, least: int) -> bool:
     found, counts = np.unique(column, return_counts=True)
-    kinds = [column != found[counts.argmax()]]
+    groups = [column != found[counts.argmax()]]
     if len(found) <= 3 or len(column) >= 2 * least * len(found):
-        kinds += [column == value for value in found]
-    return any(kind.reshape(len(column), -1).any(1).sum() < least for kind in kinds)
+        groups += [column == value for value in found]
+    return any(group.reshape(len(column), -1).any(1).sum() < least for group in groups)

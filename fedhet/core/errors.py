@@ -1,4 +1,4 @@
-"""The errors that a user can meet, and the log; every other exception is a bug."""
+"""The log, and the errors that a user can see; every other exception is a bug."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 
 log = logging.getLogger("fedhet")
 LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
-LONGEST_REASON = 10_000  # of an error that may contain several of them
-_DRAWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI's codes, and frames
+LONGEST_REASON = 10_000  # characters of an error text that may contain several causes
+_DRAWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI codes and frames
 
 
 def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
-    """Return the text in one line, without control characters, and not longer than `limit`.
+    """Return the text in one line, without control characters, and cut after `limit` characters.
 
     A text from another process could otherwise forge lines of the log, or control the terminal.
     """
@@ -22,7 +22,7 @@ def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
 
 
 def printed(text: str) -> str:
-    """What a program has printed for a terminal, in one line, without colours and frames."""
+    """Return a program's output for a terminal in one line, without colours and frames."""
     return clean(" ".join(_DRAWN.sub(" ", text).split()))
 
 
@@ -34,18 +34,18 @@ class ConfigError(ValueError):
 
 
 class UnknownChoice(ConfigError):
-    """A group has no choice of this name on this machine."""
+    """A configuration group has no choice of this name on this machine."""
 
 
 class OtherCode(ConfigError):
-    """The code is not that with which the experiment began."""
+    """The code differs from the code with which the experiment began."""
 
 
 class MachineError(ConfigError):
-    """The message of a ConfigError has what no other machine may learn.
+    """A ConfigError with a message that must not leave this machine.
 
-    It names a file or a folder of this machine, has a value of the data, or repeats an error of
-    code that is not fedhet's.
+    The message names a file or a folder of this machine, has a value of the data, or repeats an
+    error of code that is not fedhet's.
     """
 
 
@@ -82,15 +82,15 @@ class RunFailed(RuntimeError):
 
 
 class LostState(ValueError):
-    """What a client remembers is missing or damaged at its site."""
+    """The state of a client is missing or damaged at its site."""
 
 
 class Rejected(ValueError):
-    """A message from another process that is refused as a whole.
+    """A message from another process is refused as a whole.
 
     Attributes:
-        reason: the kind of fault, under which it is counted: "unreadable", "too large", "replayed",
-            "corrupt", "wrong content".
+        reason: the kind of fault under which the failure is counted: "unreadable", "too large",
+            "replayed", "corrupt", "wrong content".
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -99,37 +99,37 @@ class Rejected(ValueError):
 
 
 def has_diverged(reason: str | None) -> bool:
-    """Whether a run has failed because its weights, or a client's loss, are not finite.
+    """Whether a run failed because its weights, or a client's loss, are not finite.
 
     Args:
-        reason: why it failed, as summary.json says it.
+        reason: why the run failed, as in summary.json.
     """
     return re.search(r"NaN or infinite values|is (nan|-?inf), which", reason or "") is not None
 
 
-# In the environment of a run that engine=flwr has submitted, which reports the recorded failure.
+# Set in the environment of a run that engine=flwr submitted; such a run reports its failure.
 SUBMITTED = "FEDHET_SUBMITTED"
 
 
 def traceback_wanted() -> bool:
-    """Whether the user asks for tracebacks, by FEDHET_TRACEBACK=1 in the environment."""
+    """Whether the user set FEDHET_TRACEBACK=1 in the environment to get tracebacks."""
     return os.environ.get("FEDHET_TRACEBACK") == "1"
 
 
 def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
-    """The error to raise where the run folder, which `setting` names, cannot be used."""
+    """Return the error to raise if the run folder that `setting` names cannot be used."""
     return ConfigError(
         f"{setting}: the folder {folder} cannot be created or written to: {error.strerror}"
     )
 
 
 def public_text(error: Exception) -> str:
-    """What another machine learns of an error.
+    """Return the text of an error for another machine.
 
-    Of settings, of a message and of a lost state it is the whole text, which has nothing but what
-    the run has named. Of any other error it is the class: the text may have values of samples or
-    paths of this machine, whose own log has it. A run that this machine has submitted to itself
-    learns everything.
+    For a ConfigError, Rejected or LostState, this is the full text: it names only what the run
+    itself has sent. For a MachineError, and for any other error, it is only the class name: the
+    text may have values of samples or paths of this machine. The log of this machine has the text.
+    If this machine submitted the run to itself, the text is always complete.
     """
     name = type(error).__name__
     ours = isinstance(error, ConfigError | Rejected | LostState)
@@ -139,7 +139,7 @@ def public_text(error: Exception) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a run failed, in one line: for its user, and for its record."""
+    """Return why a run failed, in one line, for its user and for its record."""
     if isinstance(error, RunFailed):
         reason = error.reason
     elif isinstance(error, ConfigError | DataError | WriteError):

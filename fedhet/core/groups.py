@@ -1,7 +1,7 @@
 """The settings that core reads, by their groups in the configuration; imports no torch.
 
-Each field says what it allows, and each constructor checks its values, which it names as a user
-writes them.
+Each field states its allowed values, and each constructor checks them. Errors name a setting as the
+user writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedhet.core.check import MOST_EPOCHS, MOST_SAMPLES, MOST_STEPS, Checked, ea
 from fedhet.core.errors import ConfigError
 
 DEFAULT_DELTA = 1e-5
-# Beyond these, the accountant's squares of the noise multiplier overflow or vanish.
+# Outside these bounds, the accountant's squares of the noise multiplier overflow or vanish.
 LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 
 
@@ -22,8 +22,8 @@ LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
 class LocalSettings(Checked):
     """How clients train in one step (conf/client/*.yaml).
 
-    The settings travel with every message, so that a plug-in can schedule them. `steps`, where it
-    is not None, replaces `epochs`. A plug-in may set no epochs, or a rate of 0.
+    Every message has these settings, so a plug-in can schedule them. If `steps` is not None, it
+    replaces `epochs`. A plug-in may set 0 epochs, or a rate of 0.
     """
 
     GROUP = "client"
@@ -37,11 +37,13 @@ class LocalSettings(Checked):
     steps: int | None = setting(None, low=1, high=MOST_STEPS)
 
     def epoch_sizes(self, n: int, epochs: int | None = None) -> Iterator[int]:
-        """How many of n samples each epoch takes: all, unless `steps` end inside the last one.
+        """Yield for each epoch how many of n samples it takes.
+
+        This is n, but less for the last epoch if `steps` end inside it.
 
         Args:
-            n: the number of samples that an epoch has.
-            epochs: the number of epochs, in place of what the settings say.
+            n: the number of samples.
+            epochs: the number of epochs; None uses the settings.
         """
         if epochs is not None or self.steps is None:
             yield from repeat(n, self.epochs if epochs is None else epochs)
@@ -54,24 +56,27 @@ class LocalSettings(Checked):
 
 @dataclass(frozen=True)
 class ReplyLimits(Checked):
-    """Which replies are accepted, how long they are awaited, and how many must come (`replies`).
+    """Which replies the server accepts, how long it waits, and how many it needs (`replies`).
 
     Attributes:
         deadline: seconds that a client may take for one message; None for no limit.
-        grace: seconds that the server waits beyond the deadline, or after `enough`.
-        enough: the share of a step's clients after whose replies the server waits no longer than
-            `grace` for the others, but under engine=local; None for all, or, with
-            `oversample`, for as many as without it.
-        oversample: so many more clients take part in a training round, as a share of the cohort.
+        grace: seconds that the server waits after the deadline, or after `enough` replies.
+        enough: once this share of a step's clients has replied, the server waits only `grace`
+            seconds for the others. None waits for all clients; with `oversample`, for as many
+            clients as the step has without it. engine=local always waits for all.
+        oversample: the share of the cohort by which a training round has more clients.
         least: a step with fewer accepted replies changes nothing.
-        bad_steps: the run fails after more than so many such steps in a row.
+        bad_steps: the run fails after more than this number of such steps in a row.
         max_lost: a run that loses a larger share of its replies is `degraded`.
         join: seconds to wait for nodes at the start.
-        min_nodes: after `join` seconds, the run begins if so many nodes have joined; None: all.
-        max_jump: a reply whose weights have changed by more than so many times the median of the
-            last step is refused; in a phase's first step, more than 30 times its own median, for
-            which the step is taken again. None: any is accepted.
-        max_mb: MB of a reply from another process beyond twice those of its message.
+        min_nodes: after `join` seconds, the run begins if this number of nodes has joined; None:
+            all nodes must join.
+        max_jump: the server refuses a reply if the norm of its change exceeds this multiple of the
+            median of the phase's last step. In a phase's first step, the server compares with 30
+            times the median of the step itself, and repeats the step without the clients above it.
+            None: no limit.
+        max_mb: a reply from another process may have twice the size of its message, and this number
+            of MB in addition.
     """
 
     GROUP = "replies"
@@ -93,7 +98,7 @@ class ReplyLimits(Checked):
         return int(self.max_mb * 2**20)
 
     def enough_of(self, clients: int) -> int | None:
-        """How many replies of so many clients are enough; None if all are awaited."""
+        """Return how many replies are enough from so many clients; None to wait for all."""
         if self.enough is None and not self.oversample:
             return None
         share = 1 / (1 + self.oversample) if self.enough is None else self.enough
@@ -102,22 +107,23 @@ class ReplyLimits(Checked):
 
 @dataclass(frozen=True)
 class Evaluation(Checked):
-    """When and what a run evaluates (`eval`).
+    """When a run evaluates, and what (`eval`).
 
     Attributes:
-        every: evaluate every so many rounds, and after the last.
-        clients: whether clients evaluate on their own data at all.
-        train: whether they do so on their training data too.
-        finetune_epochs: if > 0, the global model is also evaluated after so many epochs on a
-            client's own data.
+        every: the number of rounds between evaluations; the last round is always evaluated.
+        clients: whether clients evaluate on their own data.
+        train: whether clients also evaluate on their training data.
+        finetune_epochs: if > 0, clients also evaluate the global model after this number of epochs
+            on their own data.
         personal: whether a method's own view "personal" is evaluated.
-        personal_mb: what the clients' personal models may take in the run folder, in MB; None: any
-            size.
-        last_k: summary.json has the mean score of the last so many evaluations.
-        thresholds: summary.json has what it took to reach each of these scores.
-        scores: "basic", or "all": of classes also AUC, sensitivity, specificity, the calibration
-            error and the confusion matrix, for which clients send counts; "auto": what the task
-            says (`Task.detailed`).
+        personal_mb: the largest size of the clients' personal models in the run folder, in MB;
+            None: any size.
+        last_k: summary.json has the mean score of this number of last evaluations.
+        thresholds: for each of these scores, summary.json has the rounds, bytes and seconds until
+            an evaluation reached it.
+        scores: "basic"; "all" adds, for classes, AUC, sensitivity, specificity, the calibration
+            error and the confusion matrix, for which clients send counts; "auto" follows the task
+            (`Task.detailed`).
     """
 
     GROUP = "eval"
@@ -137,7 +143,7 @@ class Evaluation(Checked):
         object.__setattr__(self, "thresholds", thresholds)
         if self.train and not self.clients:
             raise ConfigError(
-                "eval.train=true needs eval.clients=true, because it is the clients that evaluate"
+                "eval.train=true needs eval.clients=true, because clients score the training data"
             )
 
 
@@ -146,8 +152,9 @@ class Stopping(Checked):
     """When training ends before its last round (`early_stopping`).
 
     Attributes:
-        patience: stop after so many evaluations in a row without a better validation; None: never.
-        min_delta: by how much a validation must be better to count.
+        patience: the number of consecutive evaluations without a better validation score after
+            which the training stops; None: never.
+        min_delta: the smallest improvement that counts as better.
     """
 
     GROUP = "early_stopping"
@@ -157,11 +164,11 @@ class Stopping(Checked):
 
 @dataclass(frozen=True)
 class Noise(Checked):
-    """The noise on clients' replies (`privacy`); it is false while the noise is off.
+    """The noise on clients' replies (`privacy`). Its truth value is false if the noise is off.
 
     Attributes:
         multiplier: the standard deviation of the noise as a multiple of `clip`; 0 for off.
-        clip: the largest norm of each kind of value in a reply.
+        clip: the norm to which each kind of value in a reply is clipped.
         delta: the probability with which the guarantee may fail.
         budget: the largest epsilon that a client may spend in the run; None for any.
     """
@@ -176,14 +183,14 @@ class Noise(Checked):
         super().__post_init__()
         if 0 < self.multiplier < LEAST_NOISE:
             raise ConfigError(
-                f"privacy.noise={self.multiplier:g} is not allowed; it must be 0, which is off, or"
-                f" a number in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
+                f"privacy.noise={self.multiplier:g} is not allowed; it must be 0 (off) or a number"
+                f" in [{LEAST_NOISE:g}, {MOST_NOISE:g}]"
             )
         for name in ("clip", "delta", "budget"):
             if not self and (value := getattr(self, name)) != getattr(Noise, name):
                 raise ConfigError(
-                    f"privacy.{name}={value} needs privacy.noise > 0, without which it has no"
-                    " effect"
+                    f"privacy.{name}={value} needs privacy.noise > 0; it has no effect without"
+                    " noise"
                 )
 
     def __bool__(self) -> bool:
@@ -201,7 +208,7 @@ class Speed(Checked):
 
     Attributes:
         compile: compute the gradient of the batch loss by torch.compile.
-        amp: run forward passes in bfloat16 where torch.autocast allows it.
+        amp: run forward passes in bfloat16 if torch.autocast allows it.
         channels_last: keep images and convolutions in NHWC layout.
     """
 
@@ -213,19 +220,19 @@ class Speed(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Course(Checked):
-    """What a run does round by round, as every strategy and the configuration have it.
+    """The settings of the rounds of a run, for the configuration and for every strategy.
 
     Attributes:
         rounds: the number of training rounds.
         fraction: the share of the clients that take part in each round.
         lr_decay: multiplies the learning rate after each training round (`client.lr_decay`).
-        schedule: "constant" or "cosine", on top of `lr_decay` (`client.schedule`).
-        on_failure: what a failed client does to the run: "stop" it, or be left out ("skip").
-        on_lost_state: "restart" lets a client whose state is lost begin again without one, in its
-            next step; with "stop" that is a failure like others.
-        replies: which replies are accepted, and how long they are awaited.
+        schedule: "constant" or "cosine", in addition to `lr_decay` (`client.schedule`).
+        on_failure: if a client fails, "stop" ends the run, and "skip" leaves the client out.
+        on_lost_state: if a client has lost its state, "restart" lets it begin again without one in
+            its next step; with "stop", the loss is a failure like any other.
+        replies: which replies the server accepts, and how long it waits for them.
         early_stopping: when training ends before its last round.
-        deliver: in the end, let every client keep the final models at its site.
+        deliver: whether every client keeps the final models at its site after the run.
     """
 
     rounds: int = setting(1, low=1)

@@ -1,4 +1,4 @@
-"""What ends work from outside: a signal, or a deadline."""
+"""Ends of work from outside: by a signal, or by a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from fedhet.core.errors import RunFailed
 
-_interruptions: list[int] = []  # the signals that `interrupt` has taken
+_interruptions: list[int] = []  # the signals that `interrupt` has handled
 _handled: list[bool] = []  # one entry for each block in which `interrupt` handles the signals
 
 
@@ -23,19 +23,19 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def forget_interruptions() -> None:
-    """End a command: its signals do not concern what this process does next."""
+    """Forget the signals of a command that has ended, before this process does other work."""
     _interruptions.clear()
 
 
 def raise_if_interrupted() -> None:
-    """Raise KeyboardInterrupt where a signal has come but the work goes on all the same."""
+    """Raise KeyboardInterrupt if a signal has come, but some code let the work continue."""
     if _interruptions:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def signals_noted() -> Iterator[None]:
-    """Say that `interrupt` handles the signals inside the block; it forgets them at its end."""
+    """Note that `interrupt` handles the signals inside the block, and forget them at its end."""
     _handled.append(True)
     try:
         yield
@@ -46,13 +46,14 @@ def signals_noted() -> Iterator[None]:
 
 @contextmanager
 def exits_as_errors() -> Iterator[None]:
-    """Let what would end this process be an error, where code of the run has raised it.
+    """Convert exceptions that would end this process into RunFailed, if the run's code raised them.
 
-    That is a SystemExit, a KeyboardInterrupt without a signal, and all else that is no Exception.
-    Where signals are not noted, nobody knows whether it was a signal, and it passes.
+    These are SystemExit, KeyboardInterrupt without a signal, and all others that are no Exception.
+    Outside `signals_noted`, nobody knows whether a signal came; then the exception passes
+    unchanged.
 
     Raises:
-        RunFailed: code of the run has raised such an exception.
+        RunFailed: the run's code raised such an exception.
     """
     try:
         yield
@@ -65,15 +66,15 @@ def exits_as_errors() -> Iterator[None]:
 
 
 class _Expired(BaseException):
-    """The time is over. It is no Exception, so that the work itself does not catch it."""
+    """The time is over. It is no Exception, so the work itself does not catch it."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """End the block after so many seconds; None for no limit.
+    """End the block after this number of seconds; None for no limit.
 
-    In the main thread, this also interrupts a call that waits. In another thread, Python gets to it
-    when the current call returns.
+    In the main thread, this also interrupts a call that waits. In another thread, Python raises the
+    error only when the current call returns.
 
     Raises:
         TimeoutError: the block took longer.
@@ -86,7 +87,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         with limit(seconds):
             yield
     except _Expired:
-        raise TimeoutError(f"the work took longer than {seconds:g} s, its deadline") from None
+        raise TimeoutError(f"the work took longer than its deadline, {seconds:g} s") from None
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def _thread_timer(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             done = True
-        # An exception that is under way arrives in this loop at the latest. To withdraw it instead
-        # would make Python 3.11 spin for ever where the thread is traced, by coverage for example.
+        # If the exception is under way, it arrives in this loop at the latest. Withdrawing it
+        # instead would make Python 3.11 spin for ever in a traced thread (by coverage, say).
         for _ in range(2):
             pass

@@ -1,12 +1,12 @@
-"""What the author of a method or a plug-in writes against.
+"""The interface for authors of methods and plug-ins.
 
-Data flow in one direction. The server half of a method maps (step, state, weights, updates) to new
-weights, a new state and what is recorded; its client half maps (message, state, site) to a result
-and a new state. Neither has an attribute that changes: options are the fields of a frozen
-dataclass, which server and clients both have, and what lasts is a state that a function receives
-and returns. The run owns all of it.
+A method has a server half and a client half. The server half maps (step, state, weights, updates)
+to new weights, a new state and values to record. The client half maps (message, state, ctx) to
+a result and a new state. Neither half has attributes that change. Options are the fields of a
+frozen dataclass, which the server and the clients both have. A function receives its state and
+returns the new one; the run stores it.
 
-Every piece sees its own extras and its own state only, so their names need no prefix.
+A component sees only its own extras and its own state, so their names need no prefix.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ if TYPE_CHECKING:
     from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.task import Samples
 
-State = Mapping[str, Any]  # trees, tensors, numbers, and lists and dicts of them, by name
+State = Mapping[str, Any]  # trees, tensors, numbers, and lists and dicts of these, by name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# ---- what travels, as its owner sees it
+# ---- messages, results and updates, as a component sees them
 @dataclass(frozen=True)
 class Message:
-    """Server to client. `msg["c"]` is the extra c of the piece that reads it.
+    """A message from the server to a client. `msg["c"]` is the extra c of the component.
 
     Attributes:
-        phase: the name of the phase that its owner has declared: "train", "explore"; or "evaluate".
+        phase: the name of the phase as its owner declared it, such as "train" or "explore"; or
+            "evaluate".
         step: the number of the step in the phase, from 1.
         round: the number of the step in the run, from 1.
         pid: the client.
-        local: how clients train in this step.
-        weights: the tensors of the slot. Those of the model are complete: what the client keeps
-            for itself has the client's values.
-        extras: what the owner's `broadcast` has returned.
+        local: the settings of local training in this step.
+        weights: the tensors of the slot. If the slot is the model, all of its tensors are here: the
+            tensors that the client keeps for itself have the client's values.
+        extras: the values that the component's `broadcast` returned.
     """
 
     phase: str
@@ -71,11 +72,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Result:
-    """What a client's work returns.
+    """The result of a client's work.
 
     Attributes:
-        weights: the tensors of the phase's slot after the work; of the model all of them. Those
-            that clients share are sent, and the others are kept; {} sends and keeps none.
+        weights: the tensors of the phase's slot after the work; for the model, all of its tensors.
+            The client sends the shared tensors and keeps the others; {} sends and keeps none.
         extras: the values that `expects` names. None withholds a statistic.
         metrics: numbers to record; they never influence the aggregation.
     """
@@ -87,23 +88,23 @@ class Result:
 
 @dataclass(frozen=True)
 class Update:
-    """A client's result that has passed the checks, with the message that it answers.
+    """A client's reply that has passed the checks, together with the message that it answers.
 
-    What depends on what the client was sent (SCAFFOLD's c, the learning rate) is read in `sent`,
-    and not in the present state, so that it is right for a reply that comes late, too.
+    If a computation depends on what the client received (SCAFFOLD's c, the learning rate), read the
+    value from `sent`, not from the present state. Then it is also right for a late reply.
 
     Attributes:
         pid: the client.
-        n: its training samples.
+        n: the number of its training samples.
         weight: its aggregation weight. The weights of a step sum to 1 if the method has `needs_all`
-            or a plug-in has `weights`; otherwise only their ratios matter.
-        weights: the slot's tensors that it has sent.
-        change: `weights` minus what was sent, in float64, without buffers. It is computed when it
-            is read.
-        extras: what `expects` names; None where the client has withheld it.
-        metrics: the numbers that it has sent.
-        sent: the message that it answers, as all clients were sent it: `pid` is -1, and `weights`
-            are those that clients share.
+            or a plug-in overrides `weights`; otherwise only their ratios matter.
+        weights: the slot's tensors that the client sent.
+        change: `weights` minus the tensors that the client received, in float64, without buffers.
+            It is computed when it is read.
+        extras: the values that `expects` names; None for a value that the client withheld.
+        metrics: the numbers that the client sent.
+        sent: the message that it answers, as the server made it for all clients: `pid` is -1, and
+            `weights` has the shared tensors only.
     """
 
     pid: int
@@ -124,28 +125,32 @@ class Update:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an extra of a reply must be. From it follow the server's check, the noise, and what a
-    client with few samples withholds.
+    """Describes one extra of a reply.
 
-    One of `like` or `tree` (a tree), `shape` (a tensor) or none of them (a number).
+    The server checks the extra by this description, and the client noises it. If a client has few
+    samples, the description also says whether it withholds the extra.
+
+    Set `like` or `tree` for a tree, `shape` for a tensor, and none of them for a number.
 
     Attributes:
-        like: a tree with the names, shapes and types.
-        tree: whether it is a tree of any names, at which `check` looks.
-        shape: the shape; -1 stands for any size, which is the same in all replies of a step.
-        low: the least value of each entry; None for any.
-        high: the largest; None for any.
-        whole: whether it is of whole numbers.
-        exactly: client -> the only number that is believed; None where it cannot be known.
-        check: (value, update) -> None, raises ValueError where the value is bad all the same. The
-            update has the extras under their names in messages.
-        statistic: whether it is a statistic of the client's samples, which a client with fewer than
-            privacy.min_count withholds.
-        public: whether it reveals no more of the data than their number, so that it needs no noise;
-            or the names of the tensors of which that is true.
-        repair: (noised value, update) -> one that the checks accept, after `low` and `high`. A
-            client sends for it what can be noised, and not whole numbers.
-        metric: whether the client sends it as the metric "<owner>.<name>", a number, and not as an
+        like: a tree with the expected names, shapes and types.
+        tree: whether it is a tree of any names, which `check` examines.
+        shape: the expected shape; -1 stands for any size, the same in all replies of a step.
+        low: the smallest allowed value of each entry; None for any.
+        high: the largest allowed value of each entry; None for any.
+        whole: whether its values are whole numbers.
+        exactly: client -> the only number that the server accepts; None if the server cannot know
+            it.
+        check: (value, update) -> None; a further check, which raises ValueError if the value is
+            bad. The update has the extras under their names in messages.
+        statistic: whether it is a statistic of the client's samples. A client with fewer samples
+            than privacy.min_count withholds it.
+        public: whether it reveals nothing of the data except the number of samples, so that it
+            needs no noise. For a tree, you may give the names of its public tensors instead.
+        repair: (noised value, update) -> a value that the checks accept; called after the value was
+            clamped to `low` and `high`. Under noise, the client must send floating-point values for
+            it, even if `whole` is true, because whole numbers cannot be noised.
+        metric: whether the client sends it as the metric "<owner>.<name>", a number, instead of an
             extra. Noised replies have no metrics.
     """
 
@@ -163,10 +168,10 @@ class Expected:
     metric: bool = False
 
     def read(self, name: str, update: messages.Upload) -> Any:
-        """The value of the extra `name`, after all checks; None where it is withheld.
+        """Return the value of the extra `name` after all checks, or None if it is withheld.
 
         Raises:
-            ValueError: it is something else; the message names the extra.
+            ValueError: the value is missing or bad; the message names the extra.
         """
         if self.statistic and is_withheld(update.extras.get(name)):
             return None
@@ -184,7 +189,9 @@ class Expected:
         self._bounds(name, value)
         only = self.exactly(update.pid) if self.exactly else None
         if only not in (None, value):
-            raise ValueError(f"extra {name!r} is {value}; {only} would follow from what is known")
+            raise ValueError(
+                f"extra {name!r} is {value}; {only} is expected, as the server computes it"
+            )
         if self.check:
             self.check(value, update)
         return value
@@ -209,7 +216,7 @@ class Expected:
                 (">=", self.low, float(low), operator.ge),
                 ("<=", self.high, float(high), operator.le),
             ):
-                if bound is not None and not within(found, bound):  # NaN is not, either
+                if bound is not None and not within(found, bound):  # NaN is never within
                     what = "metric" if self.metric else "extra"
                     where = f", tensor {part!r}" if part else ""
                     raise ValueError(
@@ -218,7 +225,7 @@ class Expected:
 
 
 def is_withheld(value: object) -> bool:
-    """Whether this stands for a value that the client withholds: a tensor without entries."""
+    """Whether the value is the sign for a withheld value: a floating tensor without entries."""
     return isinstance(value, Tensor) and value.shape == (0,) and value.is_floating_point()
 
 
@@ -231,28 +238,29 @@ KINDS = {
     "scale": "a tree multiplies the gradient, after all that is added",
     "step": "a tree multiplies the step of the optimiser",
 }
-# A plug-in with a term of such a kind states one of these words in `breaks`. The last word is
-# enough if all clients have the same factors, which cannot be checked.
+# A plug-in with a term of one of these kinds must state one of its words in `breaks`. The last word
+# is enough if all clients have the same factors; fedhet cannot check this.
 BREAKS = {"scale": ("plain steps",), "step": ("sgd steps", "plain steps")}
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One thing that changes the steps of local training.
+    """A term that changes the steps of local training.
 
-    `f` is a function of (params, batch, own), the same for all clients: it has no effect, draws
-    nothing, and waits for no value of the device. What differs between clients is in `own`, so that
-    the steps of several clients can be computed as one. `f` is a function of a module, or a method
-    of the piece or its client half.
+    `f` is a function of (params, batch, own), the same for all clients. It has no side effects,
+    draws no random numbers, and reads no value from the device. Put everything that differs between
+    clients into `own`; then fedhet can compute the steps of several clients in one batch (fused).
+    `f` must be a function of a module, or a method of the component or of its client half.
 
     Attributes:
-        kind: one of KINDS, which says what becomes of the value. "gradient" and "scale" get no
-            batch (None): they are computed once the gradient is known, for those parameters that
-            their trees name. "weight" and "step" get none either, and are computed once, before
-            the first step. A loss or a penalty may also return (value, tensors to record).
+        kind: one of KINDS, which says how the value is used. Only losses and penalties get a batch;
+            the others get None. "gradient" and "scale" are computed in each step, once its gradient
+            is known, for the parameters that their trees name. "weight" and "step" are computed
+            once, before the first step. A loss or a penalty may also return (value, tensors to
+            record).
         f: (the trained parameters, the batch, own) -> the value.
         own: a tree of tensors of any depth.
-        factor: of a gradient.
+        factor: the factor of a gradient.
         draws: n -> random draws for a batch of n samples, which join `own`; or None.
     """
 
@@ -267,29 +275,30 @@ class Term:
 
 
 def as_given(params: AnyTree, batch: None, own: Tree) -> Tree:
-    """The `f` of a term whose value is `own` itself, whatever the parameters."""
+    """Return `own`: the `f` of a term with a value that does not depend on the parameters."""
     return own
 
 
 # ---- a step on the server
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What the server's functions know of a step.
+    """A step, as the server's functions see it.
 
     Attributes:
         workspace: the task, the model and its initial values, sizes and settings of privacy.
-        phase: the name of the phase, as its owner has declared it; "train".
+        phase: the name of the phase as its owner declared it, such as "train".
         number: the number of the step in the phase, from 1.
         round: the number of the step in the run, from 1.
-        local: how clients train in it.
+        local: the settings of local training in it.
         cohort: the clients that take part.
         trains: whether the step trains the model.
-        slots: the weights that the server keeps, by slot; those of the model are "model".
-        state: what the server keeps for the owner; {} on a client, and in `broadcast`.
-        mean: (pairs of a tree and its weight) -> their average, in float64: the run's `merge`.
-        average: makes an object with `add(tree, weight)` and `mean()`, the same one by one.
-        steps: client -> the number of local steps that it takes; None where it is not known.
-        sent: the message of the step, without a client; None before it is made.
+        slots: slot -> the weights that the server keeps in it; the model's slot is "model".
+        state: the owner's state on the server; {} on a client, and in `broadcast`.
+        mean: (pairs of a tree and its weight) -> their average by the run's `merge`, in float64.
+        average: makes an object that averages in the same way, tree by tree, with
+            `add(tree, weight)` and `mean()`.
+        steps: client -> its number of local steps; None if the server cannot know it.
+        sent: the message of the step, without a client; None before the message is made.
     """
 
     workspace: Workspace
@@ -308,13 +317,13 @@ class Step:
 
 
 class Merged(NamedTuple):
-    """What a merge returns.
+    """The result of a merge.
 
     Attributes:
-        weights: the new values of the slot's trained tensors; {} leaves them as they are.
+        weights: the new values of the slot's trained tensors; {} leaves them unchanged.
         state: the owner's new state.
         metrics: numbers for rounds.jsonl, and tensors for arrays/.
-        slots: new values of further weights, by slot.
+        slots: slot -> new values of further weights.
     """
 
     weights: AnyTree
@@ -328,15 +337,16 @@ MergeOf = Callable[[Step, State, Tree, Iterator[Update]], Merged]
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of step. The client half of its owner serves it with the method of its name.
+    """One kind of step. In its owner's client half, the method of the same name does the work.
 
     Attributes:
-        name: of the phase, and of that method, which is marked by `serves`.
+        name: the name of the phase and of this method, which needs the decorator `serves`.
         rounds: the largest number of steps.
         merge: (step, state, old weights, updates) -> Merged.
-        slot: whose weights travel; "" for none.
-        cohort: who takes part: None for the run's `fraction`, 1.0 for all, 20 for a number.
-        trains: whether it trains the model, so that all plug-ins take part.
+        slot: the slot with the weights that clients receive; "" for none.
+        cohort: the clients that take part: None for the run's `fraction`, 1.0 for all, 20 for a
+            number.
+        trains: whether it trains the model. Then all plug-ins take part.
         evaluate: whether the model is evaluated after its steps.
         uploads: whether replies carry the slot's weights.
         until: state -> whether the phase ends with this step.
@@ -354,11 +364,11 @@ class Phase:
 
     @property
     def compared(self) -> bool:
-        """Whether the run's `merge` compares the replies: they change a slot."""
+        """Whether the run's `merge` compares the replies, because they change a slot."""
         return bool(self.slot and (self.uploads or self.trains))
 
 
-# ---- what fits together
+# ---- words for what a component needs or breaks (fedhet.core.server.compatibility)
 WORDS = {
     "model": "clients receive the model",
     "weights": "clients send the weights that they have trained",
@@ -366,26 +376,26 @@ WORDS = {
     "sgd steps": "local steps are SGD's, up to a factor that all clients share",
     "plain steps": "local steps are plain SGD's along the gradient of the local loss",
     "used weights": "the merge uses the weights of the updates",
-    "means": "all that the merge takes of replies are means",
-    "weights alone": "all that the merge takes of replies are their weights",
+    "means": "the merge uses only means of the replies' values",
+    "weights alone": "the merge uses only the weights of the replies",
     "sample weights": "the weight of an update is the client's number of samples",
-    "noise": "noised replies are of use",
+    "noise": "the method can use noised replies",
 }
 
 
 def serves(f: F) -> F:
-    """Mark the method of a client half that serves the phase of its name."""
+    """Mark a method of a client half as the one that serves the phase of the same name."""
     f.serves = True  # type: ignore[attr-defined]
     return f
 
 
 class Component(Checked):
-    """A method or a plug-in. Its class is checked when it is made.
+    """Base of methods and plug-ins. A subclass is checked when it is defined (`check_class`).
 
     Attributes:
         name: its name in the configuration, and the prefix of its extras in messages.
-        needs_all: whether all updates of a step are kept: for a method's `merge`, with weights that
-            sum to 1, or for a plug-in's `after`.
+        needs_all: whether it needs all updates of a step at once: a method for its `merge`, with
+            weights that sum to 1; a plug-in for its `after`.
     """
 
     name: ClassVar[str] = ""
@@ -408,12 +418,12 @@ class Component(Checked):
         made = vars(cls).get("__dataclass_params__")
         if made is None or not made.frozen:
             raise TypeError(
-                f"{cls.__qualname__} is no dataclass that is frozen: write"
+                f"{cls.__qualname__} is not a frozen dataclass: write"
                 " @dataclass(frozen=True, kw_only=True) before it"
             )
         if not cls.name:
             raise TypeError(
-                f"{cls.__qualname__} has no `name`, by which messages and states know it"
+                f"{cls.__qualname__} has no `name`: set the name that its extras and states get"
             )
         return super().__new__(cls)
 
@@ -423,63 +433,63 @@ class Component(Checked):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The words of WORDS that must hold for it."""
+        """The words (WORDS) that must hold for it."""
         return frozenset()
 
     @property
     def breaks(self) -> Mapping[str, str]:
-        """The words that it makes untrue -> why."""
+        """The words (WORDS) that it makes untrue -> why."""
         return {}
 
     def setup(self, setup: RunSetup) -> State:
-        """What the server keeps for it beside the weights. It refuses what it cannot act on."""
+        """Return its initial state on the server. Raise an error if it cannot run with `setup`."""
         return {}
 
     def slots(self, setup: RunSetup) -> dict[str, Tree]:
-        """Further weights that the server keeps, with their initial values."""
+        """Return slot -> the initial values of further weights that the server keeps."""
         return {}
 
     def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """What every client of the step receives for it beside the weights."""
+        """Return the extras that every client of the step receives for it."""
         return {}
 
     def expects(self, step: Step) -> Mapping[str, Expected]:
-        """The extras that a reply must have for it; a reply may have no others."""
+        """Return the extras that a reply must have for it. A reply may have no other extras."""
         return {}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return {option.name: getattr(self, option.name) for option in fields(self)}  # type: ignore[arg-type]
 
-    @cached_property  # a client is made for each message
+    @cached_property  # every message makes a new client, which needs it
     def digest(self) -> str:
-        """Identifies class and options, so that a server and a client that differ notice it."""
+        """A hash of class and options, by which a server and a client notice a difference."""
         text = json.dumps([type(self).__name__, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def overrides(self, hook: str) -> bool:
-        """Whether the class has a `hook` of its own."""
+        """Whether the class overrides the `hook`."""
         return getattr(type(self), hook) is not self._hooks[hook]
 
 
 def _check_words(cls: type, words: Iterable[str]) -> None:
-    """Refuse what is in `needs` or `breaks` and is no word."""
+    """Refuse entries of `needs` or `breaks` that are not in WORDS."""
     for word in words:
         one_of(f"a word in needs or breaks of {cls.__qualname__}", word, WORDS)
 
 
 def _functions(cls: type) -> dict[str, Callable[..., Any]]:
-    """The public functions that the class itself defines, its class methods among them."""
+    """Return the public functions and class methods that the class itself defines."""
     found = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
     return {n: f for n, f in found.items() if inspect.isfunction(f) and not n.startswith("_")}
 
 
 def check_class(cls: Any) -> None:
-    """Refuse a class with a public function that is no hook, or with another signature.
+    """Refuse a class if a public function is no hook, or has another signature than the hook.
 
     Raises:
-        TypeError: it names the function, and the nearest hook; or an option with a hook's name.
+        TypeError: names the function and the nearest hook, or an option with a hook's name.
     """
     for name in vars(cls).get("__annotations__", {}):
         if name in cls._hooks:
@@ -489,21 +499,21 @@ def check_class(cls: Any) -> None:
             continue
         if (hook := cls._hooks.get(name)) is None:
             raise TypeError(
-                f"{cls.__qualname__}.{name} is no hook{did_you_mean(name, cls._hooks)}; there are"
-                f" {', '.join(sorted(cls._hooks))}. The name of a helper begins with '_'; a phase"
-                " is marked by @serves"
+                f"{cls.__qualname__}.{name} is no hook{did_you_mean(name, cls._hooks)}; the hooks"
+                f" are {', '.join(sorted(cls._hooks))}. Begin the name of a helper with '_', and"
+                " mark a phase by @serves"
             )
         own, expected = (list(inspect.signature(f).parameters) for f in (function, hook))
         if own != expected:
             raise TypeError(
-                f"{cls.__qualname__}.{name}({', '.join(own)}) is called as"
+                f"{cls.__qualname__}.{name}({', '.join(own)}) must have the parameters of the hook:"
                 f" {name}({', '.join(expected)})"
             )
         if getattr(hook, "serves", False):
             raise TypeError(f"{cls.__qualname__}.{name} serves a phase: write @serves before it")
 
 
-# ---- the three things that an author writes
+# ---- the three classes that an author derives from
 class Client:
     """The client half of a method. Its defaults are FedAvg's.
 
@@ -521,27 +531,27 @@ class Client:
         check_class(cls)
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
-        """What the method adds to the steps of local training."""
+        """Return the terms that the method adds to the steps of local training."""
         return []
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """The phase `train`: train from the received weights."""
+        """Serve the phase `train`: train from the received weights."""
         return Result(ctx.fit(msg.weights, self.terms(msg, state, ctx)).params), state
 
     def views(
         self, msg: Message, state: State, ctx: ClientContext
     ) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate, by view ("global", "personal"); each is built when it is due.
+        """Return view ("global", "personal") -> a function that builds the model to evaluate.
 
-        By default each view of the method's `evaluates` is the model with the message's weights,
-        among which is what the client keeps.
+        By default, each view of the method's `evaluates` is the model with the message's weights.
+        These include the tensors that the client keeps for itself.
         """
         return dict.fromkeys(self.options.evaluates(ctx.workspace), lambda: ctx.model(msg.weights))
 
     @classmethod
     def personal_module(cls, model: nn.Module) -> nn.Module:
-        """The module of the view "personal", around any such model; by default the model itself."""
+        """Return the module of the view "personal" for a model; by default the model itself."""
         return model
 
 
@@ -551,14 +561,14 @@ Client._hooks = _functions(Client)
 class Method(Component, base=True):
     """The server half of a method, and its options. Its defaults are FedAvg's.
 
-    A subclass is a frozen dataclass, whose fields say what they allow by `fedhet.core.check.
-    setting`. A class that overrides `merge` or `weight` states `breaks`, because nothing else can
-    know what the merge takes of the replies, or what weighs them.
+    A subclass is a frozen dataclass. Its fields state their allowed values with
+    `fedhet.core.check.setting`. A class that overrides `merge` or `weight` must state `breaks`,
+    because fedhet cannot find out which values of the replies it uses, or how it weighs them.
 
     Attributes:
         client: the client half.
         requires: the plug-in without which the method would be FedAvg; None for none. It is a
-            class, or a functools.partial of it with the options that are not left open.
+            class, or a functools.partial of the class with its fixed options.
     """
 
     GROUP = "method"
@@ -570,29 +580,29 @@ class Method(Component, base=True):
         own = [hook for hook in ("merge", "weight") if hook in vars(cls)]
         if own and "breaks" not in vars(cls):
             raise TypeError(
-                f"{cls.__qualname__} overrides {own[0]}: state in `breaks` which of"
-                f" {', '.join(map(repr, WORDS))} are not true of it, or {{}}"
+                f"{cls.__qualname__} overrides {own[0]}: state in `breaks` which of these words"
+                f" are not true for it, or {{}} for none: {', '.join(map(repr, WORDS))}"
             )
 
     @classmethod
     def scope(cls, model: nn.Module) -> Scope:
-        """Which tensors clients train, and which they share."""
+        """Return which tensors clients train, and which they share."""
         return Scope()
 
     def evaluates(self, workspace: Workspace) -> Mapping[str, Sequence[str] | None]:
-        """The views that clients evaluate: "global", "personal". The first chooses the best round.
+        """Return the views that clients evaluate ("global", "personal") -> their own tensors.
 
-        Of each view the names of the tensors in which it differs from client to client, in addition
-        to those that `scope` keeps; None for all.
+        The first view chooses the best round. The value of a view has the names of the tensors that
+        differ between clients, in addition to the tensors that `scope` keeps; None for all.
         """
         return {"global": ()}
 
     def local(self, local: LocalSettings) -> LocalSettings:
-        """How clients train, given what the configuration says."""
+        """Return the settings of local training, given the configured ones."""
         return local
 
     def phases(self, setup: RunSetup) -> list[Phase]:
-        """The phases, in order. Those of plug-ins come before them."""
+        """Return the phases, in order. The phases of plug-ins come before them."""
         uploads = "weights" not in self.breaks
         train = Phase(
             "train", setup.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
@@ -600,29 +610,30 @@ class Method(Component, base=True):
         return [train]
 
     def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
-        """What clients receive beside the weights in order to evaluate."""
+        """Return the extras that clients receive with the weights in order to evaluate."""
         return {}
 
     def weight(self, step: Step, update: Update) -> float:
-        """The aggregation weight before plug-ins. Only ratios matter."""
+        """Return the aggregation weight, before plug-ins change it. Only ratios matter."""
         return float(update.n)
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k.
+        """Return the new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k.
 
-        The updates can be read once, one after the other. Buffers are averaged beside it.
+        `updates` can be read only once, one update after the other. It has no buffers, which the
+        server averages separately.
         """
         change = step.mean((update.change, update.weight) for update in updates)
         return Merged(trees.add(change, old), state)
 
 
 class Plugin(Component, base=True):
-    """What any method may have added. One frozen dataclass has both halves.
+    """A plug-in, which can be added to any method. One frozen dataclass has both halves.
 
-    A class that overrides `weight` or `weights` states "used weights" in `needs`. With `needs_all`,
-    `after` gets the updates with the weights of the merge. The state of a client may tell the
-    counts of its classes if the plug-in overrides `data`: with privacy.min_count, its size is not
-    sent.
+    A class that overrides `weight` or `weights` must state "used weights" in `needs`. With
+    `needs_all`, `after` gets the updates with the weights of the merge. If the plug-in overrides
+    `data`, the size of a client's state may reveal the counts of its classes; so, with
+    privacy.min_count, the size that clients send leaves the plug-in's state out.
     """
 
     def __init_subclass__(cls, base: bool = False) -> None:
@@ -638,40 +649,49 @@ class Plugin(Component, base=True):
 
     # ---- server
     def phases(self, setup: RunSetup) -> list[Phase]:
-        """Phases of its own, which come before the training."""
+        """Return phases of its own, which come before the training."""
         return []
 
     def local(self, step: Step, local: LocalSettings) -> LocalSettings:
-        """How clients train in this step."""
+        """Return the settings of local training in this step."""
         return local
 
     def weight(self, step: Step, state: State, update: Update) -> float:
-        """The aggregation weight of one update, in place of `update.weight`."""
+        """Return the aggregation weight of one update, which replaces `update.weight`."""
         return update.weight
 
     def weights(
         self, step: Step, state: State, updates: Sequence[Update]
     ) -> tuple[Sequence[float], Mapping[str, Any]]:
-        """(the aggregation weights, what is recorded). Overriding it keeps all updates."""
+        """Return (the aggregation weights, values to record).
+
+        If a plug-in overrides it, the server keeps all updates of a step in memory.
+        """
         return [update.weight for update in updates], {}
 
     def after(
         self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
     ) -> Merged:
-        """The weights after a merge of the training, before the server optimiser, in float64."""
+        """Return the weights after a merge of the training, before the server optimiser.
+
+        `old` has the weights before the step, `new` the merged ones, in float64.
+        """
         return Merged(new, state)
 
     # ---- client
     def data(self, samples: Samples, state: State) -> Samples:
-        """The training set to use; images are in [0, 1], and not normalised yet."""
+        """Return the training set to use. Images are in [0, 1], not yet normalised."""
         return samples
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
-        """What it adds to the steps of the host's training."""
+        """Return the terms that it adds to the steps of the method's training."""
         return []
 
     def finish(
         self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
-        """What goes with the host's reply: extras and metrics, given what was trained."""
+        """Return the extras and metrics that it adds to the method's reply, and its new state.
+
+        `fitted` is the result of the method's training.
+        """
         return Result(), state

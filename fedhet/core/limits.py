@@ -1,4 +1,4 @@
-"""What a machine and its node allow a run; imports neither torch nor Flower."""
+"""Limits that a machine and its node set for runs; imports neither torch nor Flower."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fedhet.core.check import Checked, setting
 from fedhet.core.errors import SUBMITTED, ConfigError
 
 FLOOR = "FEDHET_MIN_COUNT"
-MIN_COUNT = 5  # of a node with data of its own that says nothing else
-MIN_TEST = 20  # with MIN_COUNT, an accuracy of so many samples has five values at least
+MIN_COUNT = 5  # the default of a node with data of its own
+MIN_TEST = 20  # its default, too; with MIN_COUNT, an accuracy then has at least five values
 MAX_MODEL = 1000  # MB: 250 million weights
 MAX_ARRAY = 1000  # MB
 
 
 @dataclass(frozen=True)
 class Limits(Checked):
-    """What a node's own operator allows a run, whatever that says; by default anything.
+    """Limits that the operator of a node sets, and that no run can change. Default: no limits.
 
     Attributes:
-        evaluate: whether scores leave it.
-        min_count: the least `privacy.min_count`.
-        min_test: the least number of samples of which scores leave it, which are coarse then (see
-            `Target.releasable`); 0: scores of any number of samples, as they are.
-        max_model: the largest model that it builds, in MB of parameters and buffers; 0: any.
-        max_array: the largest array that another setting of the run sizes, in MB; 0: any.
+        evaluate: whether scores leave the node.
+        min_count: the smallest `privacy.min_count` of its clients; a run can only raise it.
+        min_test: a part of the data with fewer samples sends no scores, and a larger part sends
+            rounded scores (see `Target.releasable`); 0: parts of any size send exact scores.
+        max_model: the largest model that the node builds, in MB of parameters and buffers; 0: any.
+        max_array: the largest array that any other setting of a run can demand, in MB; 0: any.
     """
 
     evaluate: bool = setting(True, name="node config: evaluate")
@@ -39,7 +39,11 @@ class Limits(Checked):
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Limits:
-        """The limits that the node config states, or the defaults of such a node.
+        """Return the limits that the node config states. For all others, the defaults apply.
+
+        By default, every node limits the sizes of models and arrays. A node with data of its own
+        ("site" in its config) also limits statistics and scores. Other nodes have no default limits
+        for runs that this machine submitted to itself.
 
         Raises:
             ConfigError: a value is not allowed.
@@ -47,26 +51,26 @@ class Limits(Checked):
         own = cls(max_model=MAX_MODEL, max_array=MAX_ARRAY)
         if SUBMITTED in os.environ:  # the runs of engine=flwr are this machine's own
             own = cls()
-        if "site" in node_config:  # it has data of its own
+        if "site" in node_config:  # the node has data of its own
             own = cls(True, MIN_COUNT, MIN_TEST, MAX_MODEL, MAX_ARRAY)
         given = {name: node_config.get(name.replace("_", "-"), n) for name, n in vars(own).items()}
         return cls(**given)
 
     def check_array(self, setting: str, *shape: int, width: int = 4) -> None:
-        """Refuse an array that is too large for the node, before its memory is taken.
+        """Refuse an array that is too large for the node, before it is allocated.
 
         Args:
-            setting: what makes it so large, for the message.
-            shape: its shape.
+            setting: the setting that makes the array so large, for the message.
+            shape: the shape of the array.
             width: the bytes of an entry.
 
         Raises:
-            ConfigError: it is larger than `max_array`.
+            ConfigError: the array is larger than `max_array`.
         """
         size = math.prod(shape) * width / 1e6
         if self.max_array and size > self.max_array:
             raise ConfigError(
-                f"{setting} asks for an array of {size:.0f} MB; this node makes none above"
+                f"{setting} asks for an array of {size:.0f} MB; this node allows at most"
                 f" max-array={self.max_array} MB, as its site.toml or node config says"
             )
 
@@ -75,15 +79,15 @@ UNLIMITED = Limits()
 
 
 def least_count(configured: int, limits: Limits = UNLIMITED) -> int:
-    """Return the smallest number of samples of which this machine's clients send a statistic.
+    """Return the smallest number of samples for which this machine's clients send a statistic.
 
-    It is the largest of `privacy.min_count`, the `min-count` of this node, and what the machine's
-    owner has set in the environment variable FEDHET_MIN_COUNT: a run can raise the number, but not
-    lower it.
+    It is the largest of three numbers: the run's `privacy.min_count`, the node's `min-count`, and
+    the environment variable FEDHET_MIN_COUNT, which the machine's owner can set. So a run can raise
+    the number, but not lower it.
 
     Args:
         configured: the run's `privacy.min_count`.
-        limits: those of this node.
+        limits: the limits of this node.
 
     Raises:
         ConfigError: the variable is no whole number >= 0.
@@ -92,14 +96,14 @@ def least_count(configured: int, limits: Limits = UNLIMITED) -> int:
 
 
 def demanded(variable: str, *, whole: bool = False) -> Any:
-    """The number that the machine's owner has set in an environment variable; None for none.
+    """Return the number that the machine's owner set in an environment variable, or None.
 
     Args:
-        variable: its name.
-        whole: whether it is a whole number >= 0; else it is any number > 0.
+        variable: the name of the variable.
+        whole: whether its value must be a whole number >= 0; otherwise any number > 0.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the variable has another value.
     """
     if (text := os.environ.get(variable)) is None:
         return None
@@ -108,7 +112,7 @@ def demanded(variable: str, *, whole: bool = False) -> Any:
     except ValueError:
         value = -1
     if not (0 if whole else math.ulp(0)) <= value < math.inf:
-        # A server gets this text, and so it is without the value.
-        what = "whole number >= 0" if whole else "number > 0"
-        raise ConfigError(f"{variable} in the environment must be a {what}")
+        # A server gets this text, so it must not contain the value.
+        allowed = "whole number >= 0" if whole else "number > 0"
+        raise ConfigError(f"{variable} in the environment must be a {allowed}")
     return value

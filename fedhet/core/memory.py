@@ -1,7 +1,7 @@
-"""Values as JSON and tensors, and what callbacks remember from one step to the next.
+"""The memory of callbacks for checkpoints, as JSON and tensors.
 
 A value may be None, a bool, number or text; a list, tuple, set or dict of such values; a tensor or
-a numpy array. A callback names the attributes that outlast a step in its class attribute `memory`.
+a numpy array. The class attribute `memory` of a callback names the attributes to store.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ CONTAINERS = {"list": list, "tuple": tuple, "set": set}
 
 
 class MemoryPacker:
-    """Turns values into JSON; their tensors are gathered in `tensors`, each under its own name.
+    """Turns values into JSON, and collects their tensors in `tensors`, each under its own name.
 
-    A tensor that is met again is stored once. Nothing is copied.
+    A tensor that occurs several times is stored once. Tensors are copied only if another view of
+    the same memory is stored.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class MemoryPacker:
         self._memories: set[int] = set()  # addresses
 
     def memory(self, callback: Callback, path: str) -> dict[str, Node]:
-        """What the callback remembers, by attribute.
+        """Return attribute -> its value as JSON, for each attribute of the callback's memory.
 
         Raises:
             TypeError: a value cannot be stored; the message names the attribute.
@@ -42,7 +43,7 @@ class MemoryPacker:
         return {n: self.value(getattr(callback, n), f"{path}.{n}") for n in callback.memory}
 
     def value(self, value: Any, path: str) -> Node:
-        """The value as JSON."""
+        """Return the value as JSON."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -59,7 +60,7 @@ class MemoryPacker:
         if kind in (dict, OrderedDict) and all(type(key) in (int, str) for key in value):
             return ["dict", [[k, self.value(one, f"{path}.{k}")] for k, one in value.items()]]
         raise TypeError(
-            f"{path} cannot be stored in a checkpoint: a {kind.__name__} is none of the values"
+            f"{path} cannot be stored in a checkpoint: a {kind.__name__} is not among the values"
             " that a state may have (docs/extending.md, State)"
         )
 
@@ -69,7 +70,7 @@ class MemoryPacker:
         name = self._names.get(key) if t.numel() else None
         if name is None:
             memory = t.untyped_storage().data_ptr()
-            shared = memory in self._memories  # by another view, which the file could not keep
+            shared = memory in self._memories  # by another view; the file cannot store both
             self._memories.add(memory)
             name = self._names[key] = self._add(t.clone() if shared else t, path)
         return ["tensor", name, where]
@@ -84,10 +85,10 @@ class MemoryPacker:
 def put_back(
     callback: Callback, nodes: Mapping[str, Node], tensors: Tree, device: torch.device
 ) -> None:
-    """Let the callback remember what `MemoryPacker.memory` has stored.
+    """Restore the attributes of the callback that `MemoryPacker.memory` has stored.
 
     Raises:
-        ValueError: it is not what such a callback remembers.
+        ValueError: an attribute is not in the callback's `memory`.
     """
     if unknown := set(nodes) - set(callback.memory):
         raise ValueError(f"{callback.name} does not remember {', '.join(sorted(unknown))}")
@@ -96,7 +97,10 @@ def put_back(
 
 
 def unpacked(node: Node, tensors: Tree, device: torch.device) -> Any:
-    """The value that `MemoryPacker.value` has stored; tensors of a device are put on `device`."""
+    """Return a value that `MemoryPacker.value` has stored.
+
+    Tensors that were on the CPU stay there; all others are put on `device`.
+    """
     if not isinstance(node, list):
         return node
     kind, content, *more = node

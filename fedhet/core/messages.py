@@ -1,6 +1,7 @@
-"""The two messages of a step, as methods and plug-ins see them.
+"""The two messages of a step: `Broadcast` to the clients, `Upload` or `Failure` from each client.
 
-How Flower carries them is the business of fedhet/flower/wire.py.
+fedhet/flower/wire.py converts them for Flower. Methods and plug-ins see them as `kernel.Message`
+and `kernel.Update`.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ from fedhet.core.errors import clean
 from fedhet.core.groups import LocalSettings as LocalSettings  # part of every Broadcast
 from fedhet.core.trees import LARGEST, UNBOUNDED, AnyTree, Tree, kind, shown
 
-Recorded = dict[str, float | Tensor]  # what is recorded of a step
+Recorded = dict[str, float | Tensor]  # the values that a component records in a step
 Scalar = bool | int | float | str
 Extra = Scalar | Tensor | Tree
 Extras = dict[str, Extra]
 
 LOST = "lost state"  # the reason of a failure
-STATE_BYTES = "bytes.state"  # metric: the size of what the client remembers now
-STEPS = "steps"  # metric: the optimiser steps that a simulated client has taken for a message
-EVALUATE = "evaluate"  # the phase name of a message whose client evaluates
+STATE_BYTES = "bytes.state"  # metric: the size of the client's state after the message
+STEPS = "steps"  # metric: the optimiser steps that a simulated client took for the message
+EVALUATE = "evaluate"  # the phase name of a message that asks the client to evaluate
 
 
 @dataclass
 class WithExtras:
     """Typed access to the extras of a message.
 
-    Every accessor raises ValueError where the extra is missing or of another type, so that a
-    method's author handles neither. Use `name in msg.extras` for an extra that is optional.
+    Every accessor raises ValueError if the extra is missing or has another type, so the author of
+    a method needs no such checks. For an optional extra, first ask `name in msg.extras`.
     """
 
     extras: Extras = field(default_factory=dict, kw_only=True)
 
     def text(self, name: str) -> str:
-        """The extra `name` as a str."""
+        """Return the extra `name` as a str."""
         value = self._extra(name)
         if not isinstance(value, str):
             raise ValueError(f"extra {name!r} is {kind(value)}; a text is expected")
         return value
 
     def scalar(self, name: str) -> float:
-        """The extra `name` as a finite number of at most LARGEST."""
+        """Return the extra `name` as a finite number in [-LARGEST, LARGEST]."""
         value = self._extra(name)
         is_bool = isinstance(value, bool)
         if isinstance(value, int | float) and not is_bool and abs(value) <= LARGEST:
@@ -53,14 +54,14 @@ class WithExtras:
         raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
     def integer(self, name: str) -> int:
-        """The extra `name` as a whole number >= 0."""
+        """Return the extra `name` as a whole number >= 0."""
         value = self.scalar(name)
         if value < 0 or value != int(value):
             raise ValueError(f"extra {name!r} is {value}; a whole number >= 0 is expected")
         return int(value)
 
     def tensor(self, name: str) -> Tensor:
-        """The extra `name` as a finite floating tensor."""
+        """Return the extra `name` as a finite floating-point tensor."""
         value = self._extra(name)
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise ValueError(
@@ -71,33 +72,37 @@ class WithExtras:
         return value
 
     def whole(self, name: str) -> Tensor:
-        """The extra `name` as a tensor of whole numbers."""
+        """Return the extra `name` as a tensor of whole numbers."""
         value = self._extra(name)
         if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
             raise ValueError(f"extra {name!r} is {kind(value)}; whole numbers are expected")
         return value
 
     def counts(self, name: str, total: int, classes: int, least: int = 0) -> Tensor:
-        """The extra `name` as `classes` whole numbers whose sum is `total`.
+        """Return the extra `name` as the counts of `classes` classes, whole numbers.
 
-        A client withholds counts below `least`, and more than that where its site is stricter: each
-        number is 0 or at least `least`, and so is what their sum lacks, unless all are withheld.
+        A client withholds counts below `least`, and more counts if its site is stricter. Withheld
+        counts are 0, so each number must be 0 or at least `least`. The counts may lack 0 or at
+        least `least` of the `total` samples, or any number of samples if all counts are withheld.
         """
         value = self.whole(name)
         whole = value.shape == (classes,)
         given = [number for number in value.tolist() if number] if whole else []
-        rest = total - sum(given)  # of Python's numbers, since a sum of int64 could wrap around
+        rest = total - sum(given)  # Python's numbers: a sum of int64 could wrap around
         few = any(number < max(least, 1) for number in given)
         if not whole or few or rest < 0 or (0 < rest < least and given):
             raise ValueError(
                 f"extra {name!r} is {shown(value)}; expected: {counted(classes, 'whole number')}"
-                f" that are 0 or at least {max(least, 1)}, with the sum {total}, or one that lacks"
-                " as many"
+                f" that are 0 or at least {max(least, 1)}, with the sum {total}, or a sum that is"
+                " smaller by at least as many"
             )
         return value
 
     def tree(self, name: str, like: AnyTree | None = None) -> Tree:
-        """The extra `name` as a tree; with `like`, a finite one of its names, shapes and dtypes."""
+        """Return the extra `name` as a tree.
+
+        With `like`, it must be finite, with the names, shapes and dtypes of `like`.
+        """
         value = self._extra(name)
         if not isinstance(value, dict):
             size = "tensors" if like is None else counted(len(like), "tensor")
@@ -115,22 +120,22 @@ class WithExtras:
 
 @dataclass(kw_only=True)
 class Broadcast(WithExtras):
-    """Server to client.
+    """A message from the server to a client.
 
     Attributes:
-        phase: what the client is to do: "train", "fedlex.explore", "evaluate".
+        phase: the work that the client is to do: "train", "fedlex.explore", "evaluate".
         step: the number of the step inside the phase, from 1.
         round: the number of the step over the whole run, from 1.
         local: the settings of local training in this step.
-        slot: whose weights travel; "" where none do.
-        weights: the shared tensors of `slot`; empty where there is no slot.
-        trains: whether the step trains the model, so that every plug-in's hooks run.
+        slot: the slot that `weights` belong to; "" for none.
+        weights: the shared tensors of `slot`; empty without a slot.
+        trains: whether the step trains the model. Then every plug-in's hooks run.
         plugins: name of each plug-in, or "method" -> digest of its class and its settings.
-        pid: the client that the message is for.
+        pid: the client that gets the message.
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.
-        pinned: earlier rounds whose client state is still needed at the end of the run.
-        run_id: 32 hexadecimal digits that identify the run, also when it is resumed.
+        pinned: earlier rounds; their client states are still needed at the end of the run.
+        run_id: 32 hexadecimal digits that identify the run; a resumed run keeps them.
     """
 
     phase: str
@@ -150,19 +155,20 @@ class Broadcast(WithExtras):
 
 @dataclass
 class Upload(WithExtras):
-    """Client to server. Aggregation reads `weight`, never `num_examples`.
+    """A client's reply to the server. The aggregation reads `weight`, never `num_examples`.
 
-    The client fills in `pid` to `keeps`; the server adds the rest when it has checked the update.
+    The client fills in `pid` to `keeps`. The server fills in the other fields after it has checked
+    the update.
 
     Attributes:
         pid: the client.
-        num_examples: its real training samples, also where a plug-in has added generated ones.
-        weights: the shared tensors of the slot after training; empty where none are sent.
+        num_examples: the number of its real training samples, without samples that plug-ins added.
+        weights: the shared tensors of the slot after training; empty if the client sends none.
         metrics: numbers to record; they never influence the aggregation.
         keeps: whether the client changed its state in this step.
         weight: the aggregation weight; see `fedhet.core.kernel.Update`.
-        change: `weights` minus what was sent, in float64; trained names only, never buffers.
-        buffers: the part of `weights` that is not trained.
+        change: `weights` minus the tensors of the message, in float64; trained tensors only.
+        buffers: the tensors of `weights` that are not trained.
     """
 
     pid: int
@@ -177,15 +183,16 @@ class Upload(WithExtras):
 
 @dataclass
 class Failure:
-    """A client that did not deliver.
+    """The failure of a client in a step.
 
     Attributes:
         pid: the client.
-        phase, step: what it was to do.
-        cause: what happened, in one line: a text of another process is made one.
-        reason: the kind of fault, under which failures are counted. "failed": the client reported
-            an error; LOST: it no longer has the state that the server names; "no reply"; "refused":
-            its reply has the wrong content; "outlier"; and those of `fedhet.core.errors.Rejected`.
+        phase, step: the step in which it failed.
+        cause: what happened; put into one line, because the text may come from another process.
+        reason: the kind of fault under which failures are counted. "failed": the client reported an
+            error; LOST: it no longer has the state that the server names; "no reply"; "refused":
+            its reply has the wrong content; "outlier"; and the reasons of
+            `fedhet.core.errors.Rejected`.
     """
 
     pid: int
@@ -205,14 +212,14 @@ Reply = Upload | Failure
 
 
 def on_device(value: Extra, device: torch.device) -> Extra:
-    """The extra on the device; a tensor that is already there is passed on unchanged."""
+    """Return the extra on the device; a tensor that is already there is not copied."""
     if isinstance(value, dict):
         return {name: t.to(device) for name, t in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
-    """Refuse extras and metrics that cannot travel in every engine.
+    """Refuse extras and metrics that some engine cannot carry.
 
     Raises:
         TypeError: an extra is no bool, int, float, str, tensor or tree of tensors, or a metric is
@@ -232,9 +239,9 @@ def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
 
 
 def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:
-    """Bytes by kind: the slot's name for its weights, else the extra's name.
+    """Return the bytes of a message by kind: the slot's name for its weights, or an extra's name.
 
-    They are counted from the payload itself, so they are equal in every engine.
+    They are counted from the values themselves, so they are the same in every engine.
     """
     sizes = {slot: trees.nbytes(weights)} if weights else {}
     for name, value in extras.items():

@@ -1,6 +1,6 @@
-"""The names under which the extras of a method or plug-in travel, and their checks on arrival.
+"""The names of extras in messages, and checks of the extras that clients send.
 
-The extra `c` of the piece `scaffold` travels as `scaffold.c`.
+The extra `c` of the component `scaffold` has the name `scaffold.c` in messages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedhet.core.trees import AnyTree
 
 
 def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The owner's values under the names that they have in a message."""
+    """Return the owner's values under their names in messages."""
     return {f"{owner}.{name}": value for name, value in values.items()}
 
 
 def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
-    """The message as the owner sees it."""
+    """Return the message as its owner sees it."""
     phase = msg.phase.rpartition(".")[2]
     start = f"{owner}."
     extras = {n.removeprefix(start): v for n, v in msg.extras.items() if n.startswith(start)}
@@ -32,7 +32,7 @@ def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
 
 
 def sent_extras(component: Component, result: kernel.Result) -> messages.Extras:
-    """The extras of a result under the names in messages; what is withheld is empty."""
+    """Return the extras of a result under their names in messages; withheld ones are empty."""
     given = {n: torch.empty(0) if t is None else t for n, t in result.extras.items()}
     return prefixed(component.name, given)
 
@@ -40,14 +40,14 @@ def sent_extras(component: Component, result: kernel.Result) -> messages.Extras:
 def read_update(
     name: str, expected: Mapping[str, Expected], step: Step, update: messages.Upload
 ) -> kernel.Update:
-    """The update as the piece of this name sees it, after the checks; what is withheld is None."""
+    """Return a checked update as the component `name` sees it; withheld extras are None."""
     assert step.sent is not None
     extras: dict[str, Any] = {}
-    for key, what in expected.items():
-        value = (update.metrics if what.metric else update.extras).get(f"{name}.{key}")
-        if what.whole and isinstance(value, float):
+    for key, rule in expected.items():
+        value = (update.metrics if rule.metric else update.extras).get(f"{name}.{key}")
+        if rule.whole and isinstance(value, float):
             value = int(value)
-        extras[key] = None if what.statistic and is_withheld(value) else value
+        extras[key] = None if rule.statistic and is_withheld(value) else value
     return kernel.Update(
         pid=update.pid,
         n=update.num_examples,
@@ -66,38 +66,39 @@ def check_extras(
     update: messages.Upload,
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
-    """Refuse an update that is not what its owner expects.
+    """Refuse an update if its extras are not as a component expects.
 
     Args:
-        owner: the name of the piece.
-        expected: what it expects.
+        owner: the name of the component.
+        expected: the extras that the component expects.
         update: the update.
-        shapes: of the tensors of any size in the step's other updates; one more may be added.
+        shapes: extra -> its shape in the step's first reply, for tensors of any size. New names are
+            added to it.
 
     Raises:
-        ValueError: it names the extra.
+        ValueError: names the extra.
     """
-    for name, what in expected.items():
+    for name, rule in expected.items():
         key = f"{owner}.{name}"
-        value = what.read(key, update)
-        if value is not None and what.shape is not None and -1 in what.shape:
+        value = rule.read(key, update)
+        if value is not None and rule.shape is not None and -1 in rule.shape:
             first = shapes.setdefault(key, tuple(value.shape))
             if value.shape != first:
                 raise ValueError(
-                    f"extra {key!r} has the shape {tuple(value.shape)}; that of the first client"
-                    f" has {first}"
+                    f"extra {key!r} has the shape {tuple(value.shape)}; expected: {first}, the"
+                    " shape in the first client's reply"
                 )
 
 
 # ---- under privacy.noise and privacy.min_count
 def releases_in(expected: Mapping[str, Expected]) -> int:
-    """How many releases under privacy.noise the extras of a reply are."""
+    """Return how many releases under privacy.noise the extras of a reply are."""
 
-    def is_release(what: Expected) -> bool:
-        if what.public is True or what.metric or (what.whole and not what.repair):
+    def is_release(rule: Expected) -> bool:
+        if rule.public is True or rule.metric or (rule.whole and not rule.repair):
             return False
-        public = what.public or ()
-        like = {"": None} if what.like is None else what.like
+        public = rule.public or ()
+        like = {"": None} if rule.like is None else rule.like
         return any(
             name not in public and (t is None or t.is_floating_point()) for name, t in like.items()
         )
@@ -105,35 +106,35 @@ def releases_in(expected: Mapping[str, Expected]) -> int:
     return sum(map(is_release, expected.values()))
 
 
-# Of these, `expected` has the extras of all pieces under their names in messages.
+# In the next functions, `expected` has the extras of all components under their names in messages.
 def public_names(expected: Mapping[str, Expected]) -> set[str]:
-    """The names of extras, and of tensors in them, that need no noise."""
-    names = {name for name, what in expected.items() if what.public is True}
-    parts = {name: what.public for name, what in expected.items() if name not in names}
+    """Return the names of extras, and of tensors in extras, that need no noise."""
+    names = {name for name, rule in expected.items() if rule.public is True}
+    parts = {name: rule.public for name, rule in expected.items() if name not in names}
     return names | {f"{name}.{part}" for name, public in parts.items() for part in public or ()}  # type: ignore[union-attr]
 
 
 def withhold(
     expected: Mapping[str, Expected], update: messages.Upload, device: torch.device
 ) -> None:
-    """Withhold the statistics, because they are of too few samples."""
-    statistics = [name for name, what in expected.items() if what.statistic]
+    """Withhold the statistics of a client with too few samples."""
+    statistics = [name for name, rule in expected.items() if rule.statistic]
     for name in update.extras.keys() & statistics:
         update.extras[name] = torch.empty(0, device=device)
 
 
 def repair(expected: Mapping[str, Expected], update: messages.Upload) -> None:
-    """Make of noised extras what the server accepts."""
-    for name, what in expected.items():
+    """Change noised extras so that the server accepts them."""
+    for name, rule in expected.items():
         value: Any = update.extras.get(name)
-        if value is None or what.public is True or (what.statistic and is_withheld(value)):
+        if value is None or rule.public is True or (rule.statistic and is_withheld(value)):
             continue
-        if what.low is not None or what.high is not None:
-            clamp = partial(torch.clamp, min=what.low, max=what.high)
+        if rule.low is not None or rule.high is not None:
+            clamp = partial(torch.clamp, min=rule.low, max=rule.high)
             if isinstance(value, dict):
                 value = trees.map(clamp, value)
             elif isinstance(value, Tensor):
                 value = clamp(value)
             else:
                 value = float(clamp(torch.tensor(value)))
-        update.extras[name] = what.repair(value, update) if what.repair else value
+        update.extras[name] = rule.repair(value, update) if rule.repair else value

@@ -4,7 +4,7 @@ in_process.py serves clients in this process or in worker processes, ray.py in R
 Flower nodes behind `flwr run`. Every engine gives `fedhet.core.server.loop` a transport,
 which takes each message to a client's `handle` and brings back the reply:
 
-    LocalTransport (transport.py): one client after another, in this process
+    LocalTransport (local_transport.py): one client after another, in this process
     FusedTransport (fedhet/engines/fused/clients.py): several clients in one batch, here
     PoolTransport (pool.py): clients in worker processes
     RayTransport (ray.py): clients in Ray's processes, which may be on other machines

@@ -15,8 +15,8 @@ from fedhet.core.errors import ConfigError
 from fedhet.core.server.loop import Transport
 from fedhet.engines.fused.choice import together
 from fedhet.engines.fused.clients import FusedTransport
+from fedhet.engines.local_transport import LocalTransport
 from fedhet.engines.pool import PoolTransport
-from fedhet.engines.transport import LocalTransport
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job, begin
 from fedhet.runs.stores import MemoryStore

@@ -27,9 +27,9 @@ class IdleClient(Client):
     """Loads the received weights into the model and sends them back."""
 
     @serves
-    def train(self, msg: Message, state: State, site: ClientContext) -> tuple[Result, State]:
-        site.model(msg.weights)
-        return Result(site.workspace.read([*msg.weights])), state
+    def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
+        ctx.model(msg.weights)
+        return Result(ctx.workspace.read([*msg.weights])), state
 
 
 @dataclass(frozen=True, kw_only=True)

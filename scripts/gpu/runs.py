@@ -26,7 +26,7 @@ from fedhet.core.task import Task
 from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
 from fedhet.engines.fused.clients import FusedTransport
-from fedhet.engines.transport import LocalTransport
+from fedhet.engines.local_transport import LocalTransport
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.stores import MemoryStore
 

@@ -15,7 +15,7 @@ from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.workspace import Workspace
 from fedhet.data.toy import toy_task
-from fedhet.engines.transport import LocalTransport
+from fedhet.engines.local_transport import LocalTransport
 from fedhet.methods.fedavg import FedAvg
 from fedhet.runs.privacy.account import Account, release
 from fedhet.runs.stores import MemoryStore

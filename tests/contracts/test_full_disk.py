@@ -209,12 +209,12 @@ def test_a_run_whose_model_does_not_fit_ends_with_one_line(tmp_path: Path) -> No
     ],
 )
 def test_a_folder_that_cannot_be_created_is_a_wrong_setting(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, setup: str, flags: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, setting: str, flags: list[str]
 ) -> None:
     (tmp_path / "file").touch()
-    assert main([*flags, "method=fedavg", f"{setup}={tmp_path / place}"]) == 2
+    assert main([*flags, "method=fedavg", f"{setting}={tmp_path / place}"]) == 2
     printed = capsys.readouterr()
-    start = f"error: {setup}: the folder {tmp_path / place} cannot be created"
+    start = f"error: {setting}: the folder {tmp_path / place} cannot be created"
     assert printed.err.startswith(start) and printed.err.count("\n") == 1
 
 

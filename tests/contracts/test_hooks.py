@@ -202,7 +202,7 @@ def made(base: Any, **members: Any) -> Any:
         ("client", "view", r" \(did you mean .*views"),
         ("client", "term", r" \(did you mean .*terms"),
         ("plugin", "expect", r" \(did you mean .*expects"),
-        ("plugin", "xyz", r"; there are after, broadcast, data, expects, .*weight, weights"),
+        ("plugin", "xyz", r"; the hooks are after, broadcast, data, expects, .*weight, weights"),
     ],
 )
 def test_a_misspelt_hook_is_named_with_the_nearest_one(base: str, name: str, meant: str) -> None:
@@ -221,10 +221,10 @@ def test_a_hook_of_the_other_half_is_none_of_this_one() -> None:
     ("base", "name", "function", "called"),
     [
         ("method", "weight", lambda self, update: 1.0, "self, step, update"),
-        ("derived", "setup", lambda self: {}, "self, setting"),
+        ("derived", "setup", lambda self: {}, "self, setup"),
         ("derived", "merge", lambda self, updates, old: {}, "self, step, state, old, updates"),
-        ("client", "train", lambda self, msg: None, "self, msg, state, site"),
-        ("client", "terms", lambda self, msg, ctx, state: [], "self, msg, state, site"),
+        ("client", "train", lambda self, msg: None, "self, msg, state, ctx"),
+        ("client", "terms", lambda self, msg, ctx, state: [], "self, msg, state, ctx"),
         ("plugin", "weight", lambda self, step, update: 1.0, "self, step, state, update"),
         ("plugin", "local", lambda self, local: local, "self, step, local"),
     ],

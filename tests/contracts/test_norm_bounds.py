@@ -33,7 +33,7 @@ def test_clipped_to_a_fixed_norm(federation: Federation) -> None:
     assert trees.norm(change) == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("piece", ["weights", "scaffold.c_plus", "body.1.running_mean"])
+@pytest.mark.parametrize("component", ["weights", "scaffold.c_plus", "body.1.running_mean"])
 def test_the_norm_filter_leaves_out_what_is_far_too_large(
     federation: Federation, component: str
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import fedhet
 from fedhet.core.server.loop import Loop
 from fedhet.data.toy import toy_task
-from fedhet.engines.transport import LocalTransport
+from fedhet.engines.local_transport import LocalTransport
 from fedhet.runs import config
 from fedhet.runs.checkpoint import Checkpoints
 from fedhet.runs.stores import MemoryStore

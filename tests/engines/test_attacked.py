@@ -25,7 +25,7 @@ from fedhet.core.messages import EVALUATE, Broadcast, Failure, Reply, Upload
 from fedhet.core.server.loop import Clock
 from fedhet.engines import in_process
 from fedhet.engines.dispatch import run_job
-from fedhet.engines.transport import LocalTransport
+from fedhet.engines.local_transport import LocalTransport
 from fedhet.runs import config
 
 ATTACKER = 1

@@ -26,7 +26,7 @@ FAULTY = [
     "plugin.fednorm.z_when=raise",
 ]
 REASON = "error: client 3 failed in phase 'train', step 2: OSError: the disk is full"
-REASON += "; on_failure=skip goes on without it"
+REASON += "; on_failure=skip continues without it"
 Printed = tuple[int, str, str]
 
 

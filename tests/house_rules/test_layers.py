@@ -1,4 +1,4 @@
-"""What each room of fedhet may import; core imports two abstract classes of Flower as well."""
+"""What each package of fedhet may import; core imports two abstract classes of Flower as well."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Loop:
     assert {*anything(tree)} & HALVES == {"workspace", "strategy", "client"}
 
 
-# ---- rooms
+# ---- packages
 TOP = {"fedhet", "fedhet.__main__", "fedhet.api"}
 SENTENCE = re.compile(r"^It may import (.+)\.$", re.MULTILINE)
-ROOMS = {module.split(".")[1] for module in MODULES.keys() - TOP}
+PACKAGES = {module.split(".")[1] for module in MODULES.keys() - TOP}
 
 
 def imported(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """The rooms, and the modules at the top, that each room imports or names in a text."""
+    """The packages, and the modules at the top, that each package imports or names in a text."""
     found: dict[str, set[str]] = defaultdict(set)
     for module, others in graph(trees).items():
         texts = {
@@ -85,36 +85,36 @@ def imported(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
         named = {text if text in trees else text.rpartition(".")[0] for text in texts}
         if module not in TOP:
             every = (others | named & trees.keys() - TOP) - {module}
-            rooms = {other if other in TOP else other.split(".")[1] for other in every}
-            found[module.split(".")[1]] |= rooms - {module.split(".")[1]}
+            packages = {other if other in TOP else other.split(".")[1] for other in every}
+            found[module.split(".")[1]] |= packages - {module.split(".")[1]}
     return found
 
 
-def allowed(room: str) -> set[str]:
-    """The rooms that the docstring of a room allows it."""
-    (words,) = SENTENCE.findall(ast.get_docstring(MODULES[f"fedhet.{room}"]) or "")
-    return set() if words == "no other room" else set(re.split(", | and ", words))
+def allowed(package: str) -> set[str]:
+    """The packages that the docstring of a package allows it."""
+    (words,) = SENTENCE.findall(ast.get_docstring(MODULES[f"fedhet.{package}"]) or "")
+    return set() if words == "no other package" else set(re.split(", | and ", words))
 
 
-def test_a_room_imports_what_its_docstring_says_and_no_room_in_a_circle() -> None:
-    rules = {room: allowed(room) for room in ROOMS}
+def test_a_package_imports_what_its_docstring_says_and_no_package_in_a_circle() -> None:
+    rules = {package: allowed(package) for package in PACKAGES}
     assert imported(MODULES) == rules
     assert not circles(rules)
     assert not {"study", "deploy", "handover"} & set().union(*rules.values())
-    assert len(ROOMS) <= 11
+    assert len(PACKAGES) <= 11
     assert {module for module in MODULES if module.count(".") < 2} == TOP | {
-        f"fedhet.{room}" for room in ROOMS
+        f"fedhet.{package}" for package in PACKAGES
     }
 
 
 def test_the_architecture_has_the_same_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.partition("## Rooms")[2].partition("## Modules")[0]
+    table = page.partition("## Packages")[2].partition("## Modules")[0]
     rows = dict(re.findall(r"^\| `(\w+)/` \|.*\| ([^|]+) \|$", table, re.MULTILINE))
-    (found,) = {len(rows), len(ROOMS)}
+    (found,) = {len(rows), len(PACKAGES)}
     assert found and all(
-        f"It may import {rows[room]}." in (ast.get_docstring(MODULES[f"fedhet.{room}"]) or "")
-        for room in ROOMS
+        f"It may import {rows[package]}." in (ast.get_docstring(MODULES[f"fedhet.{package}"]) or "")
+        for package in PACKAGES
     )
 
 
@@ -123,7 +123,7 @@ def test_no_two_files_have_one_name() -> None:
     assert not {name: count for name, count in names.items() if count > 1}
 
 
-def test_a_room_that_imports_another_one_is_found() -> None:
+def test_a_package_that_imports_another_one_is_found() -> None:
     sources = {
         "fedhet": "",
         "fedhet.core.one": "def function():\n    from fedhet.study.two import name",

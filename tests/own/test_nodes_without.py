@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from asking import answered
-from fedhet.flower.transport import ASKS, RAISED, settings_records
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from own.conftest import forget
 
 from fedhet.core.errors import ConfigError
 from fedhet.flower import apps
 from fedhet.flower.apps import client_for, strategy_of
+from fedhet.flower.transport import ASKS, RAISED, settings_records
 from fedhet.runs.config import compose
 from fedhet.runs.stores import MemoryStore
 

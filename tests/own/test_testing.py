@@ -20,8 +20,8 @@ from fedhet.core.kernel import Client, Method, Plugin, serves
 
 class FaultyClient(Client):
     @serves
-    def train(self, msg, state, site):
-        result, after = super().train(msg, state, site)
+    def train(self, msg, state, ctx):
+        result, after = super().train(msg, state, ctx)
         if self.options.how == "Failing":
             raise OSError("battery")
         if self.options.how == "Endless":

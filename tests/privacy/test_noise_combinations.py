@@ -132,7 +132,7 @@ def test_refusals_by_option() -> None:
     augmented = composed("method=fedgmm", "plugin.fedgmm.agg_count=augmented")
     with pytest.raises(ConfigError, match=r"agg_count=augmented .*original"):
         run(augmented)
-    with pytest.raises(ConfigError, match=r"samples 'fedgmm' .*added"):
+    with pytest.raises(ConfigError, match=r"samples plugin 'fedgmm' .*added"):
         run(composed("method=fednova", "plugin=[fedgmm]"))
 
 

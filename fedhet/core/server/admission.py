@@ -1,11 +1,15 @@
-"""What a reply must meet before it is merged, and what becomes of a client that failed.
+"""Checks of replies before the merge, and what happens if a client failed.
 
-A reply that fails a check is left out as a whole. Under a mean, which a single outlier would take
-over, a reply is also refused if the norm of what it changes is beyond a bound: a multiple of the
-median in the phase's last step. Where most replies are beyond it, none is refused, because the
-method itself diverges. A step without such a last one, as is a phase's first, shows in the end what
-was usual, and is taken again without the replies that were outliers. A step is undone if the
-model's loss is not finite after it, and one reply had changed by far more than the others.
+The server leaves out a reply as a whole if it fails a check. Under `merge=mean`, one huge reply
+could take over the model. There, the server also compares the norms of replies (`Outliers`):
+
+1. It refuses a reply if a norm exceeds `replies.max_jump` times the median of the phase's previous
+   step.
+2. If most replies exceed this bound, it accepts all of them: then the method itself diverges.
+3. If the phase has no previous step to compare with, it compares the replies of the step with each
+   other, and repeats the step without the outliers.
+4. It undoes a step if the loss is not finite after it, and the norm of one reply is far larger than
+   the others' (`Backup`).
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ if TYPE_CHECKING:
     from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.server.strategy import FedStrategy
 
-REFUSED = "refused"  # the kind of all bytes of a reply that has failed a check
+REFUSED = "refused"  # the kind under which all bytes of a refused reply are counted
 
 
 def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> Iterator[Upload]:
-    """The updates that pass every check, completed by the server's part.
+    """Yield the updates that pass every check, and fill in their fields for the aggregation.
 
-    Every other reply is a failure of its client. With `on_failure` "skip" it is left out as a
-    whole, as if the client had not taken part.
+    Every other reply is recorded as a failure of its client. If `on_failure` is "skip", the server
+    continues as if this client had not taken part.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop".
@@ -56,8 +60,8 @@ def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> 
                     unexpected -= prefixed(component.name, expected).keys()
                 if unexpected:  # they would only occupy the server
                     raise ValueError(
-                        f"unexpected extras {trees.shown(sorted(unexpected))}; what a method"
-                        " expects, its `expects` names"
+                        f"unexpected extras {trees.shown(sorted(unexpected))}; a reply may have"
+                        " only the extras that `expects` of the method and the plug-ins names"
                     )
                 reply.weight = strategy.weight(step, reply)
             except ValueError as error:
@@ -71,18 +75,18 @@ def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> 
 
 
 def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence[str]) -> None:
-    """Check what every update has against what was sent, and form its `change` and `buffers`."""
+    """Check the parts that every update has, and compute its `change` and `buffers`."""
     n, metrics = update.num_examples, update.metrics
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= declared:
         raise ValueError(
-            f"num_examples is {trees.shown(n)}; a whole number from 1 to {declared}, the client's"
-            " training samples, is expected"
+            f"num_examples is {trees.shown(n)}; expected: a whole number from 1 to {declared}, the"
+            " number of the client's training samples"
         )
     numbers = isinstance(metrics, dict) and all(
         isinstance(value, int | float) for value in metrics.values()
     )
     if not numbers:
-        raise ValueError(f"metrics are {trees.shown(metrics)}; numbers by name are expected")
+        raise ValueError(f"metrics are {trees.shown(metrics)}; expected: a dict of numbers by name")
     for name, value in metrics.items():
         if name.startswith(("seconds.", "bytes.")) and not 0 <= value <= trees.LARGEST:
             raise ValueError(f"metric {name!r} is {trees.shown(value)}; a number >= 0 is expected")
@@ -104,23 +108,23 @@ def _complete(step: OpenStep, update: Upload, declared: int, variances: Sequence
 def quorum(
     setup: RunSetup, step: OpenStep, states: dict[str, State], admitted: Iterator[Upload]
 ) -> Iterator[Upload] | None:
-    """The updates of the step, or None if they are too few to change something.
+    """Return the updates of the step, or None if there are too few: then the step changes nothing.
 
     Args:
-        setting: `replies.least`, `replies.bad_steps` and `merge` count here.
+        setup: gives `replies.least`, `replies.bad_steps` and `merge`.
         step: the step.
-        states: "quorum" gets the number of steps in a row with too few updates.
+        states: its "quorum" gets the number of consecutive steps with too few updates.
         admitted: the updates that were accepted.
 
     Raises:
-        RunFailed: too many steps in a row had too few updates, or the phase is not one of training
-            and cannot be continued without them.
+        RunFailed: too many consecutive steps had too few updates; or the phase does not train the
+            model, and so cannot continue without these updates.
     """
     phase, limits, merge = step.entry.phase, setup.replies, setup.merge
     compared = merge.needs(step.sent, step.old) if phase.compared else 1
     least = max(limits.least, compared)
     needed = list(islice(admitted, least))
-    # What the merge has refused was compared with the others all the same.
+    # The merge has compared the replies that it refused, so they count for `compared`.
     outliers = sum(failure.reason == "outlier" for failure in step.failures)
     if len(needed) >= limits.least and len(needed) + outliers >= compared:
         states["quorum"] = {"in_row": 0}
@@ -145,24 +149,26 @@ def quorum(
 
 # ---- what a single reply may change
 OUTLIERS = "outliers"  # the owner of a state
-ALIKE = 10.0  # times the median of the others: within it, all replies of a step diverge alike
-FIRST = 30.0  # times the median of the step itself, where the phase has no last step
+# Up to this multiple of the others' median, a reply is no outlier: then all replies diverge.
+ALIKE = 10.0
+# If the phase has no previous step: the limit as a multiple of the median of the step itself.
+FIRST = 30.0
 
 
 class TakenAgain(Exception):
-    """Ends a step that is to be taken again, without the clients that have failed in it."""
+    """Ends a step that the server repeats without the clients that failed in it."""
 
 
 class Outliers:
-    """Refuses replies that change the model, or an extra, by far more than is usual.
+    """Refuses replies with norms far above the usual ones.
 
     Args:
-        setting: `replies.max_jump` counts here, for the plain mean: other merges bound what a reply
-            can change.
+        setup: gives `replies.max_jump`, which applies to the plain mean only: other merges limit
+            by themselves how much a reply can change.
 
     Attributes:
         limit: the largest norm of a change, or of an extra, as a multiple of the median of the
-            phase's last step; None for no limit.
+            phase's previous step; None for no limit.
     """
 
     def __init__(self, setup: RunSetup) -> None:
@@ -170,9 +176,9 @@ class Outliers:
 
     @staticmethod
     def medians(states: dict[str, State]) -> dict[str, dict[str, float]]:
-        """Phase -> kind -> the median norm of that kind in the phase's last step.
+        """Return phase -> kind -> the median norm of this kind in the phase's last step.
 
-        It is 0 where fewer than three replies had one.
+        The median is 0 if fewer than three replies had a norm above 0.
         """
         return states.get(OUTLIERS, {}).get("medians", {})  # type: ignore[no-any-return]
 
@@ -184,26 +190,28 @@ class Outliers:
         *,
         repeats: bool = False,
     ) -> Iterator[Upload]:
-        """The updates within the bound; each of the others is a failure of its client.
+        """Yield the updates within the bound, and record all others as failures of their clients.
 
-        Where most are beyond it, the method itself diverges, and all of them go on.
+        If most updates exceed the bound, the method itself diverges. Then all of them are yielded.
 
         Args:
             step: the step.
-            states: the medians of last steps are in it, and those of this step become so.
-            updates: what has passed all other checks.
-            repeats: whether the step can be taken again.
+            states: has the medians of each phase's previous step, and gets the medians of this
+                step.
+            updates: the updates that have passed all other checks.
+            repeats: whether the server can repeat the step.
 
         Raises:
             RunFailed: an update is an outlier, and `on_failure` is "stop".
-            TakenAgain: updates that have gone on were outliers, as the step itself has shown.
+            TakenAgain: the medians of the step show that it has outliers, which were yielded
+                before the medians were known.
         """
         if self.limit is None:
             yield from updates
             return
         norms, phase = step.norms, step.entry.name
-        last = self.medians(states).get(phase, {})  # says nothing where no kind has a median
-        last = last if any(last.values()) else {}
+        last = self.medians(states).get(phase, {})
+        last = last if any(last.values()) else {}  # without any median there is no comparison
         refused: list[tuple[Upload, str]] = []
         for update in updates:
             norms[update.pid] = norms_of(update, step.sent, _norm)
@@ -215,7 +223,7 @@ class Outliers:
             yield from (update for update, _ in refused)
         else:
             for update, cause in refused:
-                del norms[update.pid]  # it does not count in the medians
+                del norms[update.pid]  # the medians leave out refused replies
                 step.record(step.failure(update.pid, cause, "outlier"))
         kinds = sorted({kind for own in norms.values() for kind in own})
         medians = {k: median_of(n[k] for n in norms.values() if k in n) for k in kinds}
@@ -226,7 +234,7 @@ class Outliers:
             for failed in failures:
                 step.record(failed)
             if failures:
-                log.warning("round %d is taken again without its outliers", step.round)
+                log.warning("round %d is repeated without its outliers", step.round)
                 raise TakenAgain
         every = self.medians(states)
         states[OUTLIERS] = {
@@ -237,7 +245,7 @@ class Outliers:
     def _beyond(
         self, norms: dict[str, float], factor: float, usual: dict[str, float], which: str
     ) -> str:
-        """Which bound a reply is beyond, for an error; "" for none."""
+        """Return an error text for the first bound that a reply exceeds; "" if it exceeds none."""
         for kind, norm in norms.items():
             if usual.get(kind) and norm > factor * usual[kind]:
                 return (
@@ -248,9 +256,9 @@ class Outliers:
 
     @staticmethod
     def found(step: OpenStep) -> list[Failure]:
-        """The failure of the outlier in a step after which the loss is not finite.
+        """Return the failure of the step's outlier, if the loss is not finite after the step.
 
-        There is none where all replies are alike.
+        The list is empty if no norm is far larger than the others' (`ALIKE`).
         """
         changes = {pid: max(norms.values(), default=0.0) for pid, norms in step.norms.items()}
         pid = max(changes, key=changes.__getitem__, default=-1)
@@ -258,16 +266,16 @@ class Outliers:
         if not others or not changes[pid] > ALIKE * median(others):
             return []
         cause = (
-            f"the loss is not finite after this step, in which its norm is {changes[pid]:.3g}, and"
-            f" the median of the others {median(others):.3g}"
+            f"the loss is not finite after this step; the norm of its reply is {changes[pid]:.3g},"
+            f" more than {ALIKE:g} times the median of the others, {median(others):.3g}"
         )
         return [step.failure(pid, cause, "outlier")]
 
 
 class Backup:
-    """The run before a step, to which the server returns if the step had an outlier.
+    """The state of the run before a step, which the server restores if the step had an outlier.
 
-    A step is undone once in a row: a method that diverges by itself is a result.
+    The server never undoes two steps in a row: if a method diverges by itself, that is a result.
 
     Args:
         strategy: the run's strategy, before the step is planned.
@@ -284,26 +292,26 @@ class Backup:
         self.possible = limited and strategy.phases[index].phase.evaluate
 
     def plan_again(self, spent: OpenStep) -> OpenStep:
-        """Put back what was before the step, and begin it once more.
+        """Restore the state of the run before the step, and plan the step again.
 
-        Its failures, its bytes and its seconds remain.
+        The new plan keeps the failures, bytes and seconds of the spent step.
         """
         self._strategy.run = self._before
         opened = self._strategy.plan(spent.round)
         return replace(opened, failures=spent.failures, bytes=spent.bytes, seconds=spent.seconds)
 
     def undo(self, opened: OpenStep, note: Callable[[Failure], None]) -> OpenStep | None:
-        """Put back what was before a step after which the loss is not finite, if it had an outlier.
+        """Undo a step after which the loss is not finite, if it had an outlier.
 
-        What the step has measured of the replies' norms remains. Returned is the step as it is
-        without its replies, or None where it had no outlier.
+        This restores the state of the run before the step, except for the norms that the step
+        measured. Return the step without its replies, or None if it had no outlier.
 
         Args:
             opened: the step.
-            note: is given the failure of that reply's client.
+            note: is called with the failure of the outlier's client.
 
         Raises:
-            RunFailed: there is one, and `on_failure` is "stop".
+            RunFailed: the step had an outlier, and `on_failure` is "stop".
         """
         strategy = self._strategy
         measured = strategy.run.states.get(OUTLIERS, {})
@@ -324,7 +332,10 @@ class Backup:
 
 
 def _norm(tree: AnyTree) -> float:
-    """As `trees.norm`, in fewer passes: only its order of magnitude matters here."""
+    """Return the norm as `trees.norm` does, in fewer passes and less exactly.
+
+    Only the order of magnitude matters here.
+    """
     if isinstance(tree, Difference):
         tree = {name: tree.new[name] - tree.old[name] for name in tree}
     norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tree.values()]

@@ -1,4 +1,4 @@
-"""What listens to a run: its record, its checkpoints, the account of its privacy, and others."""
+"""The base class of callbacks: a run's record, its checkpoints, its privacy account and others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ Row = dict[str, Any]  # one line of rounds.jsonl
 class Callback:
     """Is called at six moments of a run; by default it does nothing.
 
-    The callbacks of a run are called in the order in which the run lists them. An exception ends
-    the run, so that a callback whose failure is not the run's catches it.
+    A run calls its callbacks in the order in which it lists them. An exception ends the run. If the
+    run should survive a callback's error, the callback must catch it.
 
     Attributes:
-        name: under which checkpoints keep what it remembers.
-        memory: the names of the attributes that outlast a step, for checkpoints.
-        accounts: whether it counts what clients release, without which noise is refused.
+        name: the name under which checkpoints store its memory.
+        memory: the names of the attributes that checkpoints store.
+        accounts: whether it accounts for what clients release; without such a callback, a run
+            refuses noise.
     """
 
     name: ClassVar[str] = ""
@@ -32,25 +33,26 @@ class Callback:
         """Called before the first step, or before the first one that is left."""
 
     def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
-        """Called before messages are sent, those of evaluations too; it may add extras to them."""
+        """Called before messages are sent, also for evaluations; it may add extras to them."""
 
     def accepted(self, loop: Loop, update: Upload) -> None:
-        """Called with each update that has passed the checks, before it takes effect."""
+        """Called with each update that has passed the checks, before the update takes effect."""
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool | None:
         """Called after the clients have evaluated the model; true ends the phase."""
 
     def step_ended(self, loop: Loop, row: Row) -> None:
-        """Called when the step is over; an evaluation that was due is part of the row.
+        """Called when the step is over; if an evaluation was due, the row has its scores.
 
-        Where that has failed, the run ends with this step, and `loop.row` is the row.
+        If this evaluation failed, the run ends with this step, and `loop.row` is the row.
         """
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
-        """Called in the end.
+        """Called at the end of the run.
 
         Args:
             loop: the run.
-            status: "ok", "failed" or "interrupted"; a callback that fails changes it for the next.
-            error: why the run has not ended well.
+            status: "ok", "failed" or "interrupted". If a callback fails, the next ones get
+                "failed".
+            error: why the run failed or was interrupted; None if its status is "ok".
         """

@@ -1,8 +1,8 @@
-"""What fits together: methods, plug-ins, merges and settings.
+"""Checks whether methods, plug-ins, merges and settings fit together.
 
-Each piece says by words (`fedhet.core.kernel.WORDS`) what it needs and what it makes untrue. Two
-pieces do not fit if one of them needs what the other breaks, so that nothing has to know another
-thing's name.
+Each component states words (`fedhet.core.kernel.WORDS`): those that it needs, and those that it
+breaks, which means makes untrue. Two components do not fit if one of them needs a word that the
+other breaks. So no component needs to know the names of others.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ if TYPE_CHECKING:
     from fedhet.core.server.strategy import FedStrategy
     from fedhet.core.workspace import Workspace
 
-# Why a method refuses a plug-in, by the word on which they differ.
+# Why a method refuses a plug-in, by the word that one of them needs and the other breaks.
 PLUGIN = {
     "local steps": "it acts on local steps only, and this method's clients take none",
     "model": "it refers to the received model, and this method's clients receive none",
     "weights": "it compares the models that clients send, and this method's clients send none",
     "used weights": "it changes aggregation weights, which this method ignores",
-    "sample weights": "it adds drawn samples to n_k, by which this method does not weigh clients",
-    "plain steps": "it changes the local steps, from which this method recovers gradients",
-    "sgd steps": "it changes the local optimiser, and this method knows the length of SGD's steps"
-    " only",
+    "sample weights": "it adds drawn samples to n_k, but this method does not weigh clients by n_k",
+    "plain steps": "it changes the local steps, but this method recovers gradients from them",
+    "sgd steps": "it changes the local optimiser, but this method knows only the length of SGD's"
+    " steps",
 }
-# The same of a merge; {why} is the method's reason.
+# Why a method refuses a merge; {why} is the method's reason.
 MERGE = {
     "weights": "its clients send no weights",
     "means": "{why} enter its merge, and it would not bound them",
     "weights alone": "{why} enter its merge, and it would not bound them",
 }
-# The settings of local training that a word stands for, and why.
+# The settings of local training that a word demands, and why.
 CLIENT: dict[str, tuple[Mapping[str, Any], str]] = {
     "plain steps": (
         {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "clip": None},
-        "recovers gradients from the local steps, which must be those of plain SGD",
+        "recovers gradients from the local steps, so they must be plain SGD steps",
     ),
-    "sgd steps": ({"optimizer": "sgd"}, "knows the length of SGD's local steps only"),
+    "sgd steps": ({"optimizer": "sgd"}, "knows only the length of SGD's local steps"),
 }
 WITHOUT_STEPS = (
     {"optimizer": "sgd", "momentum": 0, "steps": None},
-    "takes no local step but one of SGD on the server, where server_opt acts",
+    "takes no local steps; its only step is one of SGD on the server, where server_opt acts",
 )
 
 
 def broken(method: Method, workspace: Workspace) -> dict[str, str]:
-    """What the method makes untrue of a run with this model -> why."""
+    """Return the words that the method makes untrue for this model -> why."""
     without = {} if workspace.mergeable else {"model": "", "weights": ""}
     return {**without, **method.breaks}
 
 
 def check(method: Method, setup: RunSetup) -> None:
-    """Refuse a method with plug-ins, a merge or settings that do not fit it.
+    """Refuse a method if its plug-ins, its merge or its settings do not fit it.
 
     Raises:
-        ConfigError: it says what refuses what, and why.
+        ConfigError: says which component refuses which, and why.
     """
     for refusal in _refusals(method, setup):
         raise ConfigError(refusal)
 
 
 def _refusals(method: Method, setup: RunSetup) -> Iterator[str]:
-    """All reasons, the most basic ones first."""
+    """Yield all reasons to refuse this combination, the most basic ones first."""
     names = [plugin.name for plugin in setup.plugins]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"the plug-in {name!r} is in Setting.plugins twice; it acts once"
+        yield f"RunSetup.plugins has the plug-in {name!r} twice; name each plug-in once"
     yield from _preset_refusals(method, setup.plugins)
     yield from _client_refusals(method, setup)
     yield from _noise_refusals(method, setup)
@@ -83,7 +83,10 @@ def _refusals(method: Method, setup: RunSetup) -> Iterator[str]:
 
 
 def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]:
-    """Why the plug-in without which the method would be FedAvg is not as the method has it."""
+    """Yield why the plug-in that the method requires is missing, or has other options.
+
+    Without this plug-in, the method would be FedAvg.
+    """
     if method.requires is None:
         return
     required = partial(method.requires)
@@ -92,19 +95,19 @@ def _preset_refusals(method: Method, plugins: Sequence[Plugin]) -> Iterator[str]
     if own is None:
         yield (
             f"method={method.name} without its plug-in {name!r} would be FedAvg: add the plug-in to"
-            f" Setting.plugins, as conf/method/{method.name}.yaml does"
+            f" RunSetup.plugins, as conf/method/{method.name}.yaml does"
         )
         return
     for key, value in required.keywords.items():
         if (given := own.settings[key]) != value:
             yield (
                 f"method={method.name} is FedAvg with plugin.{name}.{key}={value} and refuses"
-                f" {key}={given}; leave plugin=[{name}] and its {key} out"
+                f" {key}={given}; leave out plugin=[{name}] and its {key}"
             )
 
 
 def _client_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
-    """Why settings of local training are not those that the method can use."""
+    """Yield why the method cannot use the settings of local training."""
     required = [(word, *CLIENT[word]) for word in CLIENT if word in method.needs]
     if "local steps" in method.breaks:
         required.append(("local steps", *WITHOUT_STEPS))
@@ -114,18 +117,18 @@ def _client_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
                 yield (
                     f"client.{key}={given}: method={method.name} {because}; use"
                     f" client.{key}={'null' if value is None else value}"
-                    + _way_out(method, word).replace("; use ", " or ")
+                    + _remedy(method, word).replace("; use ", " or ")
                 )
     if "plain steps" in method.needs and not setup.local.lr:
         yield (
-            f"client.lr=0: method={method.name} recovers gradients from the local steps, which then"
-            " have no length; use a rate > 0"
-            + _way_out(method, "plain steps").replace("; use ", " or ")
+            f"client.lr=0: method={method.name} recovers gradients from the local steps, and cannot"
+            " if they have length 0; use a rate > 0"
+            + _remedy(method, "plain steps").replace("; use ", " or ")
         )
 
 
 def _noise_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
-    """Why a method or a plug-in sends what noise cannot cover."""
+    """Yield why noise does not fit the method or a plug-in."""
     noise = setup.workspace.noise
     for component in (method, *setup.plugins) if noise else ():
         if reason := component.breaks.get("noise"):
@@ -134,27 +137,28 @@ def _noise_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
 
 
 def _component_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
-    """Why the method refuses a plug-in, or the merge."""
+    """Yield why the method refuses a plug-in, or the merge."""
     merge, breaks = setup.merge, broken(method, setup.workspace)
     for plugin in setup.plugins:
         for word in PLUGIN:
             refused = word in plugin.needs and word in breaks
             if refused or (word in method.needs and word in plugin.breaks):
-                way = _way_out(method, word) or (_way_out(plugin, word) if refused else "")
-                yield f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}{way}"
+                remedy = _remedy(method, word) or (_remedy(plugin, word) if refused else "")
+                yield f"method={method.name} refuses plugin {plugin.name!r}: {PLUGIN[word]}{remedy}"
     refuses = f"method={method.name} refuses merge={merge.name}:"
     for word in MERGE:
         if word in merge.needs_words and word in breaks:
-            yield f"{refuses} {MERGE[word].format(why=breaks[word])}{_way_out(method, word)}"
+            yield f"{refuses} {MERGE[word].format(why=breaks[word])}{_remedy(method, word)}"
     weighing = [plugin.name for plugin in setup.plugins if "used weights" in plugin.needs]
     if weighing and "used weights" in merge.breaks and "used weights" not in breaks:
         yield (
-            f"{refuses} plugin {weighing[0]!r} changes the aggregation weights, which it ignores"
+            f"{refuses} plugin {weighing[0]!r} changes the aggregation weights, which this merge"
+            " ignores"
         )
 
 
 def _setting_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
-    """Why settings of the server need a model, or a score, that there is not."""
+    """Yield why settings of the server need a model or a score that the run does not have."""
     workspace, name = setup.workspace, f"method={method.name}"
     evaluation, target = workspace.evaluation, workspace.task.scoring
     epochs, no_global = evaluation.finetune_epochs, "global" not in method.evaluates(workspace)
@@ -168,38 +172,49 @@ def _setting_refusals(method: Method, setup: RunSetup) -> Iterator[str]:
         f"eval.personal=false: {name} has personal models only; use true": (
             not evaluation.personal and no_global
         ),
-        f"eval.scores=all: of a task with target={target.name} there are no others; use basic": (
+        f"eval.scores=all: a task with target={target.name} has the basic scores only; use basic": (
             evaluation.scores == "all" and target.name != Classes.name
         ),
         f"eval.thresholds={list(evaluation.thresholds)}: a task with target={target.name} has no"
-        " score that could reach them": evaluation.thresholds and not target.score(),
+        " score to compare with thresholds; use []": evaluation.thresholds and not target.score(),
     }
     yield from (why for why, is_so in refused.items() if is_so)
 
 
-def _way_out(component: Component, word: str) -> str:
-    """The option with which the piece does not need, or break, this, for a message."""
-    for one in fields(component) if word in {*component.needs, *component.breaks} else ():  # type: ignore[arg-type]
-        for value in one.metadata.get("limits", {}).get("allowed", ()):
-            other = replace(component, **{one.name: value})  # type: ignore[type-var]
+def _remedy(component: Component, word: str) -> str:
+    """Return "; use <group>.<option>=<value>" if a value of an option removes the conflict.
+
+    Otherwise return "".
+
+    Args:
+        component: a method or plug-in.
+        word: the word that it needs or breaks.
+    """
+    for option in fields(component) if word in {*component.needs, *component.breaks} else ():  # type: ignore[arg-type]
+        for value in option.metadata.get("limits", {}).get("allowed", ()):
+            other = replace(component, **{option.name: value})  # type: ignore[type-var]
             if word not in {*other.needs, *other.breaks}:
-                return f"; use {component.GROUP}.{one.name}={value}"
+                return f"; use {component.GROUP}.{option.name}={value}"
     return ""
 
 
 def changing_data(setup: RunSetup) -> str:
-    """The plug-in that may change how many samples a client trains on; "" for none.
+    """Return the name of a plug-in that may change a client's number of samples; "" for none.
 
-    The server then cannot know a client's number of local steps, unless it is client.steps.
+    With such a plug-in, the server cannot know a client's number of local steps, unless
+    `client.steps` sets it.
     """
     return next((plugin.name for plugin in setup.plugins if plugin.overrides("data")), "")
 
 
 def check_claims(strategy: FedStrategy) -> None:
-    """Refuse a merge, and noise, where replies have a number of steps that nobody can check.
+    """Refuse a merge other than the mean, and noise, if the server cannot check clients' steps.
+
+    This is so if a plug-in changes the data, and the method expects each reply to have the client's
+    number of local steps. With `client.steps`, such merges are allowed.
 
     Raises:
-        ConfigError: a plug-in changes the data, and the method expects such a number.
+        ConfigError: says what refuses the merge or the noise.
     """
     setup, name = strategy.setup, changing_data(strategy.setup)
     merge, noise = setup.merge, setup.workspace.noise
@@ -209,11 +224,11 @@ def check_claims(strategy: FedStrategy) -> None:
     if any(one.exactly for one in expected.values()):
         raise ConfigError(
             f"privacy.noise={noise.multiplier:g} with method={strategy.name}: the number of steps"
-            f" would reveal how many samples {name!r} has added"
+            f" would reveal how many samples plugin {name!r} has added"
             if noise
             else f"method={strategy.name} refuses merge={merge.name}: plugin {name!r} changes the"
-            " number of local steps, so that nobody can check the one that a client claims, by"
-            " which it would outvote the others; client.steps=<number> sets it"
+            " number of local steps, so the server cannot check the number that a client claims,"
+            " and a false one could outvote the other clients; set client.steps=<number>"
         )
 
 
@@ -221,7 +236,7 @@ def check_cohorts(strategy: FedStrategy) -> None:
     """Refuse a merge that needs or keeps more updates than a step can have.
 
     Raises:
-        ConfigError: it says how many clients take part.
+        ConfigError: says how many clients take part.
     """
     rule = strategy.setup.merge
     eligible = sum(n > 0 for n in strategy.sizes)

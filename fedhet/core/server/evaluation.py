@@ -1,4 +1,4 @@
-"""Evaluation after a step, by the server and by the clients, and the model selection from it."""
+"""Evaluation after a step, by the server and by the clients, and model selection by its scores."""
 
 from __future__ import annotations
 
@@ -35,27 +35,34 @@ Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
 def global_scores(strategy: FedStrategy) -> Scores:
-    """Scores of the global model on the global test set; empty where a run has not both."""
+    """Return the global model's scores on the global test set; {} if a run lacks one of them."""
     return _on_test_set(strategy)[0]
 
 
 def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores, Tally]:
-    """These scores, or those on a part of the test set, and the tally of which they are."""
+    """Return the global model's scores on the first `most` test samples, or on all, and the tally.
+
+    The scores are computed from the tally.
+    """
     workspace = strategy.workspace
     if "global" not in strategy.views or (data := workspace.test_data) is None:
         return {}, {}
-    some = data if most is None else Samples(data.x[:most], data.y[:most])
+    samples = data if most is None else Samples(data.x[:most], data.y[:most])
     model = workspace.load(strategy.weights["model"])
-    return assess(model, some, workspace.task, workspace.batcher)
+    return assess(model, samples, workspace.task, workspace.batcher)
 
 
 def sound_scores(
     strategy: FedStrategy, opened: OpenStep, backup: Backup
 ) -> tuple[Scores, Tally, OpenStep]:
-    """The scores on the global test set, after the step was undone if an outlier has spoilt it.
+    """Undo the step if an outlier spoilt it. Then score the model on the global test set.
 
-    Where no evaluation is due, a part of the set shows whether the loss is finite, and there are no
-    scores. The last value is the step, without its replies if it was undone.
+    If no evaluation is due, the server only checks on a part of the test set whether the loss is
+    finite.
+
+    Returns:
+        The scores and their tally, both {} if no evaluation is due; and the step, without its
+        replies if it was undone.
 
     Raises:
         RunFailed: the step had an outlier, and `on_failure` is "stop".
@@ -71,7 +78,7 @@ def sound_scores(
 
 
 def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
-    """Whether most clients' losses by the first view are not finite."""
+    """Whether most losses of the first view, over clients and parts, are not finite."""
     losses = [
         update.metrics[f"{part}.{strategy.views[0]}.loss"]
         for update in updates
@@ -82,7 +89,7 @@ def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
 
 
 def evaluation_moment(strategy: FedStrategy) -> Moment:
-    """What an evaluation of the model as it is now is about, from which it can be repeated."""
+    """Return what identifies an evaluation of the current model, so that it can be repeated."""
     method = strategy.method
     state = strategy.run.states[method.GROUP]
     return {
@@ -95,13 +102,16 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
 
 
 def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
-    """Messages by which every client with data evaluates the model as it is, or as it was.
+    """Return the messages that ask every client with data to evaluate a model.
 
-    With a `moment` they are sent for the models, whose scores are known or not needed, so that no
-    training data are scored.
+    The messages carry the configuration's settings of local training, not the step's settings: if
+    an evaluation fine-tunes, a rate that was lowered for the training must not weaken it.
 
-    They carry the configuration's settings of local training, not those of the step: a rate that
-    has been lowered for the training must not weaken an evaluation that fine-tunes.
+    Args:
+        strategy: the run's strategy.
+        moment: the earlier evaluation to repeat; None evaluates the current model. If it is given,
+            the messages only collect the models of that evaluation. Clients then skip the scores
+            of their training data.
     """
     train = {TRAIN_TOO: 1} if strategy.workspace.evaluation.train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
@@ -130,11 +140,10 @@ def received(
     note: Callable[[Failure], None] = lambda failure: None,
     accept: Callable[[Upload], None] = lambda update: None,
 ) -> list[Upload]:
-    """The clients' scores; every client that failed is passed to `note`, then left out.
+    """Return the clients' scores without the clients that failed.
 
-    Updates that have passed the checks are passed to `accept`.
-
-    What is left out is logged; where the run stops, its error names the clients.
+    Every failure is passed to `note`, and logged; if the run fails, its error names the clients.
+    Every update that has passed the checks is passed to `accept`.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
@@ -175,19 +184,19 @@ def check_scores(
     extras: Collection[str],
     sizes: Mapping[str, int],
 ) -> None:
-    """Refuse scores that no evaluation can have, and scores without a tally where these are due.
+    """Refuse impossible scores, and scores without a tally if the target has tallies.
 
     Args:
         update: the reply.
-        scored: the parts of its data and the views that it was to score, as in "test.global".
-        target: what is learned; clients send its tallies if it is `tallied`.
+        scored: the parts and views that the client may score, such as "test.global".
+        target: the kind of target; clients send its tallies if it is `tallied`.
         extras: the further extras that the message requested.
-        sizes: how many samples the client has in each part, by which its scores count.
+        sizes: part of the data -> the client's number of samples in it, which weighs its scores.
 
     Raises:
         ValueError: a metric or an extra is unknown or missing, or a value is out of its range.
     """
-    sized: dict[str, float] = {}  # "test.global" -> how many samples
+    sized: dict[str, float] = {}  # "test.global" -> the number of samples
     for name, value in update.metrics.items():
         where, _, metric = name.rpartition(".")
         if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
@@ -197,13 +206,13 @@ def check_scores(
             possible = value == sizes[where.partition(".")[0]] > 0
         elif metric in SHARES:
             possible = 0.0 <= value <= 1.0
-        else:  # those of a model that has diverged are infinite, which is a result
-            huge = isinstance(value, int) and abs(value) > EXACT  # no file of scores could hold it
+        else:  # may be infinite: a model that diverged is a result
+            huge = isinstance(value, int) and abs(value) > EXACT  # too large for files of scores
             possible = not (huge or math.isnan(value)) and (metric != "r2" or value <= 1.0)
         if not possible:
             raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
     if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
-        raise ValueError(f"no number of samples for {trees.shown(sorted(uncounted))}")
+        raise ValueError(f"the number of samples is missing for {trees.shown(sorted(uncounted))}")
     expected = {*extras, *(scored if target.tallied else ())}
     if unexpected := sorted(set(update.extras) - expected):
         raise ValueError(f"unexpected extras {trees.shown(unexpected)}")
@@ -216,11 +225,11 @@ def check_scores(
 def client_means(
     updates: Sequence[Upload], views: Sequence[str], target: Target
 ) -> dict[str, float]:
-    """Scores and loss over the parts of the clients' data, as rounds.jsonl names them.
+    """Return the mean scores and losses over the clients, under their names in rounds.jsonl.
 
-    The first view is "clients" (acc_clients_mean, acc_val_weighted, ...), and only its deciding
-    score has acc_clients_worst_decile. Every view but "global" also has names of its own
-    (acc_personal_mean, acc_personal_val_weighted, ...).
+    The first view is called "clients" (acc_clients_mean, acc_val_weighted, ...). Only its deciding
+    score has a worst decile (acc_clients_worst_decile). Every view except "global" also has its own
+    name (acc_personal_mean, acc_personal_val_weighted, ...).
     """
     means: dict[str, float] = {}
     key = f"test.{views[0]}.{target.score()}"
@@ -241,7 +250,7 @@ def client_means(
 def client_details(
     updates: Sequence[Upload], views: Sequence[str], target: Target
 ) -> dict[str, Any]:
-    """View -> what is recorded of all the clients' test samples together (`Target.details`)."""
+    """Return view -> `Target.details` of all clients' test samples together."""
     tallies = {
         view: [u.extras[f"test.{view}"] for u in updates if f"test.{view}" in u.extras]
         for view in views
@@ -251,16 +260,16 @@ def client_details(
 
 
 def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) -> dict[str, float]:
-    """Over the clients that have this part of the data: the plain mean and that over samples.
+    """Return the plain mean and the mean weighted by samples, over the clients with this part.
 
-    Where clients send tallies, the latter is the score of all their samples together.
+    If the target's scores are pooled, the weighted mean is the score of all samples together.
     """
     holders = [update for update in updates if update.metrics.get(f"{scored}.n")]
     metrics = [update.metrics for update in holders]
     means: dict[str, float] = {}
     for metric, short in (*target.keys.items(), ("loss", "loss")):
         key = f"{scored}.{metric}"
-        pairs = [(one[key], one[f"{scored}.n"]) for one in metrics if key in one]
+        pairs = [(own[key], own[f"{scored}.n"]) for own in metrics if key in own]
         if pairs:
             samples = sum(n for _, n in pairs)
             means[f"{short}_{name}_mean"] = sum(value for value, _ in pairs) / len(pairs)
@@ -274,14 +283,14 @@ def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) ->
 
 
 class Selection(Callback):
-    """Model selection by the clients' validation data alone.
+    """Selects the best model by the clients' validation data alone.
 
-    The loop learns which model is the best so far, and training may stop early. A model is judged
-    by its deciding score on all clients' validation samples together, or by its loss where that is
-    not defined.
+    It records the best round so far in the loop, and can stop the training early. It compares
+    models by the deciding score on all clients' validation samples together, or by the loss if this
+    score is not defined.
 
     Args:
-        setting: `early_stopping` counts here.
+        setup: gives `early_stopping`.
     """
 
     name = "selection"
@@ -291,7 +300,7 @@ class Selection(Callback):
         self._key = setup.workspace.task.scoring.key("val_weighted")
         self._stopping = setup.early_stopping
         self._best = math.inf
-        self._values: list[float] = []  # of all evaluations; a smaller one is better
+        self._values: list[float] = []  # one for each evaluation; smaller is better
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool:
         """Judge the model of the step that the row describes."""
@@ -299,8 +308,9 @@ class Selection(Callback):
         if value is None:
             if self._stopping.patience is not None:
                 raise RunFailed(
-                    f"early_stopping.patience={self._stopping.patience}: no client has validation"
-                    " samples, or its site sends no score of them; see partition.split"
+                    f"early_stopping.patience={self._stopping.patience} needs validation scores,"
+                    " but no client has validation samples, or no site sends scores of them; see"
+                    " partition.split"
                 )
             return False
         if value < self._best:
@@ -311,9 +321,9 @@ class Selection(Callback):
         if patience is None or current.step == current.entry.rounds:
             return False
         stop = EarlyStopping(patience, self._stopping.min_delta)
-        if not [stop(one) for one in self._values][-1]:
+        if not [stop(past) for past in self._values][-1]:
             return False
-        log.warning(  # the level that a run shows
+        log.warning(  # a run shows messages of this level
             "training stops after round %d: %s in a row without a better validation",
             current.step,
             counted(stop.stale, "evaluation"),

@@ -1,8 +1,9 @@
-"""The loop over a run's steps: a generator, whose driver carries the messages.
+"""The loop over a run's steps, as a generator.
 
-It yields the messages of each step and of each evaluation, and is sent the clients' replies.
-docs/architecture.md#one-round has the path of a message. The transports that carry them are in
-fedhet/engines, and in fedhet/flower/transport.py where Flower does.
+The loop yields the messages of each step and of each evaluation. Its driver carries them to the
+clients, and sends the replies into the generator. docs/architecture.md#one-round has the path of a
+message. The transports that carry messages are in fedhet/engines, and Flower's in
+fedhet/flower/transport.py.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time the block; every part of a step is one, so none begins after an interruption."""
+        """Add the block's seconds to `name`.
+
+        Every part of a step runs in such a block. So no part begins after an interruption.
+        """
         raise_if_interrupted()
         began = now()
         try:
@@ -51,7 +55,7 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + now() - began
 
 
-Request = tuple[list[Broadcast], Clock]  # messages, and what times their way
+Request = tuple[list[Broadcast], Clock]  # messages, and the clock for carrying them
 Steps = Generator[Request, Iterable[Reply], None]
 
 
@@ -59,17 +63,17 @@ class Transport(Protocol):
     """Carries the messages of a step to the clients and yields their replies in the same order.
 
     Attributes:
-        store: the clients' states, which checkpoints hold; None where clients keep them at their
-            own sites.
+        store: the clients' states, which checkpoints include; None if clients keep their states at
+            their own sites.
     """
 
     @property
     def store(self) -> Store | None: ...
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterable[Reply]:
-        """Carry the messages, which are all of one phase.
+        """Carry the messages; all of them belong to one phase.
 
-        The clock gets `broadcast` (packing), `clients` (while clients work) and
+        The clock gets the seconds of `broadcast` (packing), `clients` (while clients work) and
         `upload` (unpacking).
         """
         ...
@@ -80,21 +84,21 @@ class Loop:
 
     Args:
         method: the run's strategy.
-        callbacks: what listens to the run, in the order in which it is called.
+        callbacks: the callbacks, in the order in which the loop calls them.
         evaluates: whether clients evaluate on their own data.
 
     Attributes:
         round: the number of the last step, from 1; 0 before the first.
         current: the step in progress, or the last one.
         plan: the messages that were sent last.
-        row: the line of rounds.jsonl of a step that is not over; None between two steps.
+        row: the line of rounds.jsonl for the step in progress; None between two steps.
         best: the round of the best model so far by the clients' validation; 0 while there is none.
-        failures: the clients that have failed so far, with the round.
-        notes: what callbacks add to summary.json.
-        transport: carries messages; set by whoever drives the loop.
+        failures: the failures of clients so far, with their rounds.
+        notes: values that callbacks add to summary.json.
+        transport: carries messages; the driver of the loop sets it.
 
     Raises:
-        ConfigError: replies are noised, and no callback accounts for that.
+        ConfigError: replies are noised, and no callback accounts for the noise.
     """
 
     transport: Transport
@@ -115,13 +119,13 @@ class Loop:
         self._over = False
         if method.workspace.noise and not any(callback.accounts for callback in self.callbacks):
             raise ConfigError(
-                f"privacy.noise={method.workspace.noise.multiplier:g} without an account of it: the"
-                " run needs fedhet.runs.privacy.account.Account among its callbacks"
+                f"privacy.noise={method.workspace.noise.multiplier:g} needs a privacy account: add"
+                " fedhet.runs.privacy.account.Account to the callbacks of the run"
             )
 
     @property
     def evaluating(self) -> bool:
-        """Whether the messages that were sent last are those of an evaluation."""
+        """Whether the last messages ask for an evaluation."""
         return bool(self.plan) and self.plan[0].phase == EVALUATE
 
     @property
@@ -130,7 +134,7 @@ class Loop:
         return locate(self.method.timetable, self.round + 1) is None
 
     def run(self, transport: Transport) -> None:
-        """Take all steps that are left, and end the run.
+        """Take all remaining steps, and end the run.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -146,11 +150,11 @@ class Loop:
                     request = None
 
     def exchange(self, plan: list[Broadcast]) -> Iterable[Reply]:
-        """Carry messages beside those of the steps, for a callback."""
+        """Carry a callback's messages, which belong to no step."""
         return self.transport.exchange(plan, Clock())
 
     def steps(self) -> Steps:
-        """The steps that are left, as requests to carry messages.
+        """Take the remaining steps, and yield their messages as requests.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -166,7 +170,7 @@ class Loop:
                 with clock("broadcast"):
                     self.begin(method.plan(self.round))
                 try:
-                    yield from self._settled(clock, backup)
+                    yield from self._finish(clock, backup)
                     with clock("evaluate"):
                         scores, tally, self.current = sound_scores(method, self.current, backup)
                 finally:
@@ -184,14 +188,14 @@ class Loop:
                     if self.evaluates:
                         with clock("evaluate"):
                             yield from self._evaluation(row, backup)
-                finally:  # the step is done, whatever becomes of its evaluation
+                finally:  # the step is done, even if its evaluation fails
                     row["seconds"]["evaluate"] = clock.seconds["evaluate"]
             self.row = None
             for callback in self.callbacks:
                 callback.step_ended(self, row)
 
-    def _settled(self, clock: Clock, backup: Backup) -> Steps:
-        """Finish the step in progress, which is taken again without the outliers in it.
+    def _finish(self, clock: Clock, backup: Backup) -> Steps:
+        """Finish the step in progress; if it has outliers, repeat it without their clients.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or too few succeeded.
@@ -211,8 +215,8 @@ class Loop:
     def _evaluation(self, row: Row, backup: Backup) -> Steps:
         """Add the scores on the clients' data to the row.
 
-        Where these show that an outlier has made the model useless, the step is undone, and the
-        clients evaluate the model before it.
+        If these show that an outlier has made the model useless, undo the step, and let the clients
+        evaluate the restored model.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -226,7 +230,7 @@ class Loop:
             diverged = row["loss_global"] is None and mostly_diverged(updates, method)
             if diverged and (undone := backup.undo(self.current, outliers.append)):
                 self.current = undone
-                failures = outliers  # a client that failed to evaluate may do so once more
+                failures = outliers  # all clients are asked again, also those that failed
                 row |= {"accepted": 0, "metrics": {}}
                 row["weights_sha256"] = trees.sha256(method.weights)
                 row["client_state"] = state_sizes(method.run.state_bytes)
@@ -245,20 +249,20 @@ class Loop:
             method.end_phase(self.current)
 
     def begin(self, step: OpenStep) -> None:
-        """Tell the callbacks of a step and its messages, which are about to be sent."""
+        """Set the current step and its messages, and count their bytes."""
         self.current = step
         self.send(step.messages)
         for msg in step.messages:
             step.count("down", messages.payload(msg.slot, msg.weights, msg.extras))
 
     def send(self, plan: list[Broadcast]) -> None:
-        """Tell the callbacks of messages that are about to be sent."""
+        """Set the messages to send, and call the callbacks' `planned`."""
         self.plan = plan
         for callback in self.callbacks:
             callback.planned(self, plan)
 
     def accept(self, update: Upload) -> None:
-        """Tell the callbacks of an update that has passed the checks."""
+        """Call the callbacks' `accepted` with an update that has passed the checks."""
         for callback in self.callbacks:
             callback.accepted(self, update)
 
@@ -268,7 +272,7 @@ class Loop:
     # ---- the end
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Tell the callbacks how the run ends inside the block."""
+        """Call `end` with the way in which the run ends inside the block."""
         try:
             with exits_as_errors():
                 yield
@@ -281,18 +285,20 @@ class Loop:
         self.end("ok")
 
     def end(self, status: str, error: BaseException | None = None) -> None:
-        """Tell the callbacks that the run has ended, unless they know.
+        """Call the callbacks' `ended`, once in a run.
 
-        A step whose evaluation has failed is over, too, which they learn first.
+        If the evaluation of the last step failed, `step_ended` is called before, because this step
+        is over, too.
 
         Raises:
-            Exception: a callback has failed at the end of a run that was well, or of its last step.
+            Exception: a callback failed. If the run itself ended with a `WriteError`, this error is
+                the one to report, and the callback's is not raised.
         """
         if self._over:
             return
         self._over = True
         problem: BaseException | None = None
-        for row in [None] if self.row is None else [self.row, None]:  # None: the end
+        for row in [None] if self.row is None else [self.row, None]:  # None stands for `ended`
             for callback in self.callbacks:
                 try:
                     with exits_as_errors():
@@ -304,16 +310,16 @@ class Loop:
                     status, error, problem = "interrupted", stopped, stopped
                 except Exception as failed:  # noqa: BLE001 -- the other callbacks are called first
                     status = "failed"
-                    if not isinstance(error, WriteError):  # else the first file is named
+                    if not isinstance(error, WriteError):  # the first file error is reported
                         error, problem = failed, problem or failed
         if problem is not None:
             raise problem
 
 
 def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str) -> dict[str, Any]:
-    """One line of rounds.jsonl.
+    """Return one line of rounds.jsonl.
 
-    The clients' own seconds are scaled to the time that the server spent waiting for them.
+    The clients' own seconds are scaled to at most the time that the server waited for them.
     """
     seconds = clock.seconds
     train = current.seconds.get("seconds.train", 0.0)
@@ -321,7 +327,7 @@ def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str
     waited = seconds.get("clients", 0.0)
     unpacking = seconds.get("upload", 0.0)
     evaluating = seconds.get("evaluate", 0.0)  # so far, on the server's own data
-    # The scores that a line always has, also after a step without an evaluation.
+    # Every line has these scores; without an evaluation they are null.
     keys = strategy.workspace.task.scoring.keys.values()
     on_clients = [f"{key}_clients_{mean}" for key in keys for mean in ("mean", "weighted")]
     share = min(1.0, waited / (train + extras)) if train + extras else 0.0
@@ -349,7 +355,7 @@ def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str
 
 
 def recorded_numbers(step: OpenStep) -> dict[str, Any]:
-    """What method and plug-ins have recorded, without tensors, as rounds.jsonl has it."""
+    """Return the numbers that the method and the plug-ins recorded, as rounds.jsonl has them."""
     return {
         f"{component}.{name}": value
         for component, recorded in step.recorded.items()

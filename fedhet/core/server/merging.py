@@ -1,10 +1,12 @@
-"""The `merge` group: how the updates of a step become one.
+"""The `merge` group: ways to combine the updates of a step.
 
-The mean is the default. The others bound what attackers among the clients can do to it: median and
-trimmed mean of each entry (Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust distributed
-learning: towards optimal statistical rates", definitions 1 and 2), Krum (Blanchard, El Mhamdi,
-Guerraoui and Stainer 2017, "Machine learning with adversaries: Byzantine tolerant gradient
-descent", section 4), and bounds on the norms of updates.
+The mean is the default. The other merges limit how much attackers among the clients can change it:
+
+- median and trimmed mean of each entry (Yin, Chen, Ramchandran and Bartlett 2018, "Byzantine-robust
+  distributed learning: towards optimal statistical rates", definitions 1 and 2)
+- Krum (Blanchard, El Mhamdi, Guerraoui and Stainer 2017, "Machine learning with adversaries:
+  Byzantine tolerant gradient descent", section 4)
+- bounds on the norms of updates
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from fedhet.core.messages import Upload
 from fedhet.core.server.phases import OpenStep
 from fedhet.core.trees import AnyTree, Tree
 
-AnyUpdate = TypeVar("AnyUpdate")  # of messages.py, or as the owner of a phase sees it
-LEAST = 3  # the median of two is their mean, in which one of them counts as much as the other
+AnyUpdate = TypeVar("AnyUpdate")  # an Upload of messages.py, or an Update of kernel.py
+LEAST = 3  # the median of two values is their mean, so that one attacker could move it freely
 
 
 class Collected:
-    """An average that keeps the trees, and combines them in the end, a block at a time."""
+    """An average that keeps all trees, and combines them at the end, a block at a time."""
 
     def __init__(self, combine: Callable[[Tensor], Tensor]) -> None:
         self._combine = combine
@@ -41,7 +43,7 @@ class Collected:
 
     def mean(self, *, reuse: bool = False) -> Tree:
         if not self._trees:
-            raise ValueError("the average of no tree")
+            raise ValueError("cannot average: no tree was added")
         block = max(1, trees.SUM_BLOCK // len(self._trees))
         means: Tree = {}
         for name, like in self._trees[0].items():
@@ -51,20 +53,20 @@ class Collected:
         return means
 
 
-Average = trees.Sum | Collected  # takes trees one by one, and then says their average
+Average = trees.Sum | Collected  # takes trees one by one, and then returns their average
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mean(Checked):
-    """The mean of the updates under their weights: every hook leaves the updates as they are.
+    """The weighted mean of the updates. Every hook leaves the updates unchanged.
 
-    A step meets the hooks in this order: `admit` before the updates are counted against
-    `replies.least`, `select` before any of them takes effect, and `average` in the merge.
+    A step calls the hooks in this order: `admit` before it compares the number of updates with
+    `replies.least`, `select` before any update takes effect, and `average` in the merge.
 
     Attributes:
         name: its name in the configuration.
-        needs_words: what must hold for it (`fedhet.core.kernel.WORDS`).
-        breaks: what it makes untrue -> why.
+        needs_words: the words that must hold for it (`fedhet.core.kernel.WORDS`).
+        breaks: the words that it makes untrue -> why.
     """
 
     name: ClassVar[str] = "mean"
@@ -73,39 +75,41 @@ class Mean(Checked):
     GROUP = "merge"
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
-        """How many updates a step needs that merges them, with those that it refuses.
+        """Return the smallest number of updates that a step needs for this merge.
+
+        Updates that the merge itself refuses count, too.
 
         Args:
-            sent: the weights that its clients receive.
-            trained: the names of those that are no buffers.
+            sent: the weights that the clients receive in the step.
+            trained: the names of the weights that are not buffers.
         """
         return 1
 
     def admit(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
-        """The updates that are accepted; it records each of the others as a failure."""
+        """Yield the updates that are accepted, and record each of the others as a failure."""
         return updates
 
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
-        """The updates that take effect. The others are no failures."""
+        """Return the updates that take effect. The others do not count as failures."""
         return updates
 
     def average(self) -> Average:
-        """An average to which trees are added one by one."""
+        """Return a new average, to which trees are added one by one."""
         return trees.Sum()
 
     def mean(self, pairs: Iterable[tuple[AnyTree, float]]) -> Tree:
-        """The average of (tree, weight) pairs."""
+        """Return the average of (tree, weight) pairs."""
         return trees.mean(pairs, self.average())
 
 
 def floating_of(buffers: AnyTree) -> Tree:
-    """Those buffers that are averaged."""
+    """Return the buffers that are averaged: the floating-point ones."""
     return {name: t for name, t in buffers.items() if t.is_floating_point()}
 
 
 # ---- all updates of a step around its merge
 class Once(Iterator[AnyUpdate]):
-    """The updates for a merge, which can be read once; nothing else would notice a second time."""
+    """The updates for a merge. A second reading raises an error instead of yielding nothing."""
 
     def __init__(self, updates: Iterator[AnyUpdate]) -> None:
         self._updates, self._ended = updates, False
@@ -120,10 +124,10 @@ class Once(Iterator[AnyUpdate]):
 
 
 def normalised(updates: list[Upload]) -> list[Upload]:
-    """The updates, with their weights scaled to sum to 1 over those that were received.
+    """Scale the weights of the received updates to the sum 1, and return the updates.
 
     Raises:
-        RunFailed: a weight is negative, or their sum is not positive and finite.
+        RunFailed: a weight is negative, or the sum of the weights is not positive and finite.
     """
     weights = [update.weight for update in updates]
     total = sum(weights)
@@ -142,15 +146,15 @@ def averaging_buffers(
     buffers: Tree,
     of: Callable[[Any], AnyTree] = lambda update: update.buffers,
 ) -> Iterator[AnyUpdate]:
-    """Pass updates on to a merge, and combine their buffers, which merges never see.
+    """Yield the updates for a merge, and combine their buffers meanwhile. Merges see no buffers.
 
-    Floating-point buffers become the average of the run's `merge`, under the updates' final
-    weights; integer ones (batch counters) the maximum.
+    Floating-point buffers are averaged by the run's `merge`, with the updates' final weights.
+    Integer buffers (batch counters) become the maximum.
 
     Args:
         updates: the updates.
         average: an average of the run's `merge`.
-        buffers: gets the combined buffers, once every update has been read.
+        buffers: gets the combined buffers after every update has been read.
         of: update -> its buffers.
     """
     averaged = False
@@ -169,9 +173,10 @@ def averaging_buffers(
 
 # ---- averages of each entry by itself
 def coordinate_median(values: Tensor) -> Tensor:
-    """(K, ...) -> (...): of each entry the median over K; of an even K the mean of the middle two.
+    """(K, ...) -> (...): the median of each entry over the K clients.
 
-    The order of the K does not matter, bit for bit.
+    For an even K, it is the mean of the two middle values. The order of the clients does not
+    matter, bit for bit.
     """
     ordered = values.sort(dim=0).values
     k = len(values)
@@ -179,21 +184,22 @@ def coordinate_median(values: Tensor) -> Tensor:
 
 
 def trimmed_mean(values: Tensor, share: float) -> Tensor:
-    """(K, ...) -> (...): of each entry the mean without its largest and its smallest values.
+    """(K, ...) -> (...): the mean of each entry without its largest and its smallest values.
 
-    The order of the K does not matter, bit for bit.
+    The order of the clients does not matter, bit for bit.
 
     Args:
         values: the values of K clients.
-        share: the share of the K that is left out at each end, in [0, .5), rounded down.
+        share: the share of the clients that is left out at each end, in [0, .5). The number of
+            clients is rounded down.
     """
     k = len(values)
-    cut = int(round(share * k, 9))  # as floats, .29 of 100 is slightly below 29
+    cut = int(round(share * k, 9))  # in floating point, .29 * 100 is slightly below 29
     return values.sort(dim=0).values[cut : k - cut].mean(dim=0)
 
 
 class Coordinates(Mean):
-    """Replaces the mean by a function of each entry's values."""
+    """Replaces the mean by another average of each entry's values."""
 
     needs_words = frozenset({"means"})
     breaks = {"used weights": "it ignores the weights of the updates"}
@@ -229,22 +235,22 @@ class TrimmedMean(Coordinates):
     share: float = setting(0.2, low=0, open_high=0.5)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
-        """With fewer, no value would be left out."""
+        """Return 1 / share, rounded up: with fewer updates, no value would be left out."""
         return math.ceil(round(1 / self.share, 9)) if self.share else 1
 
     def combine(self, values: Tensor) -> Tensor:
         return trimmed_mean(values, self.share)
 
 
-# ---- whole updates that are nearest to others
+# ---- selection of whole updates by their distances
 def squared_distances(values: Tensor) -> Tensor:
     """(K, n) -> (K, K): the squared Euclidean distance of each pair of rows."""
-    # Not from scalar products, which would lose the digits in which close rows differ.
+    # Scalar products would lose the digits in which close rows differ.
     return torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
-    """(K, K) squared distances -> (K,): of each row the sum of the K - attackers - 2 smallest.
+    """(K, K) squared distances -> (K,): the sum of the K - attackers - 2 smallest of each row.
 
     The distance of a row to itself does not count. Small scores are good.
 
@@ -262,20 +268,20 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Krum(Mean):
-    """Selects whole updates by the distances between them, and takes the mean of those.
+    """Selects whole updates by the distances between them, and takes the weighted mean of these.
 
-    The score of an update is the sum of its squared distances to the K - attackers - 2 nearest of
-    the others, among K updates. The `keep` updates with the lowest scores take effect, with their
-    weights; of equal scores those of the clients with the lowest numbers. keep = 1 is Krum, a
-    larger number is Multi-Krum. `keep` is meant for a step in which the whole cohort replies; for
-    each missing reply one update less takes effect, so that as many are left out. Distances
-    are those of the weights that a reply carries, buffers included; what else it carries is not
-    compared.
+    The score of one of K updates is the sum of its squared distances to the K - attackers - 2
+    nearest other updates. The `keep` updates with the lowest scores take effect. If scores are
+    equal, clients with lower numbers come first. keep = 1 is Krum, a larger number is Multi-Krum.
+
+    `keep` counts for a step in which the whole cohort replies. For each missing reply, one update
+    less takes effect, so the number of left-out updates stays the same. Distances compare the
+    weights in the replies, buffers included, and no extras.
 
     Args:
-        attackers: the number of attackers that a step may have, >= 0; a step needs 2 attackers + 3
-            updates at least.
-        keep: how many updates take effect, >= 1; None for all but `attackers`.
+        attackers: the number of attackers that a step may have, >= 0. A step needs at least
+            2 attackers + 3 updates.
+        keep: the number of updates that take effect, >= 1; None for all except `attackers`.
     """
 
     name = "krum"
@@ -290,7 +296,7 @@ class Krum(Mean):
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
-            return iter(received)  # a phase whose replies carry no weights
+            return iter(received)  # the replies of this phase carry no weights
         scores = krum_scores(distances(received), self.attackers).tolist()
         best = sorted(zip(scores, (update.pid for update in received), strict=True))
         left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
@@ -301,11 +307,11 @@ class Krum(Mean):
 
 
 def distances(updates: list[Upload]) -> Tensor:
-    """(K, K) the squared distances between the weights of the updates, buffers included."""
+    """Return the squared distances (K, K) between the updates' weights, buffers included."""
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     buffers = [floating_of(update.buffers) for update in updates]
     for name in dict.fromkeys([*updates[0].change, *buffers[0]]):
-        # A change is computed when it is read: here of one tensor at a time.
+        # A change is computed when it is read. So only one tensor at a time is in memory.
         of = [
             own if name in own else update.change
             for update, own in zip(updates, buffers, strict=True)
@@ -320,12 +326,12 @@ def distances(updates: list[Upload]) -> Tensor:
 # ---- bounds on the norms of updates
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormFilter(Mean):
-    """Refuses updates whose norm exceeds a multiple of the step's median, and averages the others.
+    """Refuses updates with a norm above a multiple of the step's median, and averages the others.
 
-    That holds for the change of the weights, for the change of the buffers, and for every floating
-    extra, each by itself, in every phase. Where fewer than three norms are not 0, there is nothing
-    to compare, and those updates are refused. A refused update is a failure of its client, with the
-    reason "outlier".
+    It compares the change of the weights, the change of the buffers, and each floating-point extra
+    separately, in every phase. If fewer than three norms are not 0, it has nothing to compare them
+    with, and refuses these updates. A refused update is a failure of its client, with the reason
+    "outlier".
 
     Args:
         factor: the multiple, >= 1.
@@ -339,10 +345,10 @@ class NormFilter(Mean):
         return LEAST
 
     def admit(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
-        """The updates within the bounds.
+        """Yield the updates within the bounds, and record all others as failures.
 
         Raises:
-            RunFailed: one is not, and `on_failure` is "stop".
+            RunFailed: an update exceeds a bound, and `on_failure` is "stop".
         """
         received = list(updates)
         if len(received) < LEAST and step.entry.phase.compared:
@@ -350,8 +356,8 @@ class NormFilter(Mean):
             return
         norms = [norms_of(update, step.sent) for update in received]
         medians = {
-            name: median_of(one[name] for one in norms if name in one)
-            for name in {name for one in norms for name in one}
+            name: median_of(own[name] for own in norms if name in own)
+            for name in {name for own in norms for name in own}
         }
         for update, own in zip(received, norms, strict=True):
             beyond = sorted(n for n, norm in own.items() if norm > self.factor * medians[n])
@@ -359,7 +365,7 @@ class NormFilter(Mean):
                 yield update
                 continue
             kind, usual = beyond[0], medians[beyond[0]]
-            why = f"and a step needs {LEAST} that are not 0 to compare them"
+            why = f"but merge={self.name} can compare it only if {LEAST} norms are above 0"
             if usual:
                 why = f"more than merge.factor={self.factor:g} times the median of this step"
                 why = f"{why}, {usual:.4g}"
@@ -369,16 +375,16 @@ class NormFilter(Mean):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormClip(Mean):
-    """Shortens updates whose norm exceeds a bound to the bound, and averages all of them.
+    """Scales updates with a norm above a bound down to the bound, and averages all updates.
 
-    That holds for the change of the weights, and for the change of the buffers by itself. Where
-    fewer than three norms are not 0, there is nothing to compare, and the step leaves the weights,
-    or the buffers, as they are.
+    It bounds the change of the weights and the change of the buffers separately. If fewer than
+    three norms are not 0, there is nothing to compare, and the step leaves the weights, or the
+    buffers, unchanged.
 
     Args:
         factor: the bound as a multiple of the step's median norm, > 0.
-        norm: the bound on the change of the weights itself, > 0, in place of the multiple; None for
-            `factor`. Averaged buffers are bounded by `factor` in any case.
+        norm: an absolute bound on the change of the weights, > 0, instead of `factor`; None uses
+            `factor`. For averaged buffers, the bound is always `factor`.
     """
 
     name = "norm_clip"
@@ -388,14 +394,14 @@ class NormClip(Mean):
     norm: float | None = setting(None, open_low=0)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
-        """Buffers are compared with those of others in any case."""
+        """Return 3 if the clients' changes are compared; buffers always are, if there are any."""
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return LEAST if self.norm is None or buffers else 1
 
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
-            return iter(received)  # a phase whose replies carry no weights
+            return iter(received)  # the replies of this phase carry no weights
         changes = [update.change for update in received]
         clipped = self._clip("weights", step, received, changes, self.norm)
         buffers = [_buffer_change(update, step.sent) for update in received]
@@ -412,14 +418,14 @@ class NormClip(Mean):
         changes: list[AnyTree],
         bound: float | None,
     ) -> set[int]:
-        """Shorten the changes beyond the bound; return whose they were."""
+        """Scale down the changes above the bound, and return the clients that sent them."""
         norms = [trees.norm(change) for change in changes]
         bound = self.factor * median_of(norms) if bound is None else bound
         if not bound and any(norms):
             changing = sum(norm > 0 for norm in norms)
             log.warning(
-                "round %d: merge=%s leaves the %s as they are: %d of %d updates change them, and it"
-                " takes %d to compare them",
+                "round %d: merge=%s leaves the %s unchanged: %d of %d updates change them, but at"
+                " least %d are needed to compare their norms",
                 *(step.round, self.name, kind, changing, len(norms), LEAST),
             )
         clipped = set()
@@ -431,17 +437,17 @@ class NormClip(Mean):
 
 
 def median_of(norms: Iterable[float]) -> float:
-    """The median of the norms that are not 0; 0 if these are too few to be compared.
+    """Return the median of the norms that are not 0, or 0 if these are fewer than three.
 
-    With the others, a step in which most clients change nothing would bound all of them by 0. One
-    or two among many zeros are no measure either: an attacker would be its own median.
+    If norms of 0 counted, a step in which most clients change nothing would bound all clients by 0.
+    If one or two norms were enough, an attacker could be its own median.
     """
     compared = [norm for norm in norms if norm]
     return median(compared) if len(compared) >= LEAST else 0.0
 
 
 def _shorten(update: Upload, change: AnyTree, step: OpenStep, factor: float) -> None:
-    """Scale these changes of an update, in all of its forms."""
+    """Scale a part of an update's change, and adapt all fields of the update."""
     new = trees.add(trees.pick(step.sent, change), change, factor)
     update.weights = {**update.weights, **trees.cast(new, step.sent)}
     update.change = trees.Difference(trees.pick(update.weights, step.old), step.old)
@@ -456,7 +462,7 @@ def _buffer_change(update: Upload, sent: Tree) -> AnyTree:
 def norms_of(
     update: Upload, sent: Tree, norm: Callable[[AnyTree], float] = trees.norm
 ) -> dict[str, float]:
-    """The norms of what the update carries: of both changes, and of every floating extra."""
+    """Return the norms of an update: of both changes, and of every floating-point extra."""
     norms = {"change": norm(update.change)} if update.change else {}
     if update.weights and floating_of(update.buffers):
         norms["buffers"] = norm(_buffer_change(update, sent))

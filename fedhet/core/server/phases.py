@@ -1,4 +1,4 @@
-"""What lasts of a run, its phases in order, the step in progress, and who takes part in it."""
+"""The state of a run, its timetable of phases, the step in progress, and its cohort."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from fedhet.core.kernel import Expected, Method, Phase, Plugin, State, Step
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
 
-ByClient = dict[int, int]  # client -> a number; steps replace it, and do not change it
+ByClient = dict[int, int]  # client -> a number; a step never changes it, but makes a new one
 
 
 @dataclass(frozen=True, eq=False)
 class RunState:
-    """What lasts. A checkpoint is this value, saved; an undone step leaves the value before it.
+    """The state of a run after a step.
+
+    A checkpoint stores this value. To undo a step, the server restores the value before it.
 
     Attributes:
-        weights: slot -> its tensors; "model" has all of the model's.
+        weights: slot -> its tensors; the slot "model" has all tensors of the model.
         states: owner -> its state. The owners are "method", "plugin.<name>", "server_opt",
             "quorum" and "outliers".
-        versions: client -> the round whose client state was accepted.
-        state_bytes: client -> the size of that state.
-        pinned: view -> `versions` at its best evaluation.
-        lengths: of each phase the number of its steps; once it has ended, how many it had.
-        round: the number of the last step that was taken, from 1; 0 before the first.
+        versions: client -> the last round in which the server accepted a client state.
+        state_bytes: client -> the size of this state.
+        pinned: view -> `versions` at the best evaluation of this view.
+        lengths: the number of steps of each phase; for a phase that ended early, the steps taken.
+        round: the number of the last step, from 1; 0 before the first.
     """
 
     weights: dict[str, Tree]
@@ -42,12 +44,12 @@ class RunState:
 
 @dataclass(frozen=True)
 class TimetableEntry:
-    """One line of the timetable.
+    """One entry of the timetable: a phase and its length.
 
     Attributes:
         owner: the name of the plug-in that declared the phase; "" for the method.
         phase: the phase.
-        rounds: how many steps it has; after it has ended, how many it had.
+        rounds: the number of its steps; if it ended early, the number of steps taken.
     """
 
     owner: str
@@ -62,32 +64,32 @@ class TimetableEntry:
 
 @dataclass
 class OpenStep:
-    """A step that was begun, and what has been counted in it so far.
+    """A planned step, and the counts and failures in it so far.
 
     Attributes:
-        messages: what its clients are sent.
-        pieces: the method and the plug-ins whose extras travel in it.
-        plugins: those plug-ins that take part in its training; none in a step of another phase.
+        messages: the messages to its clients.
+        components: the method and the plug-ins that have extras in its messages.
+        plugins: the plug-ins that take part in its training; none if the phase does not train.
         index: the position of `entry` in the timetable.
-        entry: the line of the timetable, as it was when the step began.
+        entry: the entry of the timetable, as it was when the step began.
         round: its number over the whole run, from 1.
         step: its number inside the phase, from 1.
         cohort: the clients that take part, in the order of their messages.
-        sent: the slot's weights as they travel; empty without a slot.
+        sent: the weights of the slot that clients receive; empty without a slot.
         old: the part of `sent` that merges may change: trained and shared.
-        local: how clients train in it.
+        local: the settings of local training in it.
         seen: owner -> the step as its functions see it.
-        expected: owner -> what it expects of a reply.
-        device: where the aggregation takes place.
-        survive: ends the run, unless it goes on without a client that failed.
-        failures: the clients that did not deliver.
+        expected: owner -> the extras that it expects in a reply.
+        device: the device of the aggregation.
+        survive: called with a failure; ends the run unless it can continue without the client.
+        failures: the clients that failed.
         accepted: the number of updates that were merged.
         bytes: "up" and "down" -> bytes by kind.
-        metrics: the means over the clients that reported each.
-        seconds: the sums over the clients.
-        recorded: piece -> what it has recorded: numbers go to rounds.jsonl, tensors to arrays/.
-        shapes: extra -> that of the first reply, where the extra may be of any size.
-        norms: client -> the norms of what its reply changes, by kind.
+        metrics: name -> the mean over the clients that reported it.
+        seconds: name -> the sum over the clients.
+        recorded: component -> its recorded values: numbers go to rounds.jsonl, tensors to arrays/.
+        shapes: extra -> its shape in the first reply, if the extra may have any size.
+        norms: client -> kind -> the norm of what its reply changes.
     """
 
     messages: list[Broadcast]
@@ -117,24 +119,25 @@ class OpenStep:
 
     @property
     def owner(self) -> Method | Plugin:
-        """Whose phase it is: that of the method, or of a plug-in."""
+        """The method or the plug-in that declared the phase."""
         named = (component for component in self.components if component.name == self.entry.owner)
         return next(named, self.components[0])
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
-        """A failure of the client in this step."""
+        """Return a failure of the client in this step."""
         return Failure(pid, self.entry.name, self.step, cause, reason)
 
     def note(self, component: str, recorded: Mapping[str, Any]) -> None:
-        """Add what a piece records of the step."""
+        """Add values that a component records in the step."""
         if recorded:
             self.recorded[component] = {**self.recorded.get(component, {}), **recorded}
 
     def record(self, failed: Failure) -> None:
-        """Note the failure, which may end the run (`on_failure`, `on_lost_state`).
+        """Record the failure, and end the run if its settings demand it.
 
         Raises:
-            RunFailed: it does.
+            RunFailed: `on_failure` is "stop", and the failure is no lost state that
+                `on_lost_state` forgives.
         """
         self.failures.append(failed)
         self.survive(failed)
@@ -150,15 +153,15 @@ class OpenStep:
             self.metrics[name] = mean + (value - mean) / n
 
     def count(self, way: str, sizes: dict[str, int]) -> None:
-        """Add the bytes of one message, by kind, to those that went `way` ("up" or "down")."""
+        """Add the bytes of one message, by kind, to the bytes of `way`, which is "up" or "down"."""
         for kind, n in sizes.items():
             self.bytes[way][kind] = self.bytes[way].get(kind, 0) + n
 
 
 def locate(timetable: Sequence[TimetableEntry], server_round: int) -> tuple[int, int] | None:
-    """(index of the entry, step inside it) of a round; both steps and rounds count from 1.
+    """Return (index of the entry, step inside it) of a round; both steps and rounds count from 1.
 
-    None past the end of the timetable.
+    Return None for a round after the end of the timetable.
     """
     for index, entry in enumerate(timetable):
         if server_round <= entry.rounds:
@@ -168,10 +171,13 @@ def locate(timetable: Sequence[TimetableEntry], server_round: int) -> tuple[int,
 
 
 def cohort_size(cohort: int | float | None, fraction: float, available: int) -> int:
-    """How many of the `available` clients take part.
+    """Return how many of the `available` clients take part.
 
-    None means max(1, round(fraction * available)), a float means that share instead of `fraction`,
-    and an int is a count, of which there are at most `available`.
+    Args:
+        cohort: an int is the number of clients, at most `available`; a float is their share; None
+            uses `fraction`. A share means max(1, round(share * available)) clients.
+        fraction: the share if `cohort` is None.
+        available: the number of clients that can take part.
     """
     if isinstance(cohort, int):
         return min(cohort, available)
@@ -186,11 +192,11 @@ def sample_cohort(
     phase: str,
     step: int,
 ) -> list[int]:
-    """The clients of a step: drawn uniformly without replacement among those that have data.
+    """Draw the clients of a step, uniformly without replacement among the clients with data.
 
     The draw is a function of (seed, phase, step), the same for every method and in every engine.
-    The clients are ordered by size, largest first, then by pid. Messages are sent and updates are
-    summed in this order in every engine.
+    The clients are ordered by size, largest first, then by pid. Every engine sends messages and
+    sums updates in this order.
     """
     eligible = [pid for pid, n in enumerate(sizes) if n]
     order = streams.generator(seed, "cohort", phase, step).permutation(len(eligible))

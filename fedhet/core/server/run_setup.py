@@ -1,4 +1,4 @@
-"""What every strategy is built with."""
+"""The settings and objects from which every strategy is built."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from fedhet.core.workspace import Workspace
 
 @dataclass(frozen=True)
 class RunSetup(Course):
-    """What every strategy is built with, so that a method's constructor names only its own options.
+    """The settings and objects from which every strategy is built.
+
+    Because they are here, the constructor of a method has only the method's own options.
 
     Attributes:
-        workspace: task, model and device, and what is evaluated.
+        workspace: task, model, device and the settings of the evaluation.
         local: how clients train; `lr` is the rate of the first round.
         plugins: the plug-ins, in their order.
         server_opt: the server optimiser, or None.
-        merge: how updates become one: their mean, or a merge that resists attackers.
+        merge: how to combine updates: by their mean, or by a merge that resists attackers.
     """
 
     workspace: Workspace
@@ -34,27 +36,27 @@ class RunSetup(Course):
     merge: Mean = field(default_factory=Mean)
 
     def starts_afresh(self, reason: str) -> bool:
-        """Whether this is a lost state, and the run lets its client begin again without one."""
+        """Whether the failure is a lost state, and the run lets the client restart without one."""
         return reason == LOST and self.on_lost_state == "restart"
 
     def survive(self, failure: Failure) -> None:
-        """End the run, unless it goes on without the client.
+        """End the run, unless it can continue without the client.
 
         Raises:
-            RunFailed: it does not.
+            RunFailed: `on_failure` is "stop", and the client may not restart without its state.
         """
         if self.on_failure == "stop" and not self.starts_afresh(failure.reason):
-            raise RunFailed(f"{failure}; on_failure=skip goes on without it")
+            raise RunFailed(f"{failure}; on_failure=skip continues without it")
 
     def share(self, phase: Phase) -> float:
-        """The share of the clients that take part in a step of the phase, unless it says itself."""
+        """Return the share of the clients in a step of the phase, if the phase has no `cohort`."""
         return self.fraction * (1 + self.replies.oversample if phase.trains else 1)
 
     def local_in(self, phase: Phase, step: int) -> LocalSettings:
-        """How clients train in a step of the phase; `step` counts from 1.
+        """Return the settings of local training in a step of the phase; `step` counts from 1.
 
-        In the training the schedule lowers the rate: the cosine falls from 1 in the first round
-        towards 0 after the last.
+        If the phase trains the model, the schedule lowers the learning rate. The factor of "cosine"
+        falls from 1 in the first round towards 0 after the last.
         """
         if not phase.trains:
             return self.local

@@ -1,4 +1,4 @@
-"""Server optimisers, which any method can apply to the change that its aggregation proposes.
+"""Server optimisers. Any method can apply one to the change that its aggregation proposes.
 
 They act on the pseudo-gradient delta = new - old, one tensor at a time, in float64.
 
@@ -20,17 +20,17 @@ from fedhet.core.trees import AnyTree, Tree
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(Checked):
-    """Receives shared trainable tensors in float64 only; buffers never pass through it."""
+    """Base of the server optimisers. They get shared trained tensors in float64, never buffers."""
 
     GROUP = "server_opt"
 
     def step(self, state: State, old: AnyTree, new: AnyTree) -> tuple[Tree, State]:
-        """Return the slot's new value, and the new state.
+        """Return the slot's new tensors, and the new state.
 
         Args:
-            state: what the last step has returned; {} at first.
-            old: the slot's value before the round.
-            new: the value that the method's aggregation proposes.
+            state: the state that the last step returned; {} at first.
+            old: the slot's tensors before the round.
+            new: the tensors that the method's aggregation proposes.
         """
         raise NotImplementedError
 
@@ -79,11 +79,11 @@ class FedOpt(ServerOptimizer):
     Args:
         kind: "adam", "yogi" or "adagrad".
         lr: the server's learning rate, > 0.
-        beta1: the decay of m, in [0, 1). None is 0.9, and 0 for "adagrad", as in the paper's
+        beta1: the decay of m, in [0, 1). None means 0.9, but 0 for "adagrad", as in the paper's
             experiments.
         beta2: the decay of the second moment v, in [0, 1).
         tau: the degree of adaptivity, > 0.
-        v0: the initial v, >= 0. None is tau^2; the paper requires at least tau^2.
+        v0: the initial v, >= 0. None means tau^2; the paper requires at least tau^2.
     """
 
     kind: str = setting(allowed=("adam", "yogi", "adagrad"))

@@ -1,8 +1,8 @@
 """FedStrategy: drives a method on the server, step by step.
 
-A step has two halves: `plan` decides who gets what, and after the engine has carried the messages,
-`finish_step` turns the replies into the next value of the run. `loop.py` runs both for every step
-of the timetable.
+A step has two halves. `plan` draws the clients and makes their messages. After the engine has
+carried the messages, `finish_step` computes the next state of the run from the replies. `loop.py`
+calls both for every step of the timetable.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class FedStrategy(Strategy):
     """The server half of a run.
 
     Args:
-        setting: what the run is made of.
+        setup: the settings and objects of the run.
         method: the method.
 
     Attributes:
-        setting, method: as given; the settings of local training are as the method changes them.
+        setup, method: as given, but the method may have changed `setup.local`.
         workspace: task, model and device, shared by the clients of a process.
-        sizes: the training samples of each client.
+        sizes: the number of training samples of each client.
         plugins: the plug-ins, in their order.
-        run: what lasts, as it was after the last step.
-        run_id: identifies the run; one that goes on has the same.
+        run: the state of the run after the last step.
+        run_id: identifies the run; a resumed run keeps it.
         kept_back: client -> the versions of its state that checkpoints need.
         digests: name of a plug-in, or "method" -> digest of its class and its settings.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
@@ -69,7 +69,7 @@ class FedStrategy(Strategy):
         self.outliers = Outliers(self.setup)
         self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
-        # For clients, which compare them with their own.
+        # Clients compare these digests with their own.
         self.digests = {plugin.name: plugin.digest for plugin in self.plugins}
         self.digests[method.GROUP] = method.digest
         components: list[Method | Plugin] = [method, *self.plugins]
@@ -85,7 +85,7 @@ class FedStrategy(Strategy):
         )
         compatibility.check_claims(self)
 
-    # ---- what the run has
+    # ---- properties of the run
     @property
     def name(self) -> str:
         """The method's name."""
@@ -93,31 +93,31 @@ class FedStrategy(Strategy):
 
     @property
     def weights(self) -> dict[str, Tree]:
-        """Slot -> its tensors; "model" has all of the model's."""
+        """Slot -> its tensors; the slot "model" has all tensors of the model."""
         return self.run.weights
 
     @property
     def timetable(self) -> list[TimetableEntry]:
-        """The run's phases in order, those of plug-ins first."""
+        """The run's phases in order; the plug-ins' phases come first."""
         pairs = zip(self.phases, self.run.lengths, strict=True)
         return [replace(entry, rounds=rounds) for entry, rounds in pairs]
 
     @property
     def num_rounds(self) -> int:
-        """The rounds of the run, with those of the phases before the training."""
+        """The number of rounds of the run, including the phases before the training."""
         return sum(self.run.lengths)
 
     @property
     def step(self) -> int:
-        """The number of the last step that was taken inside its phase, from 1."""
+        """The number of the last step inside its phase, from 1; 0 before the first step."""
         return (locate(self.timetable, self.run.round) or (0, 0))[1]
 
     @property
     def views(self) -> tuple[str, ...]:
         """The views that clients evaluate in this run; the first one chooses the best round.
 
-        They are those of the method, without "global" where the run has no global model, and
-        "finetuned" where the run has it.
+        These are the method's views, without "global" if the run has no global model. "finetuned"
+        comes last if the run evaluates it.
         """
         views = tuple(evaluated_views(self.evaluates, self.workspace))
         return (*views, "finetuned") if self.workspace.evaluation.finetune_epochs else views
@@ -129,42 +129,48 @@ class FedStrategy(Strategy):
         return opened.entry.phase.evaluate and due
 
     def mergeable(self, slot: str) -> list[str]:
-        """The names that merges, plug-ins and server optimisers see; buffers never are."""
+        """Return the names that merges, plug-ins and server optimisers see, without buffers."""
         if slot == "model":
             return self.workspace.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
 
     def mergeable_of(self, slot: str) -> Tree:
-        """The part of the slot that merges may change; {} without a slot."""
+        """Return the tensors of the slot that merges may change; {} without a slot."""
         return trees.pick(self.weights[slot], self.mergeable(slot)) if slot else {}
 
     def sent(self, slot: str) -> Tree:
-        """The slot as it travels."""
+        """Return the tensors of the slot that clients receive."""
         weights = self.weights[slot]
         return trees.pick(weights, self.workspace.shared) if slot == "model" else weights
 
     def components(self, entry: TimetableEntry) -> list[Method | Plugin]:
-        """The owner of a phase, and all plug-ins if it trains the model: their extras travel."""
+        """Return the components that have extras in the messages of the phase.
+
+        These are the owner of the phase, and all plug-ins if the phase trains the model.
+        """
         trains = entry.phase.trains
         plugins = [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
         return [*([] if entry.owner else [self.method]), *plugins]
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
-        """What the reply to a first step of this entry must have, by owner."""
+        """Return owner -> the extras that a reply to the entry's first step must have."""
         step = self._step(entry, 1, 1, self.setup.local, ())
         return {component.GROUP: component.expects(step) for component in self.components(entry)}
 
     # ---- one step
     def plan(self, server_round: int) -> OpenStep:
-        """Begin a step: who takes part, and the messages in the cohort's order.
+        """Plan a step: draw its cohort, and make the messages in the cohort's order.
 
-        Nothing changes by it, so that several steps may be open at a time.
+        This changes no state of the run, so several steps may be open at a time.
 
         Raises:
-            RunFailed: it is past the end of the timetable.
+            RunFailed: the round is after the end of the timetable.
         """
         if (position := locate(self.timetable, server_round)) is None:
-            raise RunFailed(f"round {server_round} is past the end of the timetable")
+            raise RunFailed(
+                f"round {server_round} is past the end of the timetable, which has"
+                f" {self.num_rounds} rounds"
+            )
         index, number = position
         entry = self.timetable[index]
         phase, setup, run = entry.phase, self.setup, self.run
@@ -245,15 +251,15 @@ class FedStrategy(Strategy):
         )
 
     def _local_steps(self, local: LocalSettings, pid: int) -> int | None:
-        """How many local steps follow from a client's samples; None where nobody can know."""
+        """Return the client's number of local steps, or None if a plug-in makes it unknown."""
         if local.steps is None and compatibility.changing_data(self.setup):
             return None
         used = usable(self.workspace.model, self.sizes[pid], local.batch_size)
         return sum(-(-size // local.batch_size) for size in local.epoch_sizes(used))
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
-        """The message to one client."""
-        # Rounds whose state the client must not delete: best evaluations and checkpoints need it.
+        """Return the message to one client."""
+        # The best evaluations and checkpoints need states, so the client must not delete them.
         best = [versions[pid] for versions in self.run.pinned.values() if pid in versions]
         return replace(
             msg,
@@ -270,31 +276,31 @@ class FedStrategy(Strategy):
         *,
         repeats: bool = False,
     ) -> None:
-        """Aggregate the replies, which come in the cohort's order: `run` becomes the next value.
+        """Aggregate the replies, and set `run` to the state after the step.
 
-        Updates pass one after the other, unless somebody needs all at once:
+        Updates pass these functions one by one, unless a component needs all of them at once:
 
-            checked                the checks of its form and of what the pieces expect
-            outliers.refuse        replies.max_jump
-            setting.merge.admit    merge=norm_filter
-            quorum                 replies.least, before the first update goes on
-            setting.merge.select   merge=krum and norm_clip
-            _registered            its metrics, bytes and state are noted
-            _weighted              by the plug-ins, the last one first
-            normalised             to the sum 1, and kept, where somebody needs that
-            averaging_buffers      buffers are averaged beside the merge
+            checked                checks their form and the extras that components expect
+            outliers.refuse        applies replies.max_jump
+            setup.merge.admit      refuses updates (merge=norm_filter)
+            quorum                 waits for replies.least updates before it yields the first
+            setup.merge.select     selects or shortens updates (merge=krum, norm_clip)
+            _registered            records their metrics and the sizes of clients' states
+            _weighted              lets plug-ins change their weights, the last plug-in first
+            normalised             if a component needs it: keeps all, scales weights to the sum 1
+            averaging_buffers      averages buffers, which the merge does not see
             phase.merge
 
         Args:
             opened: the step.
-            replies: what the clients returned.
+            replies: the clients' replies, in the cohort's order.
             accept: is called with each update that has passed the checks.
-            repeats: whether the step can be taken again, as `Loop` does it.
+            repeats: whether the caller can repeat the step, as `Loop` does.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or what
-                the merge returns is not finite, or not what it was given.
-            TakenAgain: replies were outliers, and the step has to be taken again without them.
+            RunFailed: a client failed and on_failure is "stop"; too few clients succeeded; or the
+                merge returned a tensor that is not finite, or that is unknown.
+            TakenAgain: the step has outliers, and must be repeated without their clients.
         """
         run, rule = self.run, self.setup.merge
         phase, states = opened.entry.phase, dict(run.states)
@@ -325,11 +331,11 @@ class FedStrategy(Strategy):
             if not isinstance(merged, Merged):
                 raise TypeError(
                     f"the merge of phase {opened.entry.name!r} returned a {type(merged).__name__};"
-                    " it must be a Merged"
+                    " it must return a Merged"
                 )
             for _ in passing:  # a merge may stop early, but every reply is checked and counted
                 pass
-            for failure in opened.failures:  # where every client failed, an error has named them
+            for failure in opened.failures:  # if all clients failed, quorum's message names them
                 log.warning("%s", failure)
             weights = self._new_weights(opened, owner, merged, buffers, states, held)
             ended |= phase.until is not None and phase.until(states[owner.GROUP])
@@ -346,7 +352,7 @@ class FedStrategy(Strategy):
             self.end_phase(opened)
 
     def weight(self, opened: OpenStep, update: Upload) -> float:
-        """The aggregation weight of an update before plug-ins."""
+        """Return the aggregation weight of an update before plug-ins change it."""
         if opened.entry.owner:
             return float(update.num_examples)
         return self.method.weight(
@@ -354,7 +360,7 @@ class FedStrategy(Strategy):
         )
 
     def read(self, opened: OpenStep, component: Component, update: Upload) -> kernel.Update:
-        """An update of the step, as a piece sees it."""
+        """Return an update of the step as a component sees it."""
         expected, step = opened.expected[component.GROUP], opened.seen[component.GROUP]
         return read_update(component.name, expected, step, update)
 
@@ -365,7 +371,7 @@ class FedStrategy(Strategy):
         accept: Callable[[Upload], None],
         kept: ByClient,
     ) -> Iterator[Upload]:
-        """Note metrics, bytes and states of admitted updates, and pass the updates on."""
+        """Yield the updates, and record their metrics and the sizes of their clients' states."""
         for update in updates:
             accept(update)
             size = int(update.metrics.pop(STATE_BYTES, 0))
@@ -378,7 +384,7 @@ class FedStrategy(Strategy):
     def _weighted(
         self, opened: OpenStep, plugin: Plugin, updates: Iterator[Upload]
     ) -> Iterator[Upload]:
-        """The updates, with the weights that a plug-in gives them."""
+        """Yield the updates with the weights that a plug-in gives them."""
         step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
         if plugin.overrides("weight"):
             for update in updates:
@@ -405,14 +411,16 @@ class FedStrategy(Strategy):
         states: dict[str, kernel.State],
         held: Sequence[Upload],
     ) -> dict[str, Tree]:
-        """The slots after a merge, after plug-ins and the server optimiser; `states` gets theirs.
+        """Return the slots after the merge, the plug-ins and the server optimiser.
+
+        `states` gets the new states of these.
 
         Raises:
             RunFailed: a tensor is unknown, or not finite.
         """
         optimizer = self.setup.server_opt
         phase, new = opened.entry.phase, merged.weights
-        old = self.mergeable_of(phase.slot)  # other steps may have changed what was sent
+        old = self.mergeable_of(phase.slot)  # not opened.old: other steps may have changed the slot
         if unknown := sorted(new.keys() - old.keys()):
             raise RunFailed(
                 f"phase {opened.entry.name!r}: the merge returned {unknown[:3]}; expected the"
@@ -441,14 +449,14 @@ class FedStrategy(Strategy):
         states: dict[str, kernel.State],
         weights: dict[str, Tree],
     ) -> None:
-        """Take over a piece's new state, what it records, and its values of other slots."""
+        """Take over a component's new state, its records, and its values of other slots."""
         states[component.GROUP] = merged.state
         opened.note(component.name, merged.metrics)
         for slot, tree in merged.slots.items():
             self._put(opened, weights, slot, tree)
 
     def _put(self, opened: OpenStep, weights: dict[str, Tree], slot: str, values: AnyTree) -> None:
-        """Put new values into a slot, in the types that it has."""
+        """Put new values into a slot, cast to the slot's dtypes."""
         if bad := trees.first_nonfinite(values):
             raise RunFailed(
                 f"round {opened.round}: the aggregated tensor {bad!r} holds NaN or infinite values"
@@ -456,21 +464,22 @@ class FedStrategy(Strategy):
         weights[slot] = {**weights[slot], **trees.cast(values, weights[slot])}
 
     def end_phase(self, opened: OpenStep) -> None:
-        """End the phase with this step, however many were left."""
+        """End the phase with this step, even if steps are left."""
         lengths = list(self.run.lengths)
         lengths[opened.index] = opened.step
         self.run = replace(self.run, lengths=tuple(lengths))
 
     def forget(self, failures: Iterable[Any]) -> None:
-        """Let each client whose state is lost start afresh, as if it had never taken part."""
+        """Let each client that lost its state restart, as if it had never taken part.
+
+        This depends on `on_lost_state`.
+        """
         run = self.run
         lost = {failure.pid for failure in failures if self.setup.starts_afresh(failure.reason)}
         if not (gone := lost & run.versions.keys()):
             return
         for pid in sorted(gone):
-            log.warning(
-                "client %d starts afresh: its state of round %d is lost", pid, run.versions[pid]
-            )
+            log.warning("client %d restarts: its state of round %d is lost", pid, run.versions[pid])
 
         def left(numbers: ByClient) -> ByClient:
             return {pid: number for pid, number in numbers.items() if pid not in gone}
@@ -483,7 +492,7 @@ class FedStrategy(Strategy):
         )
 
     def pin(self, view: str) -> None:
-        """Let clients keep the states of the evaluation that was the best of this view."""
+        """Let clients keep the states of this evaluation, which is the best one of the view."""
         self.run = replace(self.run, pinned={**self.run.pinned, view: self.run.versions})
 
     # ---- Flower's methods

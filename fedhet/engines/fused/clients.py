@@ -21,7 +21,7 @@ from fedhet.core.server.loop import Clock
 from fedhet.core.workspace import Workspace
 from fedhet.engines.fused.scheduler import Scheduler
 from fedhet.engines.fused.steps import Impure, Pass, Training
-from fedhet.engines.transport import LocalTransport
+from fedhet.engines.local_transport import LocalTransport
 
 RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
