@@ -67,7 +67,7 @@ def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
     if find_target(cfg.partition) is not Sites:
         raise ConfigError(
             f"dataset=local with partition={cfg.partition.get('name')}: each site keeps all of its"
-            " data, so no partition may divide them; leave partition=... out, or write"
+            " data, so no partition may divide them into shares; leave partition=... out, or write"
             " partition=sites"
         )
     scheme: Sites = instantiate(cfg.partition)

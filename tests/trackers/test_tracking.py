@@ -240,7 +240,7 @@ def test_the_runs_of_a_sweep_know_it(tmp_path: Path) -> None:
 
 
 def group_of(sweep: Path | None) -> str | None:
-    return Tracked(Path(), sweep, settings={}, executed=0, told=0, id=None).group
+    return Tracked(Path(), sweep, settings={}, executed=0, sent_steps=0, id=None).group
 
 
 def test_the_names_of_groups(tmp_path: Path) -> None:
