@@ -309,7 +309,7 @@ def test_a_stopped_experiment_goes_on(
     before = first.stat().st_mtime_ns
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "the run goes on after round" in done.stderr
+    assert "the run continues after round" in done.stderr
     assert first.stat().st_mtime_ns == before
     for name, sha256 in whole.items():
         summary = json.loads((folder / "cells" / name / "summary.json").read_text())
