@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedhet.study import report
     from fedhet.study.report.results import results
 
-# Names are resolved on first use, so that `import fedhet` stays instant and a misspelled setting is
+# Names are resolved on first use. So `import fedhet` takes no time, and a misspelled setting is
 # reported before torch is imported.
 _MODULES = {
     "run": "fedhet.api",

@@ -1,4 +1,4 @@
-"""The application from Python and notebooks."""
+"""The function `run`: the application from Python and notebooks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def run(overrides: Sequence[str] = (), *, task: Task | None = None) -> Run:
-    """Do what `python -m fedhet <overrides>` does.
+    """Do the same as `python -m fedhet <overrides>`.
 
     Args:
         overrides: the settings, such as `["method=scaffold", "rounds=5"]`.
-        task: takes the place of dataset, partition and model; settings of these are refused.
+        task: replaces dataset, partition and model; settings of these are refused.
 
     Raises:
         ConfigError: a setting is unknown or out of range, or the task's parts do not fit together;
             nothing was run.
-        DataError: data are missing or damaged, or the task's samples are; nothing was run.
-        RunFailed: the run ended with status "failed"; `error.folder` holds what it recorded.
+        DataError: data or samples of the task are missing or damaged; nothing was run.
+        RunFailed: the run ended with status "failed"; `error.folder` holds its record.
     """
-    # Before torch is imported, so that what is wrong is reported immediately.
+    # Before torch is imported, so that a wrong setting is reported immediately.
     settings = config.compose(overrides)
     from fedhet.runs.config import experiment_file
 

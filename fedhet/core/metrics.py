@@ -1,4 +1,4 @@
-"""How good a model is on a set of samples, and what its training has cost in communication."""
+"""The scores of a model on a set of samples, and the communication cost of its training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FORWARD_BATCH = 1024  # samples per forward pass outside training
 def outputs(
     model: nn.Module, x: Tensor, batcher: Batcher | None, part: str = "forward"
 ) -> Iterator[Tensor]:
-    """What a model makes of x (n, ...), `FORWARD_BATCH` inputs at a time.
+    """Yield the outputs of a model, for `FORWARD_BATCH` inputs at a time.
 
     Args:
         model: the model, in eval mode.
-        x: its inputs.
-        batcher: carries out the passes together with those of other clients; or None.
-        part: the method of the model, such as "features".
+        x: (n, ...) its inputs.
+        batcher: carries out the forward passes of several clients in one batch; or None.
+        part: the method of the model to call, such as "features".
     """
     if batcher is None:
         yield from map(getattr(model, part), x.split(FORWARD_BATCH))
@@ -39,14 +39,13 @@ def assess(
     """Evaluate the model.
 
     Args:
-        model: it is put into eval mode.
-        data: samples that are prepared for the model, at least one.
-        task: its criterion and its target.
+        model: the model; it is put into eval mode.
+        data: at least one sample, ready for the model.
+        task: has the criterion and the target.
         batcher: as in `outputs`.
 
     Returns:
-        `loss`, `n` and the scores of the target, all of them plain numbers; and the tally of which
-        they are the scores, on the CPU.
+        (`loss`, `n` and the scores of the target, as plain numbers; their tally, on the CPU).
     """
     model.eval()
     target = task.scoring
@@ -60,37 +59,37 @@ def assess(
     n = len(data)
     tally = {name: t.cpu() for name, t in (tally or {}).items()}
     mean = float(loss) / n
-    # The loss of a model that has diverged; without NaN losses can be compared.
+    # A diverged model gets an infinite loss: unlike NaN, it can be compared.
     mean = math.inf if math.isnan(mean) else mean
     return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:
-    """Return 2 (eps_1 E_1 + eps_2 E_2), the numbers that one client sends and receives.
+    """Return 2 (eps_1 E_1 + eps_2 E_2), how many numbers one client sends and receives.
 
     FedDisk (Nguyen, Wu and Chang), equation 19; equation 18 without a MADE.
 
     Args:
-        clf: eps_2, the number of the model's weights, which travel one way in a round.
-        clf_rounds: E_2, the rounds of its training.
+        clf: eps_2, the number of the model's weights; each round sends them once in each direction.
+        clf_rounds: E_2, the number of rounds that train the model.
         made: eps_1, the number of the MADE's weights.
-        made_rounds: E_1, the rounds of its training.
+        made_rounds: E_1, the number of rounds that train the MADE.
     """
     return 2 * (made * made_rounds + clf * clf_rounds)
 
 
 def effective_rounds(accuracy: Tensor, threshold: float | None = None) -> int | None:
-    """Return the first round, counted from 1, whose accuracy reaches the threshold.
+    """Return the first round, counted from 1, in which the accuracy reaches the threshold.
 
-    FedDisk's effective communication rounds are E_1 plus this number, where the threshold is the
-    best accuracy that any competitor ever reaches.
+    FedDisk's effective communication rounds are E_1 plus this number; its threshold is the best
+    accuracy that any competitor ever reaches.
 
     Args:
         accuracy: (T,), the accuracy after each round, finite, T >= 1.
-        threshold: the best of `accuracy` itself if None.
+        threshold: the accuracy to reach; None: the largest value of `accuracy`.
 
     Returns:
-        The round, or None if it is never reached.
+        The round, or None if the threshold is never reached.
     """
     reached = (accuracy >= (accuracy.max() if threshold is None else threshold)).nonzero().flatten()
     return int(reached[0]) + 1 if len(reached) else None

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: what a client's reply carries is clipped and gets noise (privacy.noise).
+"""The Gaussian mechanism: a client clips the content of its reply and adds noise (privacy.noise).
 
 docs/promises.md says what this protects, and what it does not.
 """
@@ -22,34 +22,35 @@ from fedhet.core.trees import AnyTree, Tree, kind
 
 Draw = Callable[[int], Tensor]  # n -> (n,) independent standard normal numbers, in float64
 VARIANCE = "running_var"
-# By these a machine's owner refuses runs, whose settings come from the server.
+# Environment variables: a machine's owner refuses runs by them, since runs come from the server.
 MIN_NOISE = "FEDHET_MIN_NOISE"
 MAX_EPSILON = "FEDHET_MAX_EPSILON"
 MAX_DELTA = "FEDHET_MAX_DELTA"  # what MAX_EPSILON refers to
 
 
 def allowed_here(noise: Noise) -> Noise:
-    """The noise of a run, if the owner of this machine demands no more.
+    """Return the noise of a run if the owner of this machine allows it.
 
     Raises:
-        ConfigError: the owner does, or there is to be noise and the accountant is not installed.
+        ConfigError: the owner demands more privacy, or the run has noise and the accountant is not
+            installed.
     """
     least, most = demanded(MIN_NOISE), demanded(MAX_EPSILON)
     if least is not None and noise.multiplier < least:
         raise ConfigError(
-            f"privacy.noise={noise.multiplier:g}: the owner of this machine serves no run with"
-            f" less than {MIN_NOISE}={least:g}"
+            f"privacy.noise={noise.multiplier:g}: the owner of this machine allows no less than"
+            f" {MIN_NOISE}={least:g}"
         )
     if most is not None and (noise.budget is None or noise.budget > most or not noise):
         raise ConfigError(
-            f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner"
-            f" of this machine serves no run without noise and a budget, {MAX_EPSILON}={most:g}"
-            " or less"
+            f"privacy.budget={noise.budget} with privacy.noise={noise.multiplier:g}: the owner of"
+            " this machine allows only runs with noise and a budget of at most"
+            f" {MAX_EPSILON}={most:g}"
         )
     if most is not None and noise.delta > most_delta():
         raise ConfigError(
-            f"privacy.delta={noise.delta:g}: the owner of this machine serves no run with more"
-            f" than {MAX_DELTA}={most_delta():g}, to which {MAX_EPSILON} refers"
+            f"privacy.delta={noise.delta:g}: the owner of this machine allows at most"
+            f" {MAX_DELTA}={most_delta():g}, because {MAX_EPSILON} refers to this delta"
         )
     if noise:
         check.installed(f"privacy.noise={noise.multiplier:g}", "opacus", extra="privacy")
@@ -57,7 +58,7 @@ def allowed_here(noise: Noise) -> Noise:
 
 
 def most_delta() -> float:
-    """The delta for which the owner of this machine has set FEDHET_MAX_EPSILON.
+    """Return the delta for which the owner of this machine has set FEDHET_MAX_EPSILON.
 
     Raises:
         ConfigError: FEDHET_MAX_DELTA is not a number > 0.
@@ -67,10 +68,10 @@ def most_delta() -> float:
 
 
 def mechanism(tree: AnyTree, clip: float, std: float, draw: Draw) -> Tree:
-    """The tree, scaled down to a norm of at most `clip`, plus noise; in float64 on the CPU.
+    """Return the tree, scaled down to a norm of at most `clip`, plus noise; float64 on the CPU.
 
     Args:
-        tree: floating tensors; the norm is that of all of them together.
+        tree: floating tensors; the norm is taken over all of them together.
         clip: the largest norm.
         std: the standard deviation of the noise in every entry.
         draw: draws the noise.
@@ -87,27 +88,30 @@ def mechanism(tree: AnyTree, clip: float, std: float, draw: Draw) -> Tree:
 
 
 def seeded(seed: int, phase: str, step: int, pid: int) -> Draw:
-    """Noise from a stream of the run's seed, for simulations: whoever knows the seed knows it."""
+    """Return noise from a stream of the run's seed, for simulations only.
+
+    Anyone who knows the seed can compute it.
+    """
     generator = streams.torch_generator(seed, "privacy.noise", phase, step, pid)
     return lambda n: torch.randn(n, generator=generator, dtype=torch.float64)
 
 
 def unpredictable(n: int) -> Tensor:
-    """(n,) noise from the operating system's entropy, which no seed repeats."""
+    """Return (n,) noise from the operating system's entropy, which no seed repeats."""
     bits = np.frombuffer(secrets.token_bytes(8 * n), dtype=np.uint64)
-    # In (0, 1): with a bit more, the largest value plus .5 would be rounded, and give 1.
+    # In (0, 1): with 53 bits, the largest value plus .5 would be rounded up, and give 1.
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return torch.special.ndtri(torch.from_numpy(uniform))
 
 
 @dataclass
 class Content:
-    """What a reply carries, sorted by what must be noised.
+    """The values of a reply that need noise.
 
     Attributes:
-        change: the floating weights minus those that were received; empty where none are sent.
-            Other weights, such as the counters of batch norm, are sent as they were received.
-        extras: the floating part of every extra that has one, a single tensor under "".
+        change: the floating weights minus the received ones; empty if no weights are sent. Other
+            weights, such as the counters of batch norm, are sent as they were received.
+        extras: the floating part of every extra that has one; a single tensor is under "".
     """
 
     change: Tree
@@ -115,16 +119,16 @@ class Content:
 
     @classmethod
     def of(cls, update: Upload, received: AnyTree, public: set[str]) -> Content:
-        """The content of an update, before its noise.
+        """Return the content of an update, without noise.
 
         Args:
             update: the update.
             received: the weights that the client received.
-            public: names of extras, or "<extra>.<tensor>", that reveal nothing about the data but
-                their number of samples.
+            public: names of extras, or "<extra>.<tensor>", that reveal nothing about the data
+                except the number of samples.
 
         Raises:
-            ValueError: an extra or a tensor can neither be noised nor is it public.
+            ValueError: an extra or a tensor is not public, and noise cannot cover it.
         """
         extras = {
             name: _floating(name, value, public | {f"{name}.{n}" for n in _counters(received)})
@@ -140,11 +144,11 @@ class Content:
 
     @property
     def releases(self) -> int:
-        """How many releases of the mechanism they are: one for each kind of value."""
+        """The number of releases of the mechanism: one for each kind of value."""
         return bool(self.change) + len(self.extras)
 
     def noised(self, noise: Noise, draw: Draw) -> Content:
-        """Each kind of value, clipped and noised by itself."""
+        """Return the content after each kind of value was clipped and noised separately."""
 
         def of(what: str, tree: Tree) -> Tree:
             try:
@@ -156,8 +160,8 @@ class Content:
         return Content(change, {name: of(name, tree) for name, tree in self.extras.items()})
 
     def write(self, update: Upload, received: AnyTree) -> None:
-        """Put the content into the update, in the place, type and device of what was there."""
-        counters = _counters(received)  # of steps, which reveal the samples that were added
+        """Replace the values of the update by this content, with their types and devices."""
+        counters = _counters(received)  # counters of steps would reveal the samples that were added
         for name, before in update.weights.items():
             value = counters.get(name)
             if value is None:
@@ -175,7 +179,7 @@ class Content:
 
 
 def _floating(what: str, value: Extra, public: set[str]) -> Tree:
-    """The floating part of a value, which noise can cover; the rest must be public."""
+    """Return the floating part of a value, which noise can cover; the rest must be public."""
     if isinstance(value, float):
         return {"": torch.tensor(value, dtype=torch.float64)}
     tree = {"": value} if isinstance(value, Tensor) else value
@@ -189,7 +193,7 @@ def _floating(what: str, value: Extra, public: set[str]) -> Tree:
 
 
 def _counters(received: AnyTree) -> Tree:
-    """The integer tensors of a model, which go back as they came, in an extra too."""
+    """Return the integer tensors of a model. They go back as they came, also in an extra."""
     return {name: t for name, t in received.items() if not t.is_floating_point()}
 
 
@@ -201,5 +205,5 @@ def _uncovered(what: str, value: object) -> ValueError:
 
 
 def _valid(name: str, t: Tensor) -> Tensor:
-    """The tensor; variances of batch norm that the noise has made negative are 0."""
+    """Return the tensor; if it is a variance of batch norm, replace negative values by 0."""
     return t.clamp(min=0) if name.endswith(VARIANCE) else t

@@ -1,8 +1,8 @@
 """Reads samples given as objects into tensors: pairs (x, y), and map-style data sets.
 
-A map-style data set has `__len__` and `__getitem__`, and its items are pairs (x, y): torch's
-TensorDataset and Subset, torchvision's with a transform, a list of pairs, and Hugging Face's, whose
-items are dictionaries.
+A map-style data set has `__len__` and `__getitem__`, and its items are pairs (x, y) or, as in
+Hugging Face's data sets, dictionaries. Examples: torch's TensorDataset and Subset, torchvision's
+data sets with a transform, and a list of pairs.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fedhet.core import streams
 from fedhet.core.errors import DataError
 
 Pair = tuple[Tensor, Tensor]
-# The names by which the target is known in an item that is a dictionary.
+# The keys that mark the target in an item that is a dictionary.
 TARGETS = ("label", "labels", "target", "targets", "y")
 
 
 def read(value: Any, where: str, pid: int = -1) -> Pair:
     """Return the samples as tensors x (n, ...) and y (n, ...).
 
-    Each sample of a data set is read once, in order, into memory for all of them. What its items
-    draw at random (a random crop, for example) comes from a stream of fedhet's own, so that it is
-    the same each time.
+    Each sample of a data set is read once, in order, into tensors that are allocated for all
+    samples. If reading draws random numbers (a random crop, for example), they come from a stream
+    of fedhet's own, so that the samples are the same every time.
 
     Args:
         value: a pair (x, y) of tensors, arrays or lists, or a map-style data set.
-        where: whose samples they are, for messages: "client 3, train".
-        pid: the number of the client, which has its own stream.
+        where: the owner of the samples, for messages: "client 3, train".
+        pid: the number of the client; each client has its own random stream.
 
     Raises:
-        DataError: the value is neither; or a sample is not a pair of numbers or arrays, has another
-            shape or type than the first one, or cannot be read.
+        DataError: the value is neither of them; or a sample is not a pair of numbers or arrays, has
+            another shape or type than the first sample, or cannot be read.
     """
     if _is_pair(value):
         inputs, targets = value
@@ -53,21 +53,22 @@ def read(value: Any, where: str, pid: int = -1) -> Pair:
 
 
 def pair(x: Any, y: Any, where: str = "") -> Pair:
-    """Return the inputs and the targets of all samples as tensors with as many rows.
+    """Return the inputs and the targets of all samples as two tensors of equal length.
 
     Args:
         x, y: tensors, arrays, or lists of numbers, arrays or tensors.
-        where: whose samples they are, for messages: "client 3, train: ".
+        where: the owner of the samples, for messages: "client 3, train: ".
 
     Raises:
-        DataError: they are something else, or differ in length.
+        DataError: x or y is something else, or their lengths differ.
     """
     tensors = _whole(x, f"{where}x", table=2), _whole(y, f"{where}y")
     lengths = [len(t) if t.ndim else 1 for t in tensors]
     if lengths[0] != lengths[1] or not all(t.ndim for t in tensors):
         raise DataError(
             f"{where}{lengths[0]} inputs but {lengths[1]} targets, of shapes"
-            f" {tuple(tensors[0].shape)} and {tuple(tensors[1].shape)}; each sample needs both"
+            f" {tuple(tensors[0].shape)} and {tuple(tensors[1].shape)}; each sample needs an input"
+            " and a target"
         )
     return tensors
 
@@ -75,13 +76,13 @@ def pair(x: Any, y: Any, where: str = "") -> Pair:
 def are_pixels(x: Tensor | np.ndarray) -> bool:
     """Whether inputs (n, ...) are pixels 0 .. 255: images (n, H, W) or (n, C, H, W) of uint8.
 
-    All others are the numbers that they say, also a table (n, F) of uint8.
+    All other inputs are plain numbers, also a table (n, F) of uint8.
     """
     return x.ndim > 2 and x.dtype in (torch.uint8, np.uint8)
 
 
 def length(value: Any) -> int:
-    """Return the number of samples of a pair or a data set, as far as it says; else 1."""
+    """Return the number of samples of a pair or a data set; 1 if it has no length."""
     values = value[1] if _is_pair(value) else value
     return len(values) if hasattr(values, "__len__") else 1
 
@@ -98,8 +99,8 @@ def _check_map_style(value: Any, where: str) -> None:
     if others or not by_number:
         raise DataError(
             f"{where} is {_what(value)}; expected a pair (x, y), or a data set with __len__ and"
-            " __getitem__: of a DataLoader its `dataset`, of a DatasetDict one of its splits, of"
-            " what is only iterated over list(data)"
+            " __getitem__. Instead of a DataLoader, give its `dataset`; instead of a DatasetDict,"
+            " one of its splits; instead of an iterable, list(data)"
         )
 
 
@@ -120,7 +121,7 @@ def _own_draws(where: str, pid: int) -> Iterator[None]:
 
 
 def _stacked(items: Any, where: str) -> Pair:
-    """Read every item into two tensors that are allocated for all of them at once."""
+    """Read every item into two tensors that are allocated for all items at once."""
     if not len(items):
         raise DataError(f"{where}: the data set is empty; expected at least one sample")
     stacked: list[Tensor] = []
@@ -155,17 +156,17 @@ def _item_pair(item: Any, place: str) -> Sequence[Any]:
     if isinstance(item, tuple | list) and len(item) == 2:
         return item
     raise DataError(
-        f"{place} is {_what(item)}; expected a pair (x, y), or a dictionary of an input and its"
-        " target: data.select_columns(['image', 'label'])"
+        f"{place} is {_what(item)}; expected a pair (x, y), or a dictionary of only an input and"
+        " its target, as from data.select_columns(['image', 'label'])"
     )
 
 
-def _check_like(one: Tensor, first: Tensor, what: str) -> None:
-    """Refuse an input or a target of another form than that of the first sample."""
-    if one.shape != first.shape or one.dtype != first.dtype:
+def _check_like(value: Tensor, first: Tensor, what: str) -> None:
+    """Refuse an input or a target that differs in shape or type from the first sample's."""
+    if value.shape != first.shape or value.dtype != first.dtype:
         raise DataError(
-            f"{what} is {_what(one)}, but that of sample 0 {_what(first)}; all samples must have"
-            " one shape and type"
+            f"{what} is {_what(value)}, but in sample 0 it is {_what(first)}; all samples must have"
+            " the same shape and type"
         )
 
 
@@ -173,8 +174,8 @@ def _whole(values: Any, what: str, table: int = 0) -> Tensor:
     """Return the inputs or the targets of all samples as a tensor; see `_numbers`."""
     if isinstance(values, list | tuple) and values and not isinstance(values[0], int | float):
         rows = [_numbers(value, f"{what}[{row}]", table - 1) for row, value in enumerate(values)]
-        for row, one in enumerate(rows):
-            _check_like(one, rows[0], f"{what}[{row}]")
+        for row, value in enumerate(rows):
+            _check_like(value, rows[0], f"{what}[{row}]")
         return torch.stack(rows)
     return _numbers(values, what, table)
 
@@ -182,24 +183,24 @@ def _whole(values: Any, what: str, table: int = 0) -> Tensor:
 def _numbers(value: Any, what: str, table: int = 0) -> Tensor:
     """Return a number, or an array of numbers, as a tensor.
 
-    NumPy's default, float64, becomes torch's, but for a table of inputs, which has `table`
-    dimensions: it stays exact until it is normalised.
+    NumPy's default type, float64, becomes torch's default type. A table of inputs, which has
+    `table` dimensions, is an exception: it stays exact until it is normalised.
     """
     if isinstance(value, Tensor):
         return value.detach()
     problem = (
-        f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers: of images"
-        " what transform=torchvision.transforms.ToTensor() or data.with_format('torch') makes"
+        f"{what} is {_what(value)}; expected a number, or an array or tensor of numbers. Convert"
+        " images with transform=torchvision.transforms.ToTensor() or data.with_format('torch')"
     )
     image = type(value).__module__.partition(".")[0] == "PIL"
     if image or isinstance(value, str | bytes | None | Mapping):
         raise DataError(problem)
     try:
-        # torch takes no negative strides, and warns of arrays that must not be written.
+        # torch refuses negative strides, and warns about read-only arrays.
         array = value
         if hasattr(value, "__array__"):
             array = np.require(value, requirements=["C", "W"])
-        elif table > 0:  # torch would make float32 of Python's numbers
+        elif table > 0:  # torch would convert Python's numbers to float32
             array = np.asarray(value)
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,8 +1,8 @@
-"""Seeded random streams: every random draw has its own, so that a new draw moves no other draw.
+"""Seeded random streams: every purpose has its own, so that a new draw changes no other draw.
 
-A stream is identified by (seed, purpose, phase, step, pid), where the step is counted inside the
-phase. With the same seed, two methods therefore see the same clients, batches and initial weights,
-with or without a warm-up phase.
+A stream is identified by (seed, purpose, phase, step, pid); steps are counted inside their phase.
+With the same seed, two methods therefore see the same clients, batches and initial weights, with or
+without a warm-up phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def generator(
 def torch_generator(
     seed: int, purpose: str, phase: str = "", step: int = 0, pid: int = -1
 ) -> torch.Generator:
-    """A torch generator on the stream, on the CPU: every device sees the same draws."""
+    """Return a torch generator that is seeded by the stream.
+
+    It is on the CPU, so that all devices see the same draws.
+    """
     import torch
 
     return torch.Generator().manual_seed(integer(seed, purpose, phase, step, pid))

@@ -38,7 +38,7 @@ class Samples:
         x, y = objects.pair(self.x, self.y)  # numpy arrays and lists are accepted
         table = x.dtype == torch.uint8 and not objects.are_pixels(x)
         object.__setattr__(self, "x", x.float() if table else x)
-        # Losses of classes take numbers of this type only.
+        # Losses of classes accept int64 only.
         whole = y.ndim == 1 and not y.is_floating_point() and y.dtype != torch.bool
         object.__setattr__(self, "y", y.long() if whole else y)
 
@@ -51,10 +51,10 @@ class Samples:
 
 
 _BUILDS = (
-    "expected what builds a fresh nn.Module: a class or a function without arguments, such as"
+    "expected a class or a function without arguments that builds a fresh nn.Module, such as"
     " lambda: Net(4)"
 )
-# Any here is a map-style data set of any library: fedhet.core.objects.
+# Any stands for a map-style data set of any library: fedhet.core.objects.
 SamplesLike = Samples | tuple[Any, Any] | Any
 
 
@@ -63,16 +63,15 @@ def _samples(value: SamplesLike, where: str, pid: int = -1) -> Samples:
 
 
 class ClientData:
-    """One client's data: a training set, and perhaps sets for validation and testing.
+    """One client's data: a training set, and optional sets for validation and testing.
 
     Each part is a `Samples`, a pair (x, y) of tensors, NumPy arrays or lists, or a map-style data
-    set whose items are pairs (x, y). It is read into tensors once: by the `Task`, or when it is
-    first accessed.
+    set of pairs (x, y). It is read into tensors once: by the `Task`, or on first access.
 
     Args:
-        train: the training set, the only part from which training statistics are computed.
-        val: the set by which models are selected; None if missing or empty.
-        test: the set that is used for reporting only; None if missing or empty.
+        train: the training set. Training statistics are computed from this part only.
+        val: the set for the selection of models; None if missing or empty.
+        test: the set for reported scores only; None if missing or empty.
     """
 
     def __init__(
@@ -82,10 +81,10 @@ class ClientData:
         self._read: dict[str, Samples | None] = {}
 
     def read(self, pid: int = -1) -> None:
-        """Read what is not in tensors yet.
+        """Read the parts that are not in tensors yet.
 
         Args:
-            pid: the client's number, for messages and for what data sets draw at random.
+            pid: the client's number, for messages and for the random draws of data sets.
 
         Raises:
             DataError: a part cannot be read; the message names the client, the part and the sample.
@@ -94,7 +93,7 @@ class ClientData:
         for part, given in list(self._given.items()):
             missing = part != "train" and (given is None or not objects.length(given))
             self._read[part] = None if missing else _samples(given, f"{where}{part}", pid)
-            del self._given[part]  # the memory of a data set may be needed
+            del self._given[part]  # to free the memory of a data set
 
     @property
     def train(self) -> Samples:
@@ -121,17 +120,17 @@ PARTS = ("train", "val", "test")
 
 
 class HeldClients(Sequence[ClientData]):
-    """The clients, of whom those can be accessed whose data this process has.
+    """All clients of a run. Only those whose data this process holds can be accessed.
 
     Args:
-        part_sizes: the numbers of each client's training, validation and test samples; 0 for those
-            that are not known.
+        part_sizes: the numbers of each client's training, validation and test samples; 0 for
+            unknown numbers.
         here: client -> its data.
-        stated: whether the numbers of training samples are known; else each node tells its own.
+        stated: whether the numbers of training samples are known; if not, the nodes report them.
 
     Attributes:
         sizes: the number of each client's training samples.
-        known: the clients of whom it is known.
+        known: the clients with a known number of training samples.
     """
 
     place: ClassVar[str] = "on its own node, not in this process"
@@ -161,10 +160,10 @@ class HeldClients(Sequence[ClientData]):
         return self.here[pid]  # type: ignore[no-any-return]
 
     def learn(self, pid: int, report: Mapping[str, object]) -> None:
-        """Take from a client's node how many samples the client has.
+        """Take the numbers of a client's samples from the report of its node.
 
         Raises:
-            ValueError: these are no such numbers, or not the one that was known before.
+            ValueError: the report has no such numbers, or another number than was known before.
         """
         sizes = tuple(report.get(part) for part in PARTS)
         if not all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in sizes):
@@ -174,17 +173,17 @@ class HeldClients(Sequence[ClientData]):
             )
         if pid in self.known and sizes[0] != self.sizes[pid]:
             raise ValueError(
-                f"its client has {sizes[0]} training samples, and the server was told"
+                f"its client has {sizes[0]} training samples, but the server's number was"
                 f" {self.sizes[pid]} before"
             )
         self.known.add(pid)
         self.sizes[pid], self.part_sizes[pid] = sizes[0], sizes  # type: ignore[assignment,call-overload]
 
     def begin(self) -> None:
-        """Take those of whom nothing is known for clients without samples, which are not drawn.
+        """Treat clients of unknown size as empty, so that they never take part.
 
         Raises:
-            DataError: no client is left.
+            DataError: no client has samples.
         """
         for pid in set(range(len(self))) - self.known:
             self.sizes[pid] = 0
@@ -194,7 +193,7 @@ class HeldClients(Sequence[ClientData]):
 def _check_any(sizes: Sequence[int]) -> None:
     if not any(sizes):
         raise DataError(
-            f"of {counted(len(sizes), 'client')} none has a training sample; at least one must"
+            f"none of {counted(len(sizes), 'client')} has a training sample; at least one must"
         )
 
 
@@ -221,31 +220,31 @@ class Task:
         model: builds a fresh module; FedNorm, MOON and others need its `features(x)` and `head(f)`.
         criterion: (output, y) -> per-sample losses (B,).
         clients: the data of clients 0, 1, ...: a list, or another sequence that loads a client
-            whenever it is accessed. Under Flower a process need not have them: the data of a node's
-            own client, a single `ClientData`; or for the server the list of the clients' training
-            sizes, or their number, where each node tells its own size.
-        test: the global test set, as a part of `ClientData`, or None.
-        classes: the number of classes, labels or characters that `target` is about; not used for
-            "number" and "loss".
+            on every access. Under Flower, a process does not need all data. A node gives its own
+            client as a single `ClientData`. The server gives the list of the clients' training
+            sizes; or only the number of clients, and each node reports its size.
+        test: the global test set, in one of the forms that `ClientData` takes; or None.
+        classes: the number of classes, labels or characters; not used for the targets "number" and
+            "loss".
         transform: x -> model input, such as normalisation; x is floating point, in [0, 1] for
             images, or token numbers.
         sizes: the number of training samples per client; counted from `clients` if not given.
         augment: (model input (B, ...), generator) -> model input, applied to training batches
-            only; the generator is the client's own and on the CPU.
-        target: what is learned, which says how models are scored: "class" (accuracy); "number"
-            (R2, MAE); "labels", y (n, classes) of zeros and ones (F1); "next_char" (accuracy); or
-            "loss" for targets of another kind, of which the loss alone is reported.
+            only; the generator belongs to the client and is on the CPU.
+        target: the kind of target, which decides how models are scored: "class" (accuracy);
+            "number" (R2, MAE); "labels", y (n, classes) of zeros and ones (F1); "next_char"
+            (accuracy); or "loss" for any other kind, which reports only the loss.
         target_scale: (mean, std) of each number, for a model that predicts (y - mean) / std; None
-            for one that predicts y itself.
-        detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` may say
-            otherwise.
-        example: (1, ...) an input, for a process that has no data itself; NaN for unknown values.
-            Few methods need one.
+            for a model that predicts y itself.
+        detailed: whether classes are also scored by AUC, sensitivity, ...; `eval.scores` overrides
+            it.
+        example: (1, ...) an input, for a process without data; NaN for unknown values. Few methods
+            need one.
 
     Raises:
         DataError: no client has a training sample, or samples cannot be read.
         ConfigError: `target` is unknown or does not fit `classes`, `criterion` is no function, or
-            `model` does not build a module without arguments.
+            `model` cannot be called without arguments.
     """
 
     model: Callable[[], nn.Module]
@@ -266,7 +265,7 @@ class Task:
         if self.test is not None:
             self.test = _samples(self.test, "the global test set") or None
         if isinstance(self.clients, ClientData):
-            return  # whose they are, `at` is told
+            return  # `at` gets the client's number later
         sizes = self.sizes
         if (elsewhere := self._elsewhere()) is not None:
             self.clients, sizes = elsewhere, elsewhere.sizes
@@ -278,11 +277,11 @@ class Task:
         _check_any(sizes)
 
     def _elsewhere(self) -> HeldClients | None:
-        """The clients if they are given as their sizes or their number."""
+        """Return the clients if only their sizes or their number are given; else None."""
         given = self.clients
         if isinstance(given, HeldClients):
             return given
-        if isinstance(given, Integral):  # each has data, as far as is known
+        if isinstance(given, Integral):  # until the nodes report, assume that each has data
             number = integer("Task.clients", given, low=1)
             return HeldClients([(1, 0, 0)] * number, stated=False)
         if isinstance(given, str) or not hasattr(given, "__getitem__"):
@@ -295,23 +294,27 @@ class Task:
         return HeldClients([(integer("Task.clients", n, low=0), 0, 0) for n in given])
 
     def at(self, pid: int, clients: int) -> Task:
-        """The task on the node of one client, where no other client's data are read.
+        """Return the task for the node of one client, which reads no other client's data.
+
+        Args:
+            pid: the client.
+            clients: the number of clients in the run.
 
         Raises:
-            ConfigError: `clients` is not their number.
-            DataError: the client's data are not here, or cannot be read.
+            ConfigError: the task has another number of clients, or not this client's data.
+            DataError: the client's data cannot be read.
         """
         own = self.clients
         if not isinstance(own, ClientData):
             if len(own) != clients:
                 raise ConfigError(
-                    f"{clients} SuperNodes for {len(own)} clients; the clients of"
-                    " fedhet.flower.client_app have a node each"
+                    f"{clients} SuperNodes for {len(own)} clients; fedhet.flower.client_app needs"
+                    " one node for each client"
                 )
             if isinstance(own, HeldClients) and pid not in own.here:
                 raise ConfigError(
-                    "Task: clients is a number, or a list of sizes; a node's task has the data of"
-                    " its own client, clients=ClientData(...)"
+                    "Task: clients is a number or a list of sizes; on a node, give the data of its"
+                    " own client, clients=ClientData(...)"
                 )
             own = own[pid]
         _read(own, pid)
@@ -328,9 +331,9 @@ class Task:
         needed = self.target not in ("number", "loss")
         if not isinstance(classes, int) or isinstance(classes, bool) or classes < needed:
             raise ConfigError(
-                f"Task: classes={classes!r} with target={self.target}: it must be their number,"
-                " >= 1. Numbers are target=number; target=loss reports the loss alone, whatever the"
-                " criterion compares"
+                f"Task: classes={classes!r} with target={self.target}: expected a whole number,"
+                " >= 1. For regression set target=number; for any other criterion set target=loss,"
+                " which reports only the loss"
             )
         if isinstance(self.criterion, type) or not callable(self.criterion):
             raise ConfigError(
@@ -350,7 +353,7 @@ class Task:
         """Build a fresh module.
 
         Raises:
-            ConfigError: `model` makes something else, or a module without its parameters.
+            ConfigError: `model` does not return a module, or its parameters do not exist yet.
         """
         model: Any = self.model()
         if not isinstance(model, nn.Module):
@@ -359,8 +362,8 @@ class Task:
             )
         if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
             raise ConfigError(
-                f"Task: the module {type(model).__name__} has lazy layers, whose parameters do not"
-                " exist yet: call it on a few inputs in the function that builds it"
+                f"Task: the module {type(model).__name__} has lazy layers, and their parameters do"
+                " not exist yet: call it on a few inputs in the function that builds it"
             )
         return model
 
@@ -368,14 +371,14 @@ class Task:
     def part_sizes(self) -> list[tuple[int, int, int]]:
         """The numbers of each client's training, validation and test samples.
 
-        `clients` states them as an attribute of this name, or each client is accessed once.
+        They come from the attribute `part_sizes` of `clients`, or each client is accessed once.
         """
         known = getattr(self.clients, "part_sizes", None)
         return known or [_part_sizes(client) for client in self.clients]
 
     @property
     def scoring(self) -> targets.Target:
-        """What is learned, as the object that scores it."""
+        """The target of the task, which computes losses and scores."""
         mean, std = self.target_scale or ((), ())
         outputs = self.classes
         if self.target == "number":
@@ -390,24 +393,24 @@ class Task:
         """
         if self.target not in targets.WITH_CLASSES:
             raise ConfigError(
-                f"{who} needs samples that have one class each, target=class or next_char; this"
-                f" task has target={self.target}"
+                f"{who} needs samples with one class each, target=class or next_char; this task has"
+                f" target={self.target}"
             )
 
     @property
     def unsized(self) -> bool:
-        """Whether the clients' sizes are unknown until their nodes tell them."""
+        """Whether the clients' sizes are unknown until their nodes report them."""
         return isinstance(self.clients, HeldClients) and not self.clients.known
 
     @property
     def inputs(self) -> Tensor:
         """Some inputs (n, ...) as they are stored, before the transform.
 
-        They are the example, or those of the global test set, or else of the first client with
+        They are the example, or the inputs of the global test set, or else of the first client with
         training samples.
 
         Raises:
-            ConfigError: there are none in this process.
+            ConfigError: this process has no inputs.
         """
         return self._some("the method").x if self.example is None else self.example
 
@@ -420,7 +423,7 @@ class Task:
             raise ConfigError(
                 f"{who} needs to know what a sample is like, and this process has none: give the"
                 " Task a global test set, or example=<an input (1, ...) as the clients have it>;"
-                " of target=number, target_scale"
+                " with target=number, give target_scale"
             )
         return self.clients[pid].train
 
@@ -428,7 +431,7 @@ class Task:
         """Check that `inputs` are suitable for a plug-in that models densities on [0, 1].
 
         Raises:
-            ConfigError: they are token numbers, or outside [0, 1].
+            ConfigError: they are token numbers, unknown, or outside [0, 1].
         """
         x = self._some(f"plugin {plugin!r}").x if self.example is None else self.example
         if x.dtype == torch.uint8:
@@ -442,11 +445,11 @@ class Task:
             )
         if x.isnan().all():
             raise ConfigError(
-                f"{requirement}; of the sites' own tables the server does not know it, so it takes"
-                " their images only"
+                f"{requirement}; the server cannot check this for tables of the sites' own, so of"
+                " sites' own data it accepts images only"
             )
         low, high = (float(bound) for bound in x.aminmax())
         if not (low >= 0 and high <= 1):  # true for NaN, too
             raise MachineError(
-                f"{requirement}; these lie in [{low:g}, {high:g}]: scale them in your file"
+                f"{requirement}; these inputs lie in [{low:g}, {high:g}]: scale them in your file"
             )

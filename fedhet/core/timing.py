@@ -1,4 +1,4 @@
-"""The clock by which the parts of a run are timed."""
+"""The clock that times the parts of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 class Share:
     """The seconds that one of several runs in this process has taken (fedhet/engines/fused).
 
-    They are its own, and its share of what was done for several at once.
+    They consist of the run's own time, and its share of the work for several runs at once.
     """
 
     def __init__(self) -> None:
@@ -17,15 +17,15 @@ class Share:
         self.resume()
 
     def resume(self) -> None:
-        """The run goes on."""
+        """Start counting: this run continues."""
         self._since = time.perf_counter()
 
     def pause(self) -> None:
-        """Another one goes on."""
+        """Stop counting: another run continues."""
         self.seconds = self.now()
 
     def now(self) -> float:
-        """The seconds so far, of a run that goes on."""
+        """Return the seconds so far, while the run is not paused."""
         return self.seconds + time.perf_counter() - self._since
 
 
@@ -33,6 +33,6 @@ SHARE: ContextVar[Share | None] = ContextVar("share", default=None)  # None: the
 
 
 def now() -> float:
-    """Seconds since some moment, of which differences count."""
+    """Return seconds since an arbitrary moment; only differences have a meaning."""
     share = SHARE.get()
     return time.perf_counter() if share is None else share.now()

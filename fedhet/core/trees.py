@@ -1,4 +1,4 @@
-"""Algebra on weights, and the parts of models.
+"""Algebra on weights, and splitting a model into its shared and its own tensors.
 
 A tree is a dict of tensors by name, in state-dict order, on any device.
 """
@@ -18,7 +18,7 @@ AnyTree = Mapping[str, Tensor]
 Prepared = dict[str, Any]  # a tree of any depth: tensors, and dicts, lists and tuples of them
 
 # The number of entries that a sum processes at a time. torch first copies them to float64; the
-# copies of a block stay in the cache.
+# copy of one block fits into the processor's cache.
 SUM_BLOCK = 2**19
 # The largest number that is accepted from another process. Its square still fits into float32.
 LARGEST = 1e15
@@ -26,9 +26,10 @@ UNBOUNDED = f"holds NaN or infinite values, or values beyond {LARGEST:g}"
 
 
 class Difference(Mapping[str, Tensor]):
-    """The tree new - old, computed in float64 one tensor at a time when it is read.
+    """The tree new - old. Each tensor is computed in float64 when it is read.
 
-    K clients therefore need the memory of K float32 trees, not that of K float64 trees.
+    The differences of K clients therefore need the memory of K float32 trees, not of K float64
+    trees.
     """
 
     def __init__(self, new: AnyTree, old: AnyTree) -> None:
@@ -46,17 +47,17 @@ class Difference(Mapping[str, Tensor]):
 
 
 class Sum:
-    """A running weighted sum sum_k w_k t_k in float64, whose memory is independent of K.
+    """A running weighted sum sum_k w_k t_k in float64; its memory is independent of K.
 
-    Differences from one common old tree are summed as sum_k w_k new_k - (sum_k w_k) old, which
-    halves the memory traffic. The common tree is that of the first summand.
+    Differences from the same old tree are summed as sum_k w_k new_k - (sum_k w_k) old, which
+    halves the memory traffic. This applies to the old tree of the first summand.
     """
 
     def __init__(self) -> None:
         self.weight = 0.0
         self._total: Tree = {}
         self._old: AnyTree = {}
-        self._old_weight = 0.0  # the total weight of the differences from `_old`
+        self._old_weight = 0.0  # the total weight of differences from `_old`
 
     def add(self, tree: AnyTree, weight: float) -> None:
         """Add w_k t_k.
@@ -79,14 +80,14 @@ class Sum:
             if total.numel() <= SUM_BLOCK:
                 total.add_(tree[name], alpha=weight)
                 continue
-            # In pieces, in the order of a contiguous tensor.
+            # In blocks, in the order of a contiguous tensor.
             parts = (t.flatten().split(SUM_BLOCK) for t in (total, tree[name]))
             for part, x in zip(*parts, strict=True):
                 part.add_(x, alpha=weight)
 
     @property
     def tree(self) -> Tree:
-        """sum_k w_k t_k; empty if nothing was added."""
+        """The sum sum_k w_k t_k; empty if nothing was added."""
         if not self._old_weight:
             return self._total
         return {
@@ -98,7 +99,7 @@ class Sum:
         """Return sum_k w_k t_k / sum_k w_k.
 
         Args:
-            reuse: compute the mean in the memory of the sum, which must not be used afterwards.
+            reuse: compute the mean in the memory of the sum. Do not use the sum afterwards.
 
         Raises:
             ValueError: the sum of the weights is not positive.
@@ -120,7 +121,7 @@ def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
 
     Args:
         pairs: the trees and their weights.
-        average: another average, with the functions `add` and `mean` of `Sum`.
+        average: another kind of average, an object with the functions `add` and `mean` of `Sum`.
     """
     total = Sum() if average is None else average
     for tree, weight in pairs:
@@ -135,7 +136,7 @@ def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
         t = a[name]
         if t.dtype == torch.float64:
             total[name] = t.add(b[name], alpha=scale)
-        else:  # `double` has made a copy, which can be changed
+        else:  # `double` makes a copy, which can be changed in place
             total[name] = t.double().add_(b[name], alpha=scale)
     return total
 
@@ -156,7 +157,7 @@ def cast(tree: AnyTree, like: AnyTree) -> Tree:
 
 
 def columns(names: Iterable[str], *of: AnyTree) -> list[list[Tensor]]:
-    """Return the tensors of these names, a list for each tree, as torch's _foreach functions."""
+    """Return a list of the tensors of these names for each tree, for torch's _foreach functions."""
     in_order = list(names)
     return [[tree[name] for name in in_order] for tree in of]
 
@@ -171,8 +172,8 @@ def first_nonfinite(tree: AnyTree) -> str | None:
     floating = {name: tree[name] for name in tree if tree[name].is_floating_point()}
     if not floating:
         return None
-    # The sum of all entries takes one pass and gives one answer for all tensors. It can overflow
-    # although every entry is finite; only then are the entries checked one by one.
+    # Summing all entries takes one pass and gives one answer for all tensors. If the sum is not
+    # finite, the tensors are checked one by one, because a sum of finite entries can overflow.
     total = torch.stack([t.sum().double() for t in floating.values()]).sum()
     if torch.isfinite(total):
         return None
@@ -217,7 +218,7 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
 
 
 def kind(value: object) -> str:
-    """What the value is, for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
+    """Describe the value for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
     if isinstance(value, Tensor):
         return f"a {value.dtype!s} tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
@@ -227,7 +228,7 @@ def check_form(what: str, tree: Mapping[str, Any], like: AnyTree) -> None:
     """Refuse a tree that differs from `like` in names, shapes or dtypes.
 
     Raises:
-        ValueError: it begins with `what` and names the tensor.
+        ValueError: the tree differs; the message begins with `what` and names the tensor.
     """
     if set(tree) != set(like):
         missing = [name for name in like if name not in tree]
@@ -241,10 +242,10 @@ def check_form(what: str, tree: Mapping[str, Any], like: AnyTree) -> None:
 
 
 def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
-    """Refuse a tree that is not bounded, or differs from `like` in names, shapes or dtypes.
+    """Refuse a tree that differs from `like` in names, shapes or dtypes, or has too large values.
 
     Raises:
-        ValueError: it begins with `what` and names the tensor.
+        ValueError: one of them; the message begins with `what` and names the tensor.
     """
     check_form(what, tree, like)
     if bad := first_unbounded(tree):
@@ -252,7 +253,7 @@ def check_like(what: str, tree: AnyTree, like: AnyTree) -> None:
 
 
 def shown(value: object) -> str:
-    """The value for an error message: a short text of it, or else what it is."""
+    """Return the value as a short text for an error message; of tensors, only type and shape."""
     tensors = isinstance(value, Tensor) or (
         isinstance(value, dict) and any(isinstance(t, Tensor) for t in value.values())
     )
@@ -260,13 +261,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-# ---- models in two parts: the tensors that all clients share, and those of one client
+# ---- models in two parts: the tensors that all clients share, and the tensors of one client
 def own_tensors(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
-    """Return copies of the tensors of `module` that are not in `common`, or differ from it there.
+    """Return copies of the tensors of `module` that `common` lacks, or has with other values.
 
     Args:
         module: the model, or a module around it.
-        model: the model whose names `common` has.
+        model: the model; `common` uses its names.
         common: the shared values.
     """
     shared = _prefixed(module, model, common)
@@ -278,10 +279,10 @@ def own_tensors(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
 
 
 def whole_module(module: nn.Module, model: nn.Module, common: AnyTree, own: AnyTree) -> Tree:
-    """The inverse of `own_tensors`: the whole state of the module.
+    """Return the whole state of the module; the inverse of `own_tensors`.
 
     Raises:
-        ValueError: the parts together are not a state of this module.
+        ValueError: the two parts do not make up a state of this module.
     """
     whole: Tree = {**_prefixed(module, model, common), **own}
     check_form(f"{type(module).__name__} (personal_module)", whole, module.state_dict())
@@ -289,7 +290,7 @@ def whole_module(module: nn.Module, model: nn.Module, common: AnyTree, own: AnyT
 
 
 def _prefixed(module: nn.Module, model: nn.Module, common: AnyTree) -> Tree:
-    """The shared values under the names that they have in the module."""
+    """Return the shared values under their names in the module."""
     path = next((path for path, part in module.named_modules() if part is model), "")
     prefix = f"{path}." if path else ""
     return {f"{prefix}{name}": common[name] for name in common}

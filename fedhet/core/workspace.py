@@ -1,4 +1,4 @@
-"""What the clients of one process share: task, device, one model, and the prepared data."""
+"""The objects that the clients of one process share: task, device, model and prepared data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedhet.core.objects import are_pixels
 from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
-# Bytes of prepared data kept on the device; beyond it the least recently used client is dropped.
+# Bytes of prepared data kept on the device; beyond them the least recently used client is dropped.
 CACHE_BYTES = 2**30
 
 
@@ -31,9 +31,9 @@ CACHE_BYTES = 2**30
 class Scope:
     """Which parameters and buffers a client trains, and which it shares, by name.
 
-    What is trained and not shared stays with the client. What is shared is averaged by the server.
-    What is neither keeps the common initial value and is never sent. `why` begins the error message
-    where nothing is trained.
+    The server averages shared tensors. The client keeps tensors that it trains and does not share.
+    All other tensors keep the common initial values and are never sent. `why` begins the error
+    message if nothing is trained.
     """
 
     trained: Callable[[str], bool] = lambda name: True
@@ -42,43 +42,46 @@ class Scope:
 
 
 class Workspace:
-    """One per process. Its model is one object whose tensors every client overwrites in turn.
+    """The task, the model and the data of all clients in one process.
+
+    There is one model object; every client loads its own tensors into it in turn.
 
     Args:
-        task: what is trained.
-        device: where it is trained.
+        task: the learning problem.
+        device: the device for training and evaluation.
         seed: the run's seed.
         buffers: "average" shares buffers (batch statistics), "local" keeps them with the client,
             "frozen" keeps the initial ones.
-        scope: what the method's clients train and share, given the model.
-        simulated: whether all clients are known to be processes of this machine or cluster; under
+        scope: (model) -> the names that the method's clients train and share.
+        simulated: whether all clients are certainly processes of this machine or cluster; under
             `flwr run` they may be real ones.
-        noise: what is done to the clients' replies.
-        release: (client, update): turns the update into what may leave the client, and accounts for
-            it; without it, noise is refused.
+        noise: the noise on the clients' replies.
+        release: (client, update): reduces the update to what may leave the client, and accounts for
+            it; without this function, noise is refused.
         min_count: clients send no statistic of fewer samples.
-        limits: what the node of this process allows it to send, whatever the run says.
+        limits: what the node of this process allows; a run cannot change it.
         evaluation: when and what the run evaluates.
-        speed: how the local steps are computed.
+        speed: how local steps are computed.
 
     Attributes:
         model: the model.
         initial: a copy of its initial state, the same in every process of the run.
         trainable: the names of the parameters that the model has not frozen.
-        trained: the names of those that are trained.
-        shared: the names that travel, in state-dict order.
-        mergeable: the names that are both, which merges, plug-ins and server optimisers see.
+        trained: the names of the parameters that the clients train.
+        shared: the names of the tensors that travel, in state-dict order.
+        mergeable: the names in both `trained` and `shared`; merges, plug-ins and server optimisers
+            see these tensors.
         variances: the names of batch norm's running variances, which are >= 0.
-        kept: the names that a client keeps for itself.
-        batcher: what carries out gradient steps and forward passes together with those of other
-            clients; None for nothing.
-        local_statistics: whether buffers="local" leaves the shared weights without the
-            floating-point buffers that belong to them, so that there is no global model.
+        kept: the names of the tensors that a client keeps for itself.
+        batcher: carries out the gradient steps and forward passes of several clients in one batch;
+            None: each client computes alone.
+        local_statistics: whether there is no global model, because the shared weights lack their
+            floating-point buffers under buffers="local".
         frozen_norms: whether batch norm runs in eval mode during training.
 
     Raises:
-        ConfigError: nothing is trained, two names share one parameter, or there is noise without an
-            account.
+        ConfigError: nothing is trained, two names share one parameter, or there is noise without
+            `release`.
     """
 
     batcher: Batcher | None = None
@@ -111,8 +114,8 @@ class Workspace:
             self.release = release
         elif noise:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g} without an account of it: the workspace needs"
-                " release=fedhet.runs.privacy.account.release"
+                f"privacy.noise={noise.multiplier:g} needs an account of the noise: pass"
+                " release=fedhet.runs.privacy.account.release to the workspace"
             )
         self.min_count = min_count
         self.limits = limits
@@ -135,8 +138,8 @@ class Workspace:
         for name, t in self._state.items():
             if isinstance(t, nn.Parameter) and name not in parameters:
                 raise ConfigError(
-                    f"the model {model} has {name!r} tied to another parameter: each would be"
-                    " averaged separately; give the parameter one name"
+                    f"the model {model} has {name!r} tied to another parameter, and the server"
+                    " would average each of them separately; give the parameter one name"
                 )
         self.trainable = [name for name, p in parameters.items() if p.requires_grad]
         self.require(scope.trained, scope.why)
@@ -154,17 +157,17 @@ class Workspace:
             if isinstance(module, _BatchNorm) and module.running_var is not None
         ]
         self.mergeable = [name for name in self.trained if name in self.shared]
-        # Those that the scope keeps anyway, such as FedBN's, are the method's own business.
+        # Buffers that the scope never shares (FedBN) do not count: the method handles them.
         self.local_statistics = buffers == "local" and any(
             self._state[name].is_floating_point() for name in own_buffers if scope.shared(name)
         )
 
     def require(self, part: Callable[[str], bool], why: str) -> None:
-        """Refuse a model that has nothing to train in a part that is trained by itself.
+        """Refuse a model without trainable parameters in a part that is trained separately.
 
         Args:
-            part: whether the part has the parameter of this name.
-            why: the beginning of the message: who trains the part, and which it is.
+            part: (name) -> whether the parameter belongs to the part.
+            why: the beginning of the message: who trains the part, and which part it is.
 
         Raises:
             ConfigError: the part has no parameters, or all of them are frozen.
@@ -178,7 +181,7 @@ class Workspace:
             )
 
     def clone(self, batcher: Batcher) -> Workspace:
-        """One with a model of its own, for a client that is served beside others."""
+        """Return a copy with its own model, for a client that is served together with others."""
         other = copy(self)
         other.model = deepcopy(self.model)
         other._state = other.model.state_dict(keep_vars=True)
@@ -194,7 +197,7 @@ class Workspace:
 
     @contextmanager
     def seeded(self, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> Iterator[None]:
-        """Take global random draws (initialisation, dropout) from this stream.
+        """Take torch's global random draws (initialisation, dropout) from this stream.
 
         The caller's own random state is restored at the end.
         """
@@ -208,10 +211,10 @@ class Workspace:
 
     @torch.no_grad()
     def load(self, tree: AnyTree) -> nn.Module:
-        """The model with these values; names that are not in the tree keep their values.
+        """Load these values into the model and return it; tensors not in the tree keep theirs.
 
         Raises:
-            ValueError: the tree has another name or shape than the model.
+            ValueError: the tree has a name or a shape that the model does not have.
         """
         if unknown := [name for name in tree if name not in self._state]:
             raise ValueError(
@@ -229,9 +232,9 @@ class Workspace:
 
     @torch.no_grad()
     def completed(self, tree: AnyTree) -> Tree:
-        """Copies of these values, and of the initial ones of what is not in the tree.
+        """Return copies of these values, completed by copies of the initial values.
 
-        They are laid out in memory as the model's, for `teacher`.
+        They have the model's memory layout, for `teacher`.
         """
         values = {**self.initial, **tree}
         state = {name: torch.empty_like(t) for name, t in self._state.items()}
@@ -244,7 +247,7 @@ class Workspace:
         return functional.Frozen(deepcopy(self.model))
 
     def read(self, names: list[str]) -> Tree:
-        """Copies of the model's tensors with these names."""
+        """Return copies of the model's tensors with these names."""
         return {
             name: self._state[name].detach().clone(memory_format=torch.contiguous_format)
             for name in names
@@ -252,35 +255,35 @@ class Workspace:
 
     # ---- the local steps
     def autocast(self) -> AbstractContextManager[object]:
-        """The context in which training runs its forward passes."""
+        """Return the context in which training runs its forward passes."""
         if self.speed.amp:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
     @cached_property
     def compiled(self) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
-        """The gradient of the batch loss by torch.compile."""
+        """The gradient of the batch loss as a function compiled by torch.compile."""
         return functional.compiled(self)
 
     # ---- data
     def floating(self, samples: Samples) -> Samples:
-        """The samples on the device, images in [0, 1]."""
+        """Return the samples on the device, with images in [0, 1]."""
         samples = samples.to(self.device)
         if not are_pixels(samples.x):
             return Samples(self._typed(samples.x), samples.y)
         return Samples(samples.x.float().div_(255), samples.y)
 
     def transformed(self, x: Tensor) -> Tensor:
-        """Inputs after the task's transform, ready for the model."""
+        """Return the inputs after the task's transform, ready for the model."""
         x = x if self.task.transform is None else self.task.transform(x)
         return self._laid_out(self._typed(x))
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Training inputs after the task's augmentation."""
+        """Return training inputs after the task's augmentation."""
         return self._laid_out(x if self.task.augment is None else self.task.augment(x, generator))
 
     def _typed(self, x: Tensor) -> Tensor:
-        """Inputs in the model's type; tables are float64 until they are normalised."""
+        """Return the inputs in the model's type; tables are float64 until they are normalised."""
         return x.to(self.parameters[0].dtype) if x.dtype == torch.float64 else x
 
     def _laid_out(self, x: Tensor) -> Tensor:
@@ -289,7 +292,7 @@ class Workspace:
         return x
 
     def prepared(self, samples: Samples) -> Samples:
-        """The samples on the device, ready for the model."""
+        """Return the samples on the device, ready for the model."""
         samples = samples.to(self.device)
         x = samples.x.float().div_(255) if are_pixels(samples.x) else samples.x
         in_place = getattr(self.task.transform, "in_place", None)
@@ -298,9 +301,10 @@ class Workspace:
         return Samples(self._laid_out(in_place(x)), samples.y)
 
     def parts(self, pid: int, *names: str) -> dict[str, Samples]:
-        """What client `pid` has of `train`, `val` or `test`, prepared.
+        """Return the sets `train`, `val` or `test` that client `pid` has, ready for the model.
 
-        It is cached; those that were used least recently make room as CACHE_BYTES requires.
+        They are cached. If the cache exceeds CACHE_BYTES, the least recently used clients are
+        dropped.
         """
         known = self._data.setdefault(pid, {})
         self._data.move_to_end(pid)
@@ -316,10 +320,10 @@ class Workspace:
         return {name: part for name in names if (part := known[name]) is not None}
 
     def unit(self, pid: int) -> Samples:
-        """The training set of client `pid` with inputs in [0, 1], not normalised.
+        """Return the training set of client `pid` with inputs in [0, 1], not normalised.
 
         Raises:
-            ValueError: some are outside [0, 1].
+            ValueError: an input is outside [0, 1].
         """
         data = self.floating(self.task.clients[pid].train)
         if not ((data.x >= 0) & (data.x <= 1)).all():  # true for NaN, too
@@ -329,12 +333,12 @@ class Workspace:
         return data
 
     def train_data(self, pid: int) -> Samples:
-        """The training set of client `pid`, prepared."""
+        """Return the training set of client `pid`, ready for the model."""
         return self.parts(pid, "train")["train"]
 
     @cached_property
     def test_data(self) -> Samples | None:
-        """The global test set, prepared; None where the task has none."""
+        """The global test set, ready for the model; None if the task has none."""
         return None if self.task.test is None else self.prepared(self.task.test)
 
 

@@ -1,7 +1,8 @@
-"""The methods, one to a file.
+"""The methods. Each method has a file, or a folder, of its own.
 
-The docstring of each file is the reference of its method: equations, messages, and deviations from
-the paper. Its classes are the client half, the server half, and the plug-in where there is one.
+The docstring of the file is the reference of the method: equations, messages, and deviations from
+the paper. The classes in the file are the client half, the server half, and the plug-in if there is
+one.
 
 It may import core and models.
 """

@@ -1,25 +1,25 @@
-"""Ditto: a personal model beside the global one, regularised towards it (Li et al. 2021).
+"""Ditto: each client also trains a personal model, kept close to the global one (Li et al. 2021).
 
-FedAvg trains the global model x. Beside it, each participant trains a personal model v_k
+FedAvg trains the global model x. In addition, each participant trains a personal model v_k
 (algorithm 1):
 
     v_k <- v_k - lr (g_k(v_k) + lam (v_k - x_t))    for `plocal_epochs` epochs
 
-where x_t is the model as received in this round.
+Here x_t is the model that the client received in this round.
 
     down:          x
     up:            w_k, n_k
     client keeps:  v_k, buffers included
     server keeps:  x
 
-v_k starts from the common initial model, with which a client that has never taken part is also
-evaluated. v_k is trained after w_k on the same batches, without plug-ins, and with its own
-optimiser, random draws and batch norm statistics; x is therefore FedAvg's, bit for bit. With
-lam = 0 the training of v_k is purely local.
+v_k starts from the common initial model. A client that has never taken part is evaluated with that
+initial model. The client trains v_k after w_k, on the same batches and without plug-ins. This
+training has its own optimiser, random draws and batch norm statistics, so x is FedAvg's, bit for
+bit. With lam = 0 the training of v_k is purely local.
 
-The paper leaves open how the global problem is solved; here it is FedAvg, weighted by n_k.
+The paper leaves open how the global problem is solved. Here FedAvg solves it, weighted by n_k.
 
-Defaults: lam = 1, which the paper tunes in `0.05` to 2, and one epoch.
+Defaults: lam = 1 (the paper tunes lam from `0.05` to 2), and one epoch.
 
 Reference: Li et al. 2021, "Ditto: fair and robust federated learning through personalization".
 """
@@ -50,7 +50,7 @@ from fedhet.methods.fedprox import away
 
 
 class DittoClient(Client):
-    """FedAvg's training, then that of the personal model."""
+    """Trains as in FedAvg, then trains the personal model."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -75,13 +75,13 @@ class DittoClient(Client):
 
 
 def _personal(state: State, ctx: ClientContext) -> Tree:
-    """v_k as the client keeps it, or else its initial value."""
+    """Return the v_k that the client keeps, or the initial model if it keeps none."""
     return {**ctx.workspace.initial, **(state.get("v") or {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(Method):
-    """FedAvg of the w_k; the v_k never leave their clients."""
+    """Averages the w_k as FedAvg does; the v_k never leave their clients."""
 
     name = "ditto"
     client = DittoClient

@@ -1,26 +1,30 @@
 """Client drift: how far apart the clients' models are. The plug-in measures, and changes nothing.
 
-After each round of training, for the K models w_k that clients have sent and the merged model w,
-before a server optimiser's step:
+After each round of training, the server compares the K models w_k that clients have sent with the
+merged model w, as it is before the step of a server optimiser:
 
     similarity_k    = <w_k, w> / (|w_k| |w|)
     distance_k      = |w_k - w|
     change_variance = var_k(w_k - w_old)                 as a mean over the parameters
-    dispersion      = sqrt(mean_k |w_k - m|^2) / |m|     where m = mean_k w_k
+    dispersion      = sqrt(mean_k |w_k - m|^2) / |m|     with m = mean_k w_k
 
-They are over the trained parameters that clients share. A client's drift away from the others is
-what SCAFFOLD corrects (Karimireddy et al. 2020). Figure 1b of FedNorm shows the similarity, figure
-1 of FedSA the dispersion, and section IV of FedLEx speaks of the variance of the changes.
+These measures cover the trained parameters that clients share. SCAFFOLD corrects the drift of a
+client away from the other clients (Karimireddy et al. 2020). Figure 1b of FedNorm shows the
+similarity, figure 1 of FedSA shows the dispersion, and section IV of FedLEx discusses the variance
+of the changes.
 
     train    down: nothing                   up: nothing
 
     client keeps: nothing
     server keeps: the models of one round, until they are merged
 
-`dispersion` and `change_variance` go to rounds.jsonl; `pids`, `similarity` and `distance`, one
-entry per client, to arrays/. With `sample=n`, so do n of the parameters, the same in each round and
-for each method: `clients`, of shape (K, n), as the clients sent them, and `merged`, of shape (n,).
-FedSGD's clients send gradients, no models, and FedPCL's send no parameters: both refuse it.
+The run writes `dispersion` and `change_variance` to rounds.jsonl. It writes `pids`, `similarity`
+and `distance`, with one entry per client, to arrays/. With `sample=n` it also writes n of the
+parameters to arrays/, the same parameters in each round and for each method: `clients`, of shape
+(K, n), as the clients sent them, and `merged`, of shape (n,).
+
+FedSGD refuses this plug-in because its clients send gradients and no models. FedPCL refuses it
+because its clients send no parameters.
 """
 
 from __future__ import annotations
@@ -47,10 +51,11 @@ from fedhet.core.authors import (
 
 @dataclass(frozen=True, kw_only=True)
 class DriftPlugin(Plugin):
-    """The measures above, after each step of the training.
+    """Records the measures above after each step of the training.
 
     Args:
-        sample: the number of parameters to record of each client, >= 0; at most all of them.
+        sample: the number of parameters of each client's model to record, >= 0. If it exceeds the
+            number of parameters, all are recorded.
     """
 
     name = "drift"
@@ -78,7 +83,7 @@ class DriftPlugin(Plugin):
             "pids": torch.tensor([update.pid for update in updates]),
             "similarity": torch.stack(similarity),
             "distance": torch.stack(distance),
-            # The variance of the changes is that of the models: all change from the same one.
+            # All models start from the same one, so their changes vary as the models do.
             "change_variance": scatter / len(w),
             "dispersion": scatter**0.5 / float(center.norm()),
         }
@@ -91,5 +96,5 @@ class DriftPlugin(Plugin):
 
 
 def _flat(tree: AnyTree, like: AnyTree) -> Tensor:
-    """The tensors of `tree` that `like` has, as one vector in its order."""
+    """Return the tensors of `tree` that `like` names, as one vector in the order of `like`."""
     return torch.cat([tree[name].flatten() for name in like])

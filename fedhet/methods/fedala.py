@@ -1,31 +1,33 @@
 """FedALA: adaptive local aggregation of the top layers (Zhang et al. 2023).
 
-A client starts its training from a mixture of the received model and its own last local model w_k,
-with weights A_k that it learns on its own data (algorithm 1):
+A client starts its training from a mixture of the received model x and its own last local model
+w_k. It learns the weights A_k of this mixture on its own data (algorithm 1):
 
     start_k = w_k + (x - w_k) A_k    on the top p layers, x below
     A_k <- clip(A_k - eta grad(start_k) (x - w_k), 0, 1)    on s % of the samples, batch by batch
 
-E epochs of local SGD from start_k follow; the server is FedAvg's.
+E epochs of local SGD from start_k follow. The server averages as in FedAvg.
 
     down:          x
     up:            w_k, n_k
     client keeps:  w_k and A_k of the top layers
     server keeps:  x
 
-In its first participation, or while x still equals w_k, a client starts from x. In the next one it
-learns A_k, from ones, until the standard deviation of the last 10 epochs' losses falls below
-`threshold`; afterwards it takes one epoch each time. A layer is a module with trained parameters of
-its own, batch norm included; layers count in the model's order. start_k is formed anew for each
-batch. A_k is learnt in train mode, without plug-ins, on samples and dropout masks from separate
-random streams; the batch norm statistics that this leaves behind are discarded. With eta = 0 the
-method is FedAvg, bit for bit.
+In its first participation, or while x still equals w_k, a client starts from x. In its next
+participation it learns A_k for the first time, starting from ones. This first learning ends when
+the standard deviation of the last 10 epochs' losses falls below `threshold`. In every later
+participation the client trains A_k for one epoch.
 
-Evaluated are x ("global") and start_k ("personal"). For the latter a client learns A_k on the x to
-be scored, as it would in order to train, and forgets it afterwards.
+A layer is a module with trained parameters of its own, batch norm included. Layers count in the
+model's order. start_k is computed again for each batch. The client learns A_k in train mode and
+without plug-ins. Samples and dropout masks come from separate random streams, and the client
+discards the batch norm statistics of this learning. With eta = 0 the method is FedAvg, bit for bit.
 
-Deviations and choices: at most `max_epochs` epochs, where the paper has no limit; the loss of an
-epoch is its mean.
+Every evaluation scores x ("global") and start_k ("personal"). For start_k, a client learns A_k on
+the x that is evaluated, in the same way as for training, and discards this A_k afterwards.
+
+Deviations and choices: the first learning takes at most `max_epochs` epochs; the paper has no
+limit. The loss of an epoch is the mean loss over its samples.
 
 Defaults: eta = 1, s = 80, p = 1, threshold = 0.1, as in the FedSA paper's comparison and PFLlib.
 
@@ -60,18 +62,18 @@ from fedhet.core.authors import (
     trees,
 )
 
-WINDOW = 10  # the number of epochs whose losses must have settled
+WINDOW = 10  # the learning of A ends if the losses of so many epochs hardly vary
 
 
 def start(
     local: Sequence[Tensor], received: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return start = w + (x - w) A: exactly x where A = 1, exactly w where A = 0.
+    """Return start = w + (x - w) A: exactly x for A = 1, exactly w for A = 0.
 
     Args:
-        local: w, a tensor for each parameter, as all lists here.
-        received: x.
-        weights: A, with entries in [0, 1].
+        local: w, one tensor for each parameter.
+        received: x, in the same order.
+        weights: A, in the same order, with entries in [0, 1].
     """
     return list(torch._foreach_lerp(list(local), list(received), list(weights)))
 
@@ -83,7 +85,7 @@ def step(
     received: Sequence[Tensor],
     eta: float,
 ) -> list[Tensor]:
-    """Return A <- clip(A - eta g (x - w), 0, 1), one gradient step.
+    """Take one gradient step of A, and return clip(A - eta g (x - w), 0, 1).
 
     Args:
         weights: A.
@@ -98,10 +100,10 @@ def step(
 
 
 class Mixing:
-    """Steps of A, from which the parameters are computed.
+    """An optimiser that trains A, and computes the model's parameters from it.
 
     Args:
-        mixed: A, which is changed in place, w and x, a tensor for each parameter.
+        mixed: A, w and x, with one tensor for each parameter. A is changed in place.
         eta: the learning rate of A.
         params: the parameters of the model.
     """
@@ -118,7 +120,7 @@ class Mixing:
 
 
 def top(workspace: Workspace, p: int | str) -> list[str]:
-    """The names of the trained parameters of the last p modules that hold some, in their order."""
+    """Return the names of the trained parameters of the last p layers, in the model's order."""
     by_module: dict[str, list[str]] = {}
     for name in workspace.trained:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
@@ -129,7 +131,7 @@ def top(workspace: Workspace, p: int | str) -> list[str]:
 def ended(losses: list[float], threshold: float) -> bool:
     """Whether the last WINDOW losses have a standard deviation below the threshold.
 
-    A loss that is not finite ends the learning, too, because it cannot settle.
+    A loss that is not finite also ends the learning, because such losses do not settle.
     """
     if not isfinite(losses[-1]):
         return True
@@ -137,13 +139,13 @@ def ended(losses: list[float], threshold: float) -> bool:
 
 
 def mixture(x: AnyTree, w: AnyTree, weights: AnyTree) -> AnyTree:
-    """x, with start_k in the place of the parameters that have weights A."""
+    """Return x, with start_k in place of the parameters that have weights A."""
     mixed = start(*trees.columns(weights, w, x, weights))
     return {**x, **dict(zip(weights, mixed, strict=True))}
 
 
 class FedALAClient(Client):
-    """Starts its top layers between its own last model and the received one."""
+    """Trains from a mixture of its own last model and the received model."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -156,12 +158,12 @@ class FedALAClient(Client):
     ) -> dict[str, Callable[[], nn.Module]]:
         return {
             **super().views(msg, state, ctx),
-            # What it learns in order to be evaluated is forgotten.
+            # The A_k that is learnt for an evaluation is discarded.
             "personal": lambda: ctx.model(self._start(msg, state, ctx)[0]),
         }
 
     def _start(self, msg: Message, state: State, ctx: ClientContext) -> tuple[AnyTree, State]:
-        """(start_k, the state with the A_k from which it follows)."""
+        """Return start_k, and a state with its A_k; x and {} if there is no A_k yet."""
         x, w, weights = msg.weights, state.get("w"), state.get("A")
         if w is not None and not all(torch.equal(w[name], x[name]) for name in w):
             weights = self._learned(x, w, weights, ctx)
@@ -170,7 +172,7 @@ class FedALAClient(Client):
         return mixture(x, w, weights), {"A": weights}
 
     def _learned(self, x: AnyTree, w: Tree, weights: Tree | None, ctx: ClientContext) -> Tree:
-        """A_k, adapted to the received x; `weights` are those of the last time, if there are."""
+        """Return A_k, learnt on the received x; `weights` is the client's last A_k, or None."""
         options, n = self.options, len(ctx.own)
         epochs = options.max_epochs if weights is None else 1
         weights = weights or trees.map(torch.ones_like, w)
@@ -189,7 +191,7 @@ class FedALAClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class FedALA(Method):
-    """FedAvg of the w_k; how a client mixes them with x never leaves it."""
+    """Averages the w_k as FedAvg does; a client's A_k never leaves it."""
 
     name = "fedala"
     client = FedALAClient

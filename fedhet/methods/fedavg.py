@@ -10,16 +10,16 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
     client keeps:  nothing
     server keeps:  x
 
-The sums run over the participants of the round. They are the defaults of Method and Client
-(fedhet/core/kernel.py), so that the class below adds nothing; examples/fedavg.py is the whole
-algorithm in plain torch.
-FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
+The sums run over the participants of the round. Method and Client (fedhet/core/kernel.py) do this
+by default, so the class below adds nothing. examples/fedavg.py is the whole algorithm in plain
+torch. FedAvgM, FedAdam, FedYogi and FedAdagrad are this method with a server optimiser
 (fedhet/core/server/server_opt.py).
 
 Deviations and choices: the optimiser starts afresh in each round, and the last batch of an epoch
-may be smaller than the others. A reply whose weights have changed by more than 1000 times the
-median of the last step, or in a phase's first step by more than 30 times its own, is refused, by
-default of every method (replies.max_jump=null: none is)."""
+may be smaller than the other batches. By default, and for every method, the server refuses a reply
+if it changes the weights by more than 1000 times the median change of the previous step. In the
+first step of a phase the limit is 30 times the median of that step itself. replies.max_jump=null
+turns both limits off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained by FedAvg, the head is not trained (Oh, Kim and Yun 2022).
+"""FedBABU: FedAvg trains the body of the model, and not its head (Oh, Kim and Yun 2022).
 
 The paper is "FedBABU: toward enhanced representation for federated image classification"; this is
 its algorithm 1. The head is the module `model.head`, the last linear layer; the body is the rest.
@@ -10,14 +10,14 @@ its algorithm 1. The head is the module `model.head`, the last linear layer; the
     down:          x_body
     up:            w_body, n_k
     client keeps:  nothing
-    server keeps:  x_body, and the head as it was initialised
+    server keeps:  x_body, and the initial head
 
-All clients have the same head from the beginning. It is not among the parameters of the local
-optimiser, so that neither weight decay nor momentum moves it, and it never travels.
+All clients have the same head from the beginning. The head never travels. The local optimiser does
+not hold it, so neither weight decay nor momentum moves it.
 
-Every evaluation scores two views: "global" is the received model, "personal" the fine-tuned one.
-Fine-tuning uses the configured local settings, at the base rate, without plug-ins, and changes
-neither the server's model nor what clients remember.
+Every evaluation scores two views: "global" is the received model, "personal" the fine-tuned model.
+Fine-tuning uses the settings of the local training (group `client`), without a decay of the
+learning rate and without plug-ins. It changes neither the server's model nor a client's state.
 
 Deviations and choices: none. `finetune=head` and `finetune=body` fine-tune one part only.
 
@@ -91,16 +91,18 @@ class FedBABU(Method):
 
 
 def in_head(name: str) -> bool:
-    """Whether the tensor of this name is the head's."""
+    """Whether the tensor with this name belongs to the head."""
     return name.startswith("head.")
 
 
 def body_names(model: nn.Module, why: str) -> Callable[[str], bool]:
-    """Return whether a tensor belongs to the body, which is all of the model but its head, by name.
+    """Return a function that says whether the tensor with a given name belongs to the body.
+
+    The body is the whole model except the head.
 
     Args:
         model: a model of any origin.
-        why: the beginning of the error message.
+        why: the beginning of the error message, which says what the method does with the head.
 
     Raises:
         ConfigError: the model has no module `head` with parameters.

@@ -1,24 +1,25 @@
 """FedBN: batch norm stays with the clients, everything else is averaged (Li et al. 2021).
 
-    x <- sum_k p_k w_k    on everything but batch norm (algorithm 1)
+    x <- sum_k p_k w_k    for all tensors except batch norm (algorithm 1)
 
 The parameters and the running statistics of batch norm do not travel.
 
-    down:          x; to evaluate, with server_bn=average `fedbn.bn`
+    down:          x; with server_bn=average, for evaluations also `fedbn.bn`
     up:            w_k, n_k; with server_bn=average `fedbn.bn`
     client keeps:  its batch norm
     server keeps:  x; with server_bn=average the mean batch norm
 
-Batch norm layers are identified by type. A client that has never taken part has the initial ones.
-Statistics of batch norm are local whatever `buffers` says of other buffers; buffers=frozen is
-refused, because clients could then not have statistics of their own. There is no global model, so
-only the personal models are evaluated, and acc_global is null. A model without batch norm has
-nothing to keep local: the method is then FedAvg, bit for bit, and one warning says so.
+The method identifies batch norm layers by type. A client that has never taken part has the initial
+batch norm. The statistics of batch norm are local, whatever `buffers` says about other buffers.
+The method refuses buffers=frozen, because clients could then not have statistics of their own.
+There is no global model, so only the personal models are evaluated, and acc_global is null. A model
+without batch norm has nothing to keep local: the method is then FedAvg, bit for bit, and one
+warning says so.
 
-`server_bn=average` changes no training: clients also send their batch norm, and the server keeps
-the mean of the round's participants, with the weights of the w_k. With that mean, x is a global
-model, which is evaluated and saved, and with which clients that have never taken part are
-evaluated.
+`server_bn=average` does not change the training. Clients also send their batch norm, and the server
+keeps the mean over the round's participants, with the weights of the w_k. x with this mean is a
+global model, which is evaluated and saved. Clients that have never taken part are also evaluated
+with it.
 
 Default: server_bn = none, as in the paper.
 
@@ -62,13 +63,16 @@ from fedhet.core.server.merging import averaging_buffers
 
 
 def norm_names(model: nn.Module) -> list[str]:
-    """The names of the parameters and buffers of the model's batch norms."""
+    """Return the names of the parameters and buffers of the model's batch norm layers."""
     own = {id(t) for norm in norms(model) for t in norm.state_dict(keep_vars=True).values()}
     return [name for name, t in model.state_dict(keep_vars=True).items() if id(t) in own]
 
 
 def sent_norms(method: FedBN, workspace: Workspace) -> list[str]:
-    """The names of the batch norms that travel, without counters, which evaluate nothing."""
+    """Return the names of the batch norm tensors that travel.
+
+    Counters of batches do not travel, because evaluations do not use them.
+    """
     if method.server_bn == "none":
         return []
     return [
@@ -77,7 +81,7 @@ def sent_norms(method: FedBN, workspace: Workspace) -> list[str]:
 
 
 class FedBNClient(Client):
-    """FedAvg's training, with the client's own batch norm."""
+    """Trains as in FedAvg, with its own batch norm."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -99,7 +103,7 @@ class FedBNClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(Method):
-    """FedAvg of everything but batch norm.
+    """Averages all tensors except batch norm, as FedAvg does.
 
     With server_bn=average its state is "bn", the mean batch norm.
     """
@@ -121,15 +125,15 @@ class FedBN(Method):
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
         if not norm_names(workspace.model):
             return {"global": ()}
-        # Models differ in the batch norms only, which stay with the clients.
+        # The models differ in batch norm only, which stays with the clients.
         return {**({"global": ()} if sent_norms(self, workspace) else {}), "personal": ()}
 
     def setup(self, setup: RunSetup) -> State:
         workspace = setup.workspace
         if workspace.frozen_norms:
             raise ConfigError(
-                "buffers=frozen: method=fedbn keeps batch norm local, statistics included; use"
-                " buffers=average or local"
+                "buffers=frozen: method=fedbn keeps batch norm local, and its statistics, too; use"
+                " buffers=average or buffers=local"
             )
         if not norm_names(workspace.model):
             name = type(workspace.model).__name__

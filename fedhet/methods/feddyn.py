@@ -13,21 +13,23 @@ clients and the participants P.
     client keeps:  g_k, which is 0 before its first participation
     server keeps:  x, h
 
-Where the clients solve their problems exactly, g_k is the gradient of L_k at w_k, and h is the mean
-of the g_k. The model rests where h = 0: at the optimum of the plain mean of the L_k, whatever the
-amount of local work. The means are those of the paper, without weights, so that plug-ins which
-weigh clients are refused.
+If the clients solve their problems exactly, g_k is the gradient of L_k at w_k, and h is the mean of
+the g_k. The model then converges to a point with h = 0. This is the optimum of the plain mean of
+the L_k, whatever the amount of local work. As in the paper, the means have no weights. The method
+therefore refuses plug-ins that weight clients.
 
 Deviations and choices:
 
-- The paper minimises the local problem; here as there in the experiments, E epochs of SGD stand for
-  that.
+- The paper minimises the local problem exactly. Here, as in the paper's experiments, clients train
+  for E epochs of SGD instead.
 - The authors' code divides alpha by a client's share of the samples. The paper has one alpha for
   all clients, and so does this method.
 - Clients without data do not count in m.
-- With `on_lost_state=restart`, h keeps the lost g_k of a client that begins again with 0, and the
-  model comes to rest where the gradients of the L_k and that g_k sum to 0.
-- Terms, g_k and h cover the parameters that are trained and shared; buffers are averaged beside.
+- With `on_lost_state=restart`, a client that has lost g_k begins again with 0, but h keeps the lost
+  g_k. The model then converges to a point at which the gradients of the L_k and the lost g_k sum
+  to 0.
+- The terms, g_k and h cover the parameters that are trained and shared. Buffers are averaged
+  separately.
 
 Default: `alpha = 0.1`, the largest of the paper's values (`0.1`, `0.01` and `0.001`).
 """
@@ -77,7 +79,7 @@ class FedDynClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Method):
-    """The plain mean of the weights, corrected by h, which is the server's state."""
+    """Takes the plain mean of the weights, and corrects it by h, which is the server's state."""
 
     name = "feddyn"
     client = FedDynClient
@@ -98,6 +100,6 @@ class FedDyn(Method):
             average.add(u.change, 1.0)
             participants += 1
         moved = average.mean()  # the mean of w_k - x
-        clients = sum(map(bool, step.workspace.task.sizes))  # those without data never take part
+        clients = sum(map(bool, step.workspace.task.sizes))  # m; clients without data do not count
         h = trees.add(state["h"], moved, -self.alpha * participants / clients)
         return Merged(trees.add(trees.add(old, moved), h, -1 / self.alpha), {"h": h})

@@ -1,7 +1,7 @@
 """FedGen: data-free knowledge distillation by a feature generator (Zhu, Hong and Zhou 2021).
 
-The server trains a generator of features against the clients' heads; the clients train their heads
-on what it generates, and so learn of labels that they do not have.
+The server trains a generator of features with the clients' heads. The clients then train their
+heads on generated features, too, and so learn about labels that they do not have.
 
     generator: G(eps, y) -> features, the input of the head;  eps ~ N(0, I)
     server:    min_G  CE(sum_k a_k^y h_k(z), y) + eta exp(-mean_ij |z_i - z_j|_1 |eps_i - eps_j|^2)
@@ -10,23 +10,25 @@ on what it generates, and so learn of labels that they do not have.
     client:    CE(h(f(x)), y) + lam CE(h(G(eps, y')), y') + kl KL([h(G(eps, y))] || h(f(x)))
     weights:   x <- sum_k p_k w_k
 
-Here h_k are the clients' heads, frozen; y' are as many labels as the batch has samples, drawn anew
-for each batch; and no gradient flows through [].
+Here h_k are the clients' heads, which stay fixed. y' are labels that the client draws anew for each
+batch, as many as the batch has samples. No gradient flows through [].
 
     down:          x; from round 2 on also `fedgen.generator` and `fedgen.law`
     up:            w_k, n_k, `fedgen.counts` (classes)
     client keeps:  nothing
     server keeps:  x, G (slot `generator`), its Adam's moments, each client's last label counts
 
-Privacy: the label counts of each client leave it, and their sum, the law, is sent to all. A client
-sends 0 in place of a count below `privacy.min_count` (0 is the paper's method). The server does not
-draw labels that no participant of the round has reported; labels that no client has reported so far
-are never drawn.
+`fedgen.law` is the label distribution of all clients, as the sum of their label counts.
+
+Privacy: each client sends its label counts to the server, and the server sends their sum to all
+clients. A client sends 0 instead of a count below `privacy.min_count` (0 is the paper's method).
+The server does not draw labels that no participant of the round has reported. Nobody draws labels
+that no client has reported so far.
 
 Deviations and choices: each distance of the diversity term is a mean over coordinates, as in the
-authors' program. The generator's first linear layer, which batch norm follows, has no bias (the
-authors' program and PFLlib have one): batch norm subtracts it again, so its gradient is zero, and
-Adam would move it by rounding errors.
+authors' program. The first linear layer of the generator has no bias; it has one in the authors'
+program and in PFLlib. Batch norm follows this layer and would subtract the bias again. The gradient
+of the bias would be zero, and Adam would move it by rounding errors.
 
 Defaults: normal noise (the authors' program and PFLlib: uniform); lam = 1, constant, and kl = 0
 (the authors' program: 10 each, with `decay = .98`); noise_dim, hidden and server_lr as in the FedSA
@@ -75,7 +77,7 @@ from fedhet.models.base import require_feature_head
 
 SLOT = "generator"
 HEAD = ("head.weight", "head.bias")
-# The generator's layers are those of an nn.Sequential, which names its tensors.
+# The generator is an nn.Sequential, which gives its tensors these names.
 FIRST, NORM, LAST = "layers.0.", "layers.1.", "layers.3."
 PARAMETERS = (f"{FIRST}weight", f"{NORM}weight", f"{NORM}bias", f"{LAST}weight", f"{LAST}bias")
 
@@ -84,9 +86,10 @@ PARAMETERS = (f"{FIRST}weight", f"{NORM}weight", f"{NORM}bias", f"{LAST}weight",
 def label_shares(counts: Tensor) -> Tensor:
     """Return the clients' shares of each label, a_k^y = n_k^y / sum_j n_j^y, shape (K, C).
 
+    If no client has a label, its shares are 0.
+
     Args:
-        counts: (K, C) the numbers n_k^y of each client's samples by label. The shares of a label
-            that no client has are 0.
+        counts: (K, C) the numbers n_k^y of each client's samples by label.
     """
     return counts / counts.sum(0).clamp(min=1)
 
@@ -102,9 +105,8 @@ def ensemble(logits_KBC: Tensor, shares_KC: Tensor, y_B: Tensor) -> Tensor:
 def diversity(z_Bd: Tensor, noise_Bm: Tensor) -> Tensor:
     """Return the diversity term exp(-mean_ij |z_i - z_j|_1 |eps_i - eps_j|^2), a scalar in (0, 1].
 
-    It is 1 where all generated features z are equal. As in the authors' program, both distances
-    are means over coordinates: with sums, the exponential would underflow to 0 at every width
-    that is used in practice.
+    It is 1 if all generated features z are equal. As in the authors' program, both distances are
+    means over coordinates. With sums, the exponential would underflow to 0 at every usual width.
     """
     feature_distances = torch.cdist(z_Bd, z_Bd, p=1) / z_Bd.shape[1]
     noise_distances = torch.cdist(noise_Bm, noise_Bm).square() / noise_Bm.shape[1]
@@ -113,7 +115,7 @@ def diversity(z_Bd: Tensor, noise_Bm: Tensor) -> Tensor:
 
 # ---- the generator
 def new_generator(noise_dim: int, classes: int, hidden: int, width: int) -> Tree:
-    """Return a generator with initial values, which are drawn from torch's global stream."""
+    """Return a generator with initial values, drawn from torch's global random stream."""
     layers = nn.Sequential(
         nn.Linear(noise_dim + classes, hidden, bias=False),  # batch norm subtracts the mean
         nn.BatchNorm1d(hidden),
@@ -130,7 +132,8 @@ def generate(g: AnyTree, noise_Bm: Tensor, y_B: Tensor, *, training: bool = Fals
         g: the generator.
         noise_Bm: the noise eps.
         y_B: labels.
-        training: batch norm normalises by the batch, and changes its running statistics in place.
+        training: whether batch norm normalises by the batch, and changes its running statistics in
+            place.
     """
     classes = g[PARAMETERS[0]].shape[1] - noise_Bm.shape[1]
     labels = functional.one_hot(y_B, classes).to(noise_Bm.dtype)
@@ -141,9 +144,15 @@ def generate(g: AnyTree, noise_Bm: Tensor, y_B: Tensor, *, training: bool = Fals
 
 
 class NoiseSource:
-    """Draws noise, "normal" or "uniform", and labels by their relative frequencies, the law.
+    """Draws noise ("normal" or "uniform"), and labels from a label distribution.
 
-    The random stream is on the CPU, so that every device sees the same draws.
+    The random stream is on the CPU, so that every device gets the same draws.
+
+    Args:
+        g: the generator.
+        stream: the random stream.
+        law: (C,) the label distribution, as relative frequencies.
+        noise: the distribution of the noise.
     """
 
     def __init__(self, g: AnyTree, stream: torch.Generator, *, law: Tensor, noise: str) -> None:
@@ -154,26 +163,26 @@ class NoiseSource:
         self._draw = torch.rand if noise == "uniform" else torch.randn
 
     def noise(self, n: int) -> Tensor:
-        """(n, noise_dim) noise."""
+        """Draw noise, (n, noise_dim)."""
         size = n, self._noise_dim
         drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
         return drawn.to(self._like.device, non_blocking=True)
 
     def labels(self, n: int) -> Tensor:
-        """(n,) labels by the law."""
+        """Draw labels (n,) from the label distribution."""
         drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
         return drawn.to(self._like.device, non_blocking=True)
 
 
 # ---- what clients add to the losses
 def head(params: AnyTree, own: Prepared, z: Tensor) -> Tensor:
-    """The logits of the model's head, which may be trained or have its initial values."""
+    """Return the logits of the model's head, with its initial values if it is not trained."""
     values = {**own["initial"], **params}
     return functional.linear(z, values["head.weight"], values.get("head.bias"))
 
 
 def divergence(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-    """kl KL([h(G(eps, y))] || h(f(x))) of each sample, for its own label y."""
+    """Return kl KL([h(G(eps, y))] || h(f(x))) of each sample, for its own label y, (B,)."""
     with batch.workspace.autocast():
         with torch.no_grad():
             z = generate(own["generator"], own["noise"], batch.y)
@@ -183,7 +192,7 @@ def divergence(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
 
 
 def generated(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
-    """lam CE(h(G(eps, y')), y'), the mean over the generated features of a batch."""
+    """Return lam CE(h(G(eps, y')), y'), the mean over the generated features of a batch."""
     z = generate(own["generator"], own["noise"], own["labels"])
     logits = head(params, own, z)
     return own["lam"] * batch.workspace.task.criterion(logits, own["labels"]).mean()
@@ -191,7 +200,7 @@ def generated(params: AnyTree, batch: Batch, own: Prepared) -> Tensor:
 
 # ---- the method
 class FedGenClient(Client):
-    """FedAvg, with generated features in each batch once there is a generator."""
+    """Trains as in FedAvg, and also on generated features if the message has a generator."""
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if "generator" not in msg:
@@ -224,14 +233,14 @@ class FedGenClient(Client):
 
 
 def law_of(counts: Mapping[int, Tensor]) -> Tensor:
-    """(C,) the label counts of all clients that have reported theirs."""
+    """Return the label distribution (C,): the sum of the label counts that clients reported."""
     return torch.stack(list(counts.values())).sum(0).float()
 
 
 def stacked(workspace: Workspace, updates: Sequence[Update], name: str) -> Tensor:
-    """(K, ...) this tensor of every client.
+    """Return the tensor with this name of every client, (K, ...).
 
-    One that is not shared has its initial value; the bias of a head without one is 0.
+    A tensor that clients do not share has its initial value. A head without bias has the bias 0.
     """
     initial = workspace.initial.get(name)
     if initial is None:
@@ -241,17 +250,17 @@ def stacked(workspace: Workspace, updates: Sequence[Update], name: str) -> Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class FedGen(Method):
-    """FedAvg, and the training of the generator.
+    """Averages the weights as FedAvg does, and trains the generator.
 
-    Its state is "counts": client -> the label counts of its last participation; and "adam", the
-    state of the generator's optimiser.
+    The server's state has "counts", client -> the label counts of its last participation, and
+    "adam", the state of the generator's optimiser.
     """
 
     name = "fedgen"
     client = FedGenClient
     needs_all = True
     breaks = {
-        "means": "the heads of single clients",  # against which the generator is trained
+        "means": "the heads of single clients",  # the generator is trained with them
         "noise": "its clients send exact label counts",
     }
 
@@ -301,9 +310,9 @@ class FedGen(Method):
         }
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The mean of the weights; the generator is trained against the heads just received.
+        """Average the weights, and train the generator with the heads just received.
 
-        Its training is a plain torch loop: no plug-in takes part in it.
+        The generator is trained in a plain torch loop, in which no plug-in takes part.
         """
         cohort = list(updates)
         counts_KC = torch.stack([update["counts"] for update in cohort])
@@ -313,14 +322,14 @@ class FedGen(Method):
         if not law.any():
             log.warning(
                 "fedgen: round %d: every participant has fewer than privacy.min_count samples of"
-                " each class; the generator stays as it is",
+                " each class; the generator stays unchanged",
                 step.round,
             )
             return merged
         g = {name: t.clone() for name, t in step.slots[SLOT].items()}
         adam = torch.optim.Adam([g[n].requires_grad_() for n in PARAMETERS], lr=self.server_lr)
         if state["adam"]:
-            adam.load_state_dict(deepcopy(state["adam"]))  # which the steps change in place
+            adam.load_state_dict(deepcopy(state["adam"]))  # the steps change it in place
         stream = streams.torch_generator(step.workspace.seed, "fedgen", step.phase, step.number)
         source = NoiseSource(g, stream, law=law, noise=self.noise)
         W_KCd, b_KC = (stacked(step.workspace, cohort, name) for name in HEAD)
@@ -346,8 +355,8 @@ class FedGen(Method):
         mean = float(total) / max(1, self.server_steps)
         if not torch.isfinite(total):
             raise RunFailed(
-                f"round {step.round}: the loss of the generator is {mean}; a smaller"
-                " method.server_lr may help"
+                f"round {step.round}: the loss of FedGen's generator is {mean}; a smaller"
+                f" method.server_lr (now {self.server_lr:g}) may help"
             )
         g[f"{NORM}num_batches_tracked"] += self.server_steps
         return merged._replace(

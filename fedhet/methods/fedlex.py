@@ -1,41 +1,46 @@
 """FedLEx: local training masked by an exploration of the loss (Internò et al. 2024).
 
 Internò, Olhofer, Jin and Hammer, "Federated loss exploration for improved convergence on non-IID
-data". A plug-in for any host, which aggregates as it always does.
+data". Before the training some clients, the explorers, train a copy of the model and report how far
+each parameter moved. The server turns the reports into a mask G, which multiplies the gradients of
+all clients. FedLEx is a plug-in for any base method, and does not change how the method aggregates.
 
     D_i = (W_0 - W_i)^2                                       (eq. 3)
     G   = mean_i (D_i - min D_i) / (max D_i - min D_i)        (eq. 4)
     W  <- W - lr (G grad)                                     (eq. 6)
 
-W_i are the weights of explorer i after e_exp epochs from the common W_0. Minima and maxima are
-taken over the entries of each tensor of D_i. Every local step of the training is masked.
+W_i are the weights of explorer i after e_exp epochs from the common W_0. Minimum and maximum are
+taken over the entries of each tensor of D_i. The mask applies to every local step of the training.
 
     explore  down: W_0                       up: `fedlex.D` (float32)
-    train    down: x, `fedlex.G`             up: what the host sends
+    train    down: x, `fedlex.G`             up: what the base method sends
 
     client keeps: nothing
     server keeps: every D_i, and G
 
-In the first round G is that of all explorers, later that of the explorers in the round's cohort. It
-stays as it is where the cohort has none (algorithm 2). The mask is the last factor on the gradient
-of the whole local loss, proximal terms included. Clipping, weight decay, which is not masked, and
-momentum follow.
+In the first round the server computes G from all explorers, and later from the explorers in the
+round's cohort. If the cohort has no explorer, G stays unchanged (algorithm 2). The mask multiplies
+the gradient of the whole local loss, proximal terms included. Clipping, weight decay and momentum
+follow; the mask does not apply to the weight decay.
 
 Deviations and choices:
-- Equation 4 does not say over which entries minimum and maximum are taken: each tensor (`scope`).
+- Equation 4 does not say over which entries it takes minimum and maximum. Here they are taken over
+  each tensor (`scope`).
 - Nor does it say over which explorers: the paper writes min(G_local) for every i, without an
-  index. They are taken over explorer i's own D_i, so that each explorer counts alike, however far
-  it has moved; `minmax=all` takes them over the D of all explorers that determine G.
-- Equation 4 normalises, then averages; the authors' program does it in reverse (`order`).
-- A constant D, for which equation 4 is 0/0, counts as G = 1, which is the host's step.
-- Where the text says that G is computed "with equation 5", it means equation 4.
-- Exploration is the host's own local training, with a fresh optimiser and without other plug-ins,
-  and with its learning rate, of which the paper names one (`lr_exp`). The explorer's copy and its
-  buffers are discarded.
+  index. Here they are taken over explorer i's own D_i, so that all explorers have equal influence,
+  however far they moved. `minmax=all` takes them over the D of all explorers that determine G.
+- Equation 4 normalises, then averages. The authors' program averages, then normalises (`order`).
+- If D is constant, equation 4 is 0/0. Then G = 1, which leaves the base method's step unchanged.
+- The paper's text says that G is computed "with equation 5", but means equation 4.
+- The exploration is plain local training with the run's client settings and a fresh optimiser,
+  without plug-ins and without the terms of the base method. By default it has the learning rate of
+  the training, because the paper names only one rate (`lr_exp`). The explorer discards its copy of
+  the model, buffers included.
 
-Equation 6 is taken literally. The median of G is 1e-3 to 1e-1, so it divides the host's steps by
-ten to a thousand and hardly trains at the host's learning rate. `rescale=mean1` preserves the mean
-step of each tensor, and `rescale=sum` sums over the explorers where equation 4 takes their mean.
+Equation 6 is taken literally. The median of G is 1e-3 to 1e-1, so G divides the steps of the base
+method by ten to a thousand. Clients then hardly train at the base method's learning rate.
+`rescale=mean1` preserves the mean step of each tensor. `rescale=sum` takes the sum over the
+explorers instead of the mean of equation 4.
 
 Defaults: c_exp 20 and e_exp 150 are the paper's. There is no early stopping of the exploration; the
 authors' program has a patience of 40.
@@ -96,7 +101,7 @@ def deviation(initial: AnyTree, final: AnyTree, dtype: torch.dtype = torch.float
 
 
 def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tuple[float, float]]:
-    """Return (min, max) by name, over each tensor or the whole model of all these deviations."""
+    """Return name -> (min, max) over all deviations, of each tensor or of the whole model."""
     bounds = {
         name: (
             min(float(d[name].min()) for d in deviations),
@@ -113,7 +118,7 @@ def ranges(deviations: Sequence[AnyTree], scope: str = "tensor") -> dict[str, tu
 def normalised(d: AnyTree, bounds: Mapping[str, tuple[float, float]]) -> Tree:
     """Return (D - min)/(max - min), with each tensor's (min, max) from `ranges`.
 
-    Where D is constant (max - min <= 1e-12 max), the result is 1 instead of 0/0.
+    If D is constant (max - min <= 1e-12 max), the result is 1 instead of 0/0.
     """
     scaled: Tree = {}
     for name, (low, high) in bounds.items():
@@ -137,8 +142,9 @@ def global_guidance(
         scope: "tensor" or "model": min and max are taken over each tensor or the whole model.
         order: "normalise_then_mean" for the mean of the normalised D, as in eq. 4, or
             "mean_then_normalise" for the normalised mean of the D.
-        minmax: "explorer" for min and max over each explorer's own D, or "all" for those over the
-            D of all explorers together. The two are the same for a mean of the D, which is one D.
+        minmax: "explorer" for min and max over each explorer's own D, or "all" for min and max
+            over the D of all explorers together. It has no effect on "mean_then_normalise", which
+            normalises a single D.
     """
     if order == "mean_then_normalise":
         deviations = [trees.mean((d, 1.0) for d in deviations)]
@@ -149,15 +155,16 @@ def global_guidance(
 def adjusted(
     guidance: AnyTree, rescale: str = "none", g_min: float = 0.0, *, explorers: int = 1
 ) -> Tree:
-    """Return G after the optional rescaling and with the floor g_min + (1 - g_min) G.
+    """Return g_min + (1 - g_min) G, after an optional rescaling of G.
 
     Args:
         guidance: G.
-        rescale: "none", or "mean1" for G / mean(G) per tensor. A tensor with G = 0 throughout,
-            which occurs with scope="model", becomes 1 instead of 0/0. "sum" for the sum over the
-            explorers in place of their mean, which is eq. 4 without its factor 1 / C_exp.
-        g_min: the share of the host's own step (G = 1) that every entry keeps, in [0, 1).
-        explorers: how many have determined G.
+        rescale: "none", "mean1" or "sum". "mean1" divides each tensor of G by its mean; a tensor
+            with G = 0 throughout, which occurs with scope="model", becomes 1 instead of 0/0.
+            "sum" takes the sum over the explorers instead of the mean, which is eq. 4 without its
+            factor 1 / C_exp.
+        g_min: the share of the base method's step (G = 1) that every entry keeps, in [0, 1).
+        explorers: the number of explorers that determine G.
     """
 
     def adjust(g: Tensor) -> Tensor:
@@ -179,17 +186,16 @@ def contributors(
     refresh: str = "participants",
     empty: str = "previous",
 ) -> list[int]:
-    """Return the clients whose D make up this round's G (algorithm 2).
+    """Return the explorers that determine this round's G (algorithm 2).
 
-    They are all explorers in the first round, and afterwards the explorers that participate.
+    In the first round these are all explorers, and afterwards the explorers that participate.
 
     Args:
         explorers: the clients that have explored.
         participants: the clients that take part in this round.
-        last: whose D make up the last round's G; none in the first round.
+        last: the explorers that determined the last round's G; empty in the first round.
         refresh: "participants", or "all" to use all explorers in every round.
-        empty: what applies where no explorer participates: "previous" keeps G, "all" uses all
-            explorers.
+        empty: the rule if no explorer participates: "previous" keeps G, "all" uses all explorers.
     """
     if not last or refresh == "all":
         return list(explorers)
@@ -199,10 +205,10 @@ def contributors(
 
 @dataclass(frozen=True, kw_only=True)
 class FedLExPlugin(Plugin):
-    """The phase `explore`, then the mask G on the trained parameters that clients share.
+    """Adds the phase `explore`, then masks the trained parameters that clients share by G.
 
-    Its state on the server is "deviations": explorer -> D, largest client first; "used", the
-    explorers whose D make up "guidance", the last G.
+    The server's state has "deviations", explorer -> D, with the largest client first; "guidance",
+    the last G; and "used", the explorers that determined it.
     """
 
     name = "fedlex"
@@ -243,7 +249,7 @@ class FedLExPlugin(Plugin):
         return [Phase("explore", 1, self._keep, cohort=explorers, uploads=False)]
 
     def _explorers(self, sizes: Sequence[int]) -> int:
-        """How many clients explore; a share is rounded up, and is at least one client."""
+        """Return the number of explorers; a share of the clients is rounded up."""
         if isinstance(self.c_exp, int):
             return self.c_exp
         available = sum(n > 0 for n in sizes)
@@ -260,7 +266,7 @@ class FedLExPlugin(Plugin):
         return {"D": Expected(like=like, low=0)}
 
     def _keep(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The merge of `explore`: the model stays as it is."""
+        """Merge the phase `explore`: keep the deviations, and leave the model unchanged."""
         deviations = {u.pid: trees.pick(u["D"], step.workspace.mergeable) for u in updates}
         return Merged({}, {**state, "deviations": deviations})
 
@@ -284,7 +290,7 @@ class FedLExPlugin(Plugin):
         explorers = len(step.cohort)
         if explorers < self._explorers(step.workspace.task.sizes):
             log.warning(
-                "plugin.fedlex.c_exp=%s, but only %s with data: all of them explore",
+                "plugin.fedlex.c_exp=%s explorers, but only %s with data: all of them explore",
                 self.c_exp,
                 check.counted(explorers, "client"),
             )
@@ -318,7 +324,7 @@ class FedLExPlugin(Plugin):
     # ---- client
     @serves
     def explore(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """Train a copy of the model, send how far each parameter has moved, discard the copy."""
+        """Train a copy of the model, send how far each parameter moved, and discard the copy."""
         start = trees.pick(msg.weights, ctx.workspace.mergeable)
         end = ctx.fit(
             msg.weights, epochs=self.e_exp, patience=self.patience, lr=self.lr_exp, alone=True
@@ -327,12 +333,12 @@ class FedLExPlugin(Plugin):
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         kind = "scale" if self.apply_to == "gradient" else "step"
-        # G multiplies the gradient (eq. 6), or the step.
+        # G multiplies the gradient (eq. 6) or, with apply_to=update, the optimiser's step.
         return [Term(kind, as_given, trees.cast(msg["G"], ctx.workspace.initial))]
 
 
 def statistics(guidance: AnyTree, used: Sequence[int]) -> Recorded:
-    """What is recorded of G, which these explorers determine."""
+    """Return the medians and means of G to record, and the explorers that determined G."""
     tensors = list(guidance.values())
     return {
         "median": float(torch.cat([g.flatten() for g in tensors]).median()),

@@ -1,7 +1,9 @@
 """FedNorm: aggregation weights normalised by latent similarity (Kundalwal et al. 2024).
 
 Kundalwal, Saraswat, Mishra and Mishra, "Client contribution normalization for enhanced federated
-learning". A plug-in for any host: w_r takes the place of the host's aggregation weight nu_r.
+learning". The server compares the mean latents z of the participants. A client with latents unlike
+the latents of the other clients gets more weight. FedNorm is a plug-in for any base method: w_r
+replaces the aggregation weight nu_r of the base method.
 
     z_r      = mean of h(x) over all training samples x of client r
     S_rp     = cos(z_r, z_p), S_rr = 1                      (eq. 3, 4)
@@ -9,33 +11,34 @@ learning". A plug-in for any host: w_r takes the place of the host's aggregation
     Lambda_r = 1 - softmax(a)_r                             (eq. 5)
     w_r      = Lambda_r nu_r / sum_q Lambda_q nu_q          (eq. 6, 7)
 
-h(x) is the input of the last linear layer of the client's trained model, in eval mode (or of
-another one, see `z_when` below). A client
-with fewer than `privacy.min_count` training samples (0 is the paper's method) withholds z and keeps
-its nu; under `z_when=last_epoch`, so does one that took no step. The sums then run over the clients
-C that send theirs. Together these keep the weight that the host gave them, and divide it anew:
+h(x) is the input of the last linear layer of the client's trained model, in eval mode. `z_when`
+chooses other models (see below).
+
+A client withholds z and keeps its nu if it has fewer than `privacy.min_count` training samples (0
+is the paper's method). Under `z_when=last_epoch` it also withholds z if it took no step. The sums
+then run over the set C of clients that send z. FedNorm divides the total weight of C anew:
 w_r = Lambda_r nu_r / sum_{q in C} Lambda_q nu_q * sum_{q in C} nu_q.
 
-    down: what the host sends
-    up: what the host sends, `fednorm.z` (d,), or (0,) where it is withheld
+    down: what the base method sends
+    up: what the base method sends, `fednorm.z` (d,), or (0,) if the client withholds z
     client keeps: nothing
     server keeps: nothing
 
 Outliers gain weight, by design: FedNorm is no defence against a poisoned or broken client. Under
-uniform nu no weight exceeds 1 / (R - 1) with R participants. With two participants the similarities
-cannot tell them apart, and the weights are the host's.
+uniform nu and with R participants, no weight exceeds 1 / (R - 1). Two participants are equally
+similar to each other, so they keep the weights of the base method.
 
 Deviations and choices:
-- The paper computes z both before training and in its last epoch; here `z_when` chooses:
-  `after_training`, the default, with the model that is sent; `before_training`, with the model that
-  was received; `last_epoch`, the mean over the last epoch, as the model in train mode saw each
-  sample, generated ones included.
-- The paper requires T to be less than 1, which sharpens the softmax, but prints no value; the
+- The paper computes z both before the training and in its last epoch. Here `z_when` chooses.
+  `after_training`, the default, uses the model that the client sends. `before_training` uses the
+  model that the client received. `last_epoch` is the mean over the last epoch, as the model in
+  train mode computed z for each sample, generated samples included.
+- The paper requires T to be less than 1, which sharpens the softmax, but prints no value. The
   default is .5.
 - Line 3 of algorithm 1 draws a "random group of clients" once, before the loop over the rounds, and
-  does not say how many. Here every round draws its clients anew, as the hosts do (`fraction`). With
-  `fraction=1`, the default, everyone takes part and both readings are the same; literally, clients
-  outside the group would never train, which is a federation of fewer clients.
+  does not say how many. Here every round draws its clients anew, as the base methods do
+  (`fraction`). With `fraction=1`, the default, everyone takes part and both readings are the same.
+  Taken literally, clients outside the group would never train, as in a federation of fewer clients.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class Contribution(NamedTuple):
-    """The similarity S (R, R), the factors Lambda (R,), and the weights w (R,), whose sum is 1."""
+    """The similarity S (R, R), the factors Lambda (R,), and the weights w (R,), which sum to 1."""
 
     similarity: Tensor
     factors: Tensor
@@ -100,7 +103,7 @@ def similarity(z: Tensor) -> Tensor:
 
 
 def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
-    """Return the contribution factors and the weights that replace the host's.
+    """Return the contribution factors, and the weights that replace the base method's.
 
         a_r      = sum_p S_rp / T
         Lambda_r = sum_{q != r} e^{a_q} / sum_q e^{a_q}           (eq. 5, 8)
@@ -108,12 +111,12 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
 
     Args:
         z: (R, d) the participants' mean latents, finite.
-        nu: (R,) the host's weights, >= 0 and not all zero.
+        nu: (R,) the base method's weights, >= 0 and not all zero.
         temperature: T, positive and finite.
     """
     nu = nu.double()
     s = similarity(z)
-    if len(nu) == 1:  # eq. 6 would be 0/0; the only participant gets the whole weight
+    if len(nu) == 1:  # eq. 6 would be 0/0, so the only participant gets the whole weight
         return Contribution(s, torch.zeros_like(nu), torch.ones_like(nu))
     row_sums = s.sum(1)
     gap = row_sums.max() - row_sums  # a common shift of all a_r cancels in eq. 5
@@ -121,7 +124,7 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
     # clients that are equally central.
     gap = torch.where(gap > len(nu) * 1e-14, gap, 0.0)
     a = (-gap / temperature).clamp_min(-1e300)  # so that a tiny T cannot overflow
-    # Leave-one-out log-sum-exp: 1 - softmax(a) would suffer from cancellation where one client
+    # Leave-one-out log-sum-exp: 1 - softmax(a) would suffer from cancellation if one client
     # dominates.
     diagonal = torch.eye(len(a), dtype=torch.bool, device=a.device)
     others = a.expand(len(a), len(a)).masked_fill(diagonal, -torch.inf)
@@ -130,14 +133,14 @@ def contribution(z: Tensor, nu: Tensor, temperature: float) -> Contribution:
 
 
 def latents(params: AnyTree, batch: Batch, own: Tree) -> tuple[Tensor, Tree]:
-    """Adds nothing to the losses, and records z of each sample, as the model in training saw it."""
+    """Return zero losses, and record z of each sample, as the model computed it in training."""
     records = {"z": batch.z.detach().flatten(1), "rows": batch.index}
     return batch.logits.new_zeros(len(batch.y)), records
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedNormPlugin(Plugin):
-    """Replaces the host's weights nu by w, for everything that the host averages."""
+    """Replaces the base method's weights nu by w, in everything that the base method averages."""
 
     name = "fednorm"
     needs = frozenset({"used weights"})
@@ -161,7 +164,7 @@ class FedNormPlugin(Plugin):
         return Result(extras={"z": z}), state
 
     def _mean(self, msg: Message, ctx: ClientContext, fitted: Fitted) -> Tensor:
-        """z (d,) in float32, over all real training samples, without augmentation."""
+        """Return the mean z over all real training samples, without augmentation, (d,) float32."""
         total = torch.zeros((), dtype=torch.float64, device=ctx.workspace.device)
         params = fitted.params if self.z_when == "after_training" else fitted.start
         for z in ctx.outputs(params, ctx.own.x, "features"):
@@ -169,7 +172,7 @@ class FedNormPlugin(Plugin):
         return (total / len(ctx.own)).float()
 
     def _of_last_epoch(self, msg: Message, ctx: ClientContext, fitted: Fitted) -> Tensor | None:
-        """The mean over the last epoch; None where no step was taken."""
+        """Return the mean z over the last epoch; None if the client took no step."""
         if not fitted.steps:
             return None
         rows = len(fitted.records["rows"])
@@ -184,7 +187,7 @@ class FedNormPlugin(Plugin):
         return {}
 
     def expects(self, step: Step) -> dict[str, Expected]:
-        # Where the head does not say how wide its input is, the first client's z decides.
+        # If the head does not state the width of its input, the first client's z decides.
         width = getattr(step.workspace.model.head, "in_features", -1)
         return {"z": Expected(shape=(width,), statistic=True)}
 
@@ -195,8 +198,8 @@ class FedNormPlugin(Plugin):
         compared = [update for update in updates if update["z"] is not None]
         if len(compared) == 2 and step.number == 1:
             log.warning(
-                "fednorm: with two participants its weights are the host's,"
-                " so it does nothing in such rounds"
+                "fednorm: with two participants FedNorm does nothing: they keep the weights of the"
+                " base method"
             )
         recorded: Recorded = {"idle": 1} if len(compared) <= 2 else {}
         if len(compared) < len(updates):
@@ -207,10 +210,10 @@ class FedNormPlugin(Plugin):
         nu = torch.tensor([update.weight for update in compared], dtype=torch.float64)
         similarity, factors, weights = contribution(z, nu, self.temperature)
         pids = [update.pid for update in compared]
-        # Clients that withhold z keep their nu.
+        # Clients that withhold z keep their nu; the other clients share the rest.
         scale, total = (nu.sum(), sum(new.values())) if "withheld" in recorded else (1.0, 1.0)
         new |= zip(pids, (weights * scale).tolist(), strict=True)
-        weights = weights * scale / total  # as used: with those of the others they sum to 1
+        weights = weights * scale / total  # as used: the weights of all clients sum to 1
         recorded |= {
             "similarity": similarity,
             "factors": factors,

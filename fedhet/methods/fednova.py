@@ -1,6 +1,8 @@
 """FedNova: averages the clients' changes per unit of local progress (Wang et al. 2020).
 
 The paper is "Tackling the objective inconsistency problem in heterogeneous federated optimization".
+The server divides each client's change by the length of its local training, so that clients with
+more local steps do not pull the model towards their own optimum.
 
     client: w_i <- tau_i local steps from w_i = x
     server: d_i = (x - w_i) / |a_i|_1
@@ -12,25 +14,25 @@ The paper is "Tackling the objective inconsistency problem in heterogeneous fede
     client keeps:  nothing
     server keeps:  x
 
-|a_i|_1 says how far the local solver goes in tau steps. rho is client.momentum, which starts at 0
-in each round; mu is the factor of the proximal term that plugin=[fedprox] adds:
+|a_i|_1 is the distance that the local solver goes in tau steps. rho is client.momentum, which
+starts at 0 in each round. mu is the factor of the proximal term that plugin=[fedprox] adds:
 
     plain SGD      tau
     momentum       (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)
     proximal term  (1 - (1 - lr mu)^tau) / (lr mu)
 
-Momentum together with a proximal term, Adam, and optimisers that plug-ins wrap, except by FedLEx's
-mask, have no such formula and are refused. Weight decay
-and clipping count as part of the gradient. p_i are the aggregation weights in both sums: n_i, or
-what a plug-in such as FedNorm makes of them, scaled to sum 1. A client that took no step is left
-out. Buffers are averaged under p_i.
+There is no such formula for momentum together with a proximal term, for Adam, and for plug-ins that
+change the step of the optimiser. The method refuses them, except FedLEx's mask. Weight decay and
+clipping count as part of the gradient. p_i are the aggregation weights in both sums, scaled to sum
+1: n_i, or the weights of a plug-in such as FedNorm. A client that took no step does not count.
+Buffers are averaged with the weights p_i.
 
-Deviations and choices: its client sends d_i and |a_i|_1. Here it sends w_i and tau_i, from which
-the server forms both, because it knows the rate, the momentum and mu.
+Deviations and choices: in the paper the client sends d_i and |a_i|_1. Here it sends w_i and tau_i.
+The server computes d_i and |a_i|_1 from them, because it knows the rate, the momentum and mu.
 
 Options: `tau_eff=mean_steps` sets tau_eff = sum_i p_i tau_i, which the authors' program uses with
-mu > 0; the default `normalised` is the formula above. The paper's server momentum is
-server_opt=fedavgm.
+mu > 0. The default `normalised` is the formula above. server_opt=fedavgm is the paper's server
+momentum.
 """
 
 from __future__ import annotations
@@ -64,20 +66,20 @@ from fedhet.methods.fedprox import FedProxPlugin
 def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> float:
     """Return |a|_1 of a client that took tau = `steps` local steps.
 
-    Under a constant gradient, the client's change is lr |a|_1 times that gradient:
+    If the gradient is constant, the client's change is lr |a|_1 times the gradient:
 
         plain SGD               tau
         momentum rho from d=0   [tau - rho (1 - rho^tau)/(1 - rho)]/(1 - rho)
-        proximal term           (1 - (1 - eta_mu)^tau)/eta_mu, where eta_mu = lr mu
+        proximal term           (1 - (1 - eta_mu)^tau)/eta_mu, with eta_mu = lr mu
 
-    The learning rate is constant within the round. Above eta_mu = 1, some of the a_j are negative;
-    the result is then their sum, not the sum of their absolute values. It is 0 if and only if
-    there was no step.
+    The learning rate is constant within the round. If eta_mu > 1, some of the a_j are negative. The
+    result is then their sum, not the sum of their absolute values. The result is 0 if and only if
+    the client took no step.
 
     Args:
         steps: tau, >= 0.
         momentum: rho, in [0, 1).
-        eta_mu: the learning rate times FedProx's mu, in [0, 2); 0 where there is momentum.
+        eta_mu: the learning rate times FedProx's mu, in [0, 2); 0 if there is momentum.
     """
     if 0 < eta_mu < 1:
         # The naive 1 - (1 - eta_mu)^tau suffers from cancellation as eta_mu -> 0.
@@ -88,9 +90,9 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
 
 
 def _momentum_sum(steps: int, rho: float) -> float:
-    """Return sum_j s_j for j = 1..steps, where s_j = (1 - rho^j)/(1 - rho), by doubling.
+    """Return sum_j s_j for j = 1..steps, with s_j = (1 - rho^j)/(1 - rho), by doubling.
 
-    No term is negative, whereas the closed form suffers from cancellation as rho -> 1.
+    No term is negative, so nothing cancels. The closed form loses precision as rho -> 1.
     """
     n, last, total = 0, 0.0, 0.0  # last = s_n, total = s_1 + ... + s_n
     for bit in f"{steps:b}":  # also exact for rho = 0: s_j = 1
@@ -104,12 +106,12 @@ def _momentum_sum(steps: int, rho: float) -> float:
 def combine(parts: Iterable[tuple[AnyTree, float, float, float]]) -> tuple[Tree, float]:
     """Return tau_eff sum_i p_i (w_i - x)/a_i in float64, and tau_eff = sum_i p_i tau_i.
 
-    A part is a client's (w_i - x, p_i, a_i = |a_i|_1, tau_i), where tau_i is |a_i|_1 or the number
+    A part is a client's (w_i - x, p_i, a_i = |a_i|_1, tau_i). Here tau_i is |a_i|_1 or the number
     of steps. Only the ratios between the p_i matter.
 
-    A client with a = 0 is left out. Both sums are taken in one pass and relative to the first
-    client's a: where all a_i are equal, every factor is exactly 1, and the result is FedAvg's
-    weighted mean, bit for bit.
+    A client with a = 0 does not count. Both sums are taken in one pass, and relative to the first
+    client's a. If all a_i are equal, every factor is therefore exactly 1, and the result is
+    FedAvg's weighted mean, bit for bit.
 
     Raises:
         ValueError: no client took a step, or the sum of the weights is not positive.
@@ -125,7 +127,8 @@ def combine(parts: Iterable[tuple[AnyTree, float, float, float]]) -> tuple[Tree,
         taus += p * (tau / unit)
     if not weight > 0:
         raise ValueError(
-            f"the clients that took a step have a total weight of {weight}; it must be positive"
+            f"fednova: the clients that took a step have a total weight of {weight}; it must be"
+            " positive"
         )
     gain = taus / weight
     factor = total.weight / weight * gain
@@ -133,7 +136,7 @@ def combine(parts: Iterable[tuple[AnyTree, float, float, float]]) -> tuple[Tree,
 
 
 class FedNovaClient(Client):
-    """Trains as in FedAvg, and sends the number of optimiser steps that it has really taken."""
+    """Trains as in FedAvg, and sends the number of optimiser steps that it took."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -179,7 +182,7 @@ class FedNova(Method):
         return Merged(trees.add(change, old), state, {"tau_eff": tau_eff})
 
     def _part(self, mu: float, u: Update) -> tuple[AnyTree, float, float, float]:
-        """What `combine` takes of one client."""
+        """Return the part of one client, for `combine`."""
         local = u.sent.local
         a = normaliser(u["steps"], momentum=local.momentum, eta_mu=local.lr * mu)
         tau = a if self.tau_eff == "normalised" else u["steps"]

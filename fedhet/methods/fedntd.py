@@ -1,7 +1,8 @@
 """FedNTD: distillation of the classes other than the label (Lee et al. 2022).
 
-The received model teaches the local one what it knows of the classes other than the label, so that
-local training does not forget the classes that the client lacks. The label itself is learnt freely.
+The received model teaches the local model the probabilities of the classes other than the label, so
+that local training does not forget classes that the client lacks. The term leaves the probability
+of the label itself free.
 
     min_w  F_k(w) + beta tau^2 mean_i KL(q(x; x_i) || q(w; x_i))
     q = softmax(logits / tau) over the C - 1 classes other than the label
@@ -13,9 +14,9 @@ Here x is the received model.
     client keeps:  nothing
     server keeps:  x
 
-The received model is in eval mode and without gradients. With two classes only one is left, and the
-term is 0; a task with fewer than two classes is refused. With beta = 0 the method is FedAvg, bit
-for bit.
+The received model is in eval mode and without gradients. With two classes only one class remains,
+and the term is 0. The method refuses a task with fewer than two classes. With beta = 0 it is
+FedAvg, bit for bit.
 
 Deviations and choices: the factor tau^2 is in the authors' program, not in the equation of the
 paper.
@@ -55,7 +56,7 @@ def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau:
     """Return the not-true distillation loss of each sample, shape (B,).
 
     It is tau^2 KL(global || local) between the two softmax(logits / tau) over the C - 1 classes
-    other than the label. With two classes only one is left, and the loss is 0.
+    other than the label. With two classes only one class remains, and the loss is 0.
 
     Args:
         logits: (B, C) logits of the local model, C > 1.
@@ -67,7 +68,7 @@ def not_true_distillation(logits: Tensor, logits_global: Tensor, y: Tensor, tau:
     others = others + (others >= y[:, None])
     log_p = functional.log_softmax(logits_global.gather(1, others) / tau, 1)
     log_q = functional.log_softmax(logits.gather(1, others) / tau, 1)
-    # functional.kl_div cannot be fused: vmap would compute it for one client after another.
+    # Not functional.kl_div: vmap would compute it for one client after another.
     return tau**2 * (log_p.exp() * (log_p - log_q)).sum(1)
 
 
@@ -76,7 +77,7 @@ class FedNTDPlugin(Plugin):
     """Adds the distillation term to the loss of each sample."""
 
     name = "fedntd"
-    needs = frozenset({"model", "local steps"})  # at the received model it has no gradient
+    needs = frozenset({"model", "local steps"})  # the term has no gradient at the received model
 
     beta: float = setting(1.0, low=0)
     tau: float = setting(1.0, open_low=0)

@@ -25,20 +25,20 @@ Phase `train`:
     client keeps:  its whole model but the last layer, its prototypes
     server keeps:  C, the K' sets
 
-A client sends those of the classes of which it has at least `privacy.min_count` samples. To all
-others, the server included, it is as if it had none of the rest; its own predictions use all of its
-prototypes. The paper has no such limit (`privacy.min_count=0`).
+A client sends the prototypes of classes with at least `privacy.min_count` samples. The server and
+the other clients cannot distinguish the remaining classes from classes that the client lacks. The
+client predicts with all of its own prototypes. The paper has no such limit (`privacy.min_count=0`).
 
-No weights travel and no model is shared: the model slot keeps its initial value, from which every
-client starts, and only personal models are evaluated. The C^c of a class that no participant has
-stays unchanged. A class is therefore unknown only where all its owners have failed in `collect`, or
-have too few samples of it: its column is then left out, and its samples have the loss 0.
+No weights travel and no model is shared. The model slot keeps its initial value, from which every
+client starts, and only personal models are evaluated. If no participant has class c, C^c stays
+unchanged. A class is therefore unknown only if every client that has it failed in `collect` or has
+too few samples of it. The sums over c then leave this class out, and its samples have the loss 0.
 
-Deviations and choices: the paper trains a projection on frozen pre-trained encoders; here
-everything that `features` reads is trained, as in the FedDisk paper's comparison. A model that
-freezes its encoder (requires_grad) and ends `features` with a projection is the paper's.
+Deviations and choices: the paper trains a projection on frozen pre-trained encoders. Here clients
+train everything that `features` reads, as in the FedDisk paper's comparison. To follow the paper,
+use a model that freezes its encoder (requires_grad) and ends `features` with a projection.
 
-Defaults: `tau = 0.07`, as in the paper; gradients are clipped at norm 10, as in PFLlib.
+Defaults: `tau = 0.07`, as in the paper. Gradients are clipped at norm 10, as in PFLlib.
 
 Reference: Tan et al. 2022, "Federated learning from pre-trained models: a contrastive learning
 approach".
@@ -84,7 +84,7 @@ from fedhet.models.base import require_feature_head
 Closeness = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SLOT = "prototypes"
-ROUNDING = 1e-3  # of a norm in the model's precision
+ROUNDING = 1e-3  # allowed excess of a norm, for rounding in the model's precision
 
 
 # ---- the equations
@@ -93,7 +93,7 @@ ROUNDING = 1e-3  # of a norm in the model's precision
 
 
 def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return a client's prototypes and which classes it has.
+    """Return a client's prototypes, and which classes it has.
 
     Args:
         z_nd: features.
@@ -101,7 +101,7 @@ def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]
         classes: C.
 
     Returns:
-        (C, d) float64, the mean of z over each class, 0 for a class without samples; and (C,)
+        (C, d) float64, the mean of z over each class, or 0 for a class without samples; and (C,)
         bool, whether the class has samples.
     """
     counts = y_n.bincount(minlength=classes)
@@ -111,14 +111,14 @@ def prototypes(z_nd: Tensor, y_n: Tensor, classes: int) -> tuple[Tensor, Tensor]
 
 
 def pooled(means_KCd: Tensor, counts_KC: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the global prototypes, means over the clients.
+    """Return the global prototypes, which are means over the clients.
 
     Args:
         means_KCd: the clients' prototypes.
-        counts_KC: whole numbers, or whether a client has the class, by which they are weighted.
+        counts_KC: their weights: whole numbers, or bool for whether a client has the class.
 
     Returns:
-        (C, d) float64, the means, 0 for a class that no client has; and (C,) bool, whether any
+        (C, d) float64, the means, or 0 for a class that no client has; and (C,) bool, whether any
         client has the class.
     """
     sums = torch.where(counts_KC[..., None] > 0, means_KCd.double() * counts_KC[..., None], 0).sum(
@@ -130,13 +130,13 @@ def pooled(means_KCd: Tensor, counts_KC: Tensor) -> tuple[Tensor, Tensor]:
 def contrast(scores_BC: Tensor, y_B: Tensor, known_C: Tensor, denominator: str) -> Tensor:
     """Return the contrastive losses -s_y + log sum_c exp s_c, shape (..., B).
 
-    A loss is 0 where there is nothing to contrast: the class y is unknown, or it is the only
-    known class.
+    A loss is 0 if the class y is unknown or is the only known class, because there is then nothing
+    to contrast.
 
     Args:
         scores_BC: (..., B, C) the scores s.
         y_B: labels.
-        known_C: which classes have a prototype; the sum runs over these only.
+        known_C: which classes have a prototype; the sum runs over these classes only.
         denominator: "all" to sum over all known classes, or "others" to leave out y.
     """
     label = y_B.expand(scores_BC.shape[:-1])[..., None]
@@ -159,8 +159,8 @@ def losses(
 ) -> Tensor:
     """Return the loss of each sample, shape (B,).
 
-    It is the contrast with the global prototypes, plus the mean over clients of the contrast
-    with each client's prototypes.
+    It is the contrast with the global prototypes, plus the contrast with a client's prototypes,
+    averaged over the clients.
 
     Args:
         z_Bd: features of length 1.
@@ -181,14 +181,14 @@ def cosines(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
     return (normalize(z_Bd) @ normalize(mean_Cd).T).masked_fill(~known_C, -torch.inf)
 
 
-# ---- prototypes of a run, which FedProto has as well
+# ---- prototypes of a run, also for FedProto
 class PrototypeClassifier(nn.Module):
-    """Scores classes by how close the features are to the prototypes.
+    """Scores each class by the closeness of the features to its prototype.
 
     Args:
         model: a model with features(x).
         prototypes: "mean" (C, d), and "has" (C,), which classes have a prototype.
-        closeness: (z (B, d), mean, has) -> (B, C), least for a class without a prototype.
+        closeness: (z (B, d), mean, has) -> (B, C); lowest for classes without a prototype.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class PrototypeClassifier(nn.Module):
 
     @classmethod
     def around(cls, model: nn.Module, closeness: Closeness = cosines) -> PrototypeClassifier:
-        """A classifier without prototypes yet, into which `fedhet.load` puts them."""
+        """Return a classifier without prototypes; `fedhet.load` puts them into it."""
         mean = torch.zeros_like(model.head.weight)  # type: ignore[union-attr, arg-type]
         return cls(model, {"mean": mean, "has": torch.zeros(len(mean)) > 0}, closeness)
 
@@ -215,12 +215,12 @@ class PrototypeClassifier(nn.Module):
 def class_means(
     ctx: ClientContext, params: AnyTree, unit: Callable[[Tensor], Tensor] = lambda z: z
 ) -> tuple[Tensor, Tensor]:
-    """Return the means over the classes of the client's real training samples, in eval mode.
+    """Return the mean features of each class of the client's real training samples, in eval mode.
 
     Args:
-        site: the client's.
+        ctx: the client's context.
         params: the tensors of a model with features(x).
-        unit: changes the features (B, d) before the means.
+        unit: a function that changes the features (B, d) before the means are taken.
 
     Returns:
         As `prototypes`.
@@ -231,40 +231,44 @@ def class_means(
 
 
 def no_prototypes(workspace: Workspace) -> Tree:
-    """Return the initial slot: "mean" (C, d) and "has" (C,), without any class."""
+    """Return the initial slot: "mean" (C, d) and "has" (C,), without a prototype of any class."""
     weight = workspace.initial["head.weight"]
     mean = weight.new_zeros(workspace.task.classes, weight.shape[1])
     return {"mean": mean, "has": mean.new_zeros(len(mean), dtype=torch.bool)}
 
 
 def renewed(before: AnyTree, mean_Cd: Tensor, present_C: Tensor) -> Tree:
-    """Return the slot with the means of the classes that are present; others keep their value."""
+    """Return the slot with new means for the classes that are present; the rest is unchanged."""
     mean = torch.where(present_C[:, None], mean_Cd, before["mean"]).to(before["mean"].dtype)
     return {"mean": mean, "has": before["has"] | present_C}
 
 
 # ---- the method
 def check_norms(sent: Tree, update: messages.Upload) -> None:
-    """Refuse prototypes that cannot be means of unit vectors."""
+    """Refuse prototypes that cannot be means of unit vectors.
+
+    Raises:
+        ValueError: a prototype is longer than 1, up to rounding.
+    """
     longest = float(sent["mean"].norm(dim=1).max())
     if longest > 1 + ROUNDING:
         raise ValueError(
-            f"extra 'fedpcl.prototypes' has a prototype of norm {longest:.4g}; means of unit"
-            " vectors have at most 1"
+            f"extra 'fedpcl.prototypes' has a prototype of norm {longest:.4g}; a mean of unit"
+            " vectors has a norm of at most 1"
         )
 
 
 def renormalised(sent: Tree, update: messages.Upload) -> Tree:
-    """The prototypes with the length 1."""
+    """Return the prototypes, scaled to length 1."""
     return {**sent, "mean": normalize(sent["mean"])}
 
 
 class FedPCLClient(Client):
-    """Keeps its model, and sends prototypes; under privacy.noise one of every class."""
+    """Keeps its model, and sends prototypes; under privacy.noise a prototype of every class."""
 
     @serves
     def collect(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """The phase `collect`: send the prototypes of the initial model."""
+        """Send the prototypes of the initial model (the phase `collect`)."""
         own = self._prototypes(msg.weights, ctx)
         return Result({}, self._sent(own, ctx)), {"own": own}
 
@@ -280,14 +284,14 @@ class FedPCLClient(Client):
         return losses(z, batch.y, own["mean"], own["clients"], own["has"], o.tau, o.denominator)
 
     def _prototypes(self, params: AnyTree, ctx: ClientContext) -> Tree:
-        """The class means of z, and which classes there are."""
+        """Return the mean z of each class, and which classes the client has."""
         mean, has = class_means(ctx, params, normalize)
         if self.options.renormalise:
             mean = normalize(mean)
         return {"mean": mean.to(ctx.workspace.initial["head.weight"].dtype), "has": has}
 
     def _sent(self, own: Tree, ctx: ClientContext) -> Extras:
-        """Of the client's prototypes those that may be sent."""
+        """Return the prototypes that the client may send, of classes with enough samples."""
         workspace = ctx.workspace
         counts = ctx.own.y.bincount(minlength=workspace.task.classes)
         sent = own["has"] & (counts >= workspace.min_count)
@@ -300,11 +304,11 @@ class FedPCLClient(Client):
         return {"personal": lambda: self._classifier(msg, state, ctx)}
 
     def _classifier(self, msg: Message, state: State, ctx: ClientContext) -> nn.Module:
-        """The personal model: this client's features and prototypes.
+        """Return the personal model, which has this client's features and prototypes.
 
-        Where the message has prototypes, they stand in for the classes that the client lacks.
+        If the message has prototypes, they serve for the classes that the client lacks.
         """
-        own = state.get("own") or self._prototypes(msg.weights, ctx)  # it failed in `collect`
+        own = state.get("own") or self._prototypes(msg.weights, ctx)  # if `collect` failed
         if "prototypes" in msg:
             own = renewed(msg["prototypes"], own["mean"], own["has"])
         return PrototypeClassifier(ctx.model(msg.weights), own)
@@ -318,7 +322,8 @@ class FedPCLClient(Client):
 class FedPCL(Method):
     """Averages prototypes instead of weights.
 
-    Its state is "clients" (K', C, d): the sets of the last step, with missing classes filled.
+    The server's state is "clients" (K', C, d): the clients' prototypes of the last step, with
+    missing classes filled from C.
     """
 
     name = "fedpcl"
@@ -386,9 +391,9 @@ class FedPCL(Method):
         return 1.0
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The new prototypes, in both phases; the model slot keeps its value."""
+        """Renew the prototypes, in both phases; the model slot keeps its value."""
         sets = [update["prototypes"] for update in updates]
-        means, has = (torch.stack([one[name] for one in sets]) for name in ("mean", "has"))
+        means, has = (torch.stack([own[name] for own in sets]) for name in ("mean", "has"))
         mean, present = pooled(means, has)
         if self.renormalise:
             mean = normalize(mean)
@@ -397,7 +402,7 @@ class FedPCL(Method):
         if unknown and step.phase == "collect":
             log.warning(
                 "fedpcl: no client has sent a prototype of the classes %s (privacy.min_count=%d);"
-                " their samples are not trained on until one does",
+                " clients do not train on samples of these classes until a client sends one",
                 unknown,
                 step.workspace.min_count,
             )

@@ -1,10 +1,11 @@
-"""FedProto: each client's model is drawn to global class prototypes (Tan et al. 2022).
+"""FedProto: global class prototypes pull the features of each client's model (Tan et al. 2022).
 
 The paper is "FedProto: federated prototype learning across heterogeneous clients". Clients exchange
-the class means of their features f(x), the input of the last layer, and no weights.
+prototypes, and no weights. The prototype of a class is the mean of the features f(x), which are the
+input of the last layer.
 
     client:     mean_i CE(model(x_i), y_i) + lam sum_c |C_B^c - C^c|                  (eq. 7, 8)
-                with C_B^c the mean of f(x) over the samples of class c in the batch
+                C_B^c = mean of f(x) over the samples of class c in the batch
                 C_k^c = mean of f(x) over all training samples of class c, after training   (eq. 3)
     server:     C^c = sum_k n_k^c C_k^c / sum_k n_k^c                                  (eq. 6)
     prediction: argmin_c |f(x) - C^c|                                                  (eq. 4)
@@ -14,27 +15,27 @@ the class means of their features f(x), the input of the last layer, and no weig
     client keeps:  its whole model
     server keeps:  C (slot `prototypes`)
 
-No weights travel and no model is shared: the model slot keeps its initial value, from which every
-client starts, and only personal models are evaluated, by the prototypes that the server has. The
-sums over c have the classes that have a prototype: none in the first round, in which every client
-trains alone. The C^c of a class that no participant has stays unchanged.
+No weights travel and no model is shared. The model slot keeps its initial value, from which every
+client starts. Only personal models are evaluated; they predict by the server's prototypes. The sum
+over c in the loss covers the classes that have a prototype. In the first round no class has one, so
+every client trains alone. If no participant has class c, C^c stays unchanged.
 
-Privacy: the label counts of each client leave it. A client leaves out the classes of which it has
-fewer than `privacy.min_count` samples, as FedGen's do. The paper has no such limit
-(`privacy.min_count=0`).
+Privacy: each client sends its label counts to the server. A client leaves out classes with fewer
+than `privacy.min_count` samples, as in FedGen. The paper has no such limit (`privacy.min_count=0`).
 
 Deviations and choices:
 
-- Eq. 6 divides the weighted mean by the number of clients that have the class, too, so that
-  prototypes on which all clients agree would shrink. That factor is left out: the text calls it an
-  average. The authors' code takes the plain mean over the clients.
-- The distance is the L2 distance of the paper. The authors' code has the mean of the squared
+- Eq. 6 also divides the weighted mean by the number of clients that have the class. Prototypes on
+  which all clients agree would then shrink. This method omits that factor, because the paper's text
+  calls the result an average. The authors' code takes the plain mean over the clients.
+- The distance is the L2 distance of the paper. The authors' code takes the mean of the squared
   differences, sample by sample.
-- The paper does not say whose prototypes predict. Here they are the global ones, which a client
-  also has for classes of which it has no sample. The last layer is trained, and predicts nothing.
+- The paper does not say which prototypes predict. Here the global prototypes predict, so a client
+  can also predict classes that it has no samples of. The last layer is trained, and predicts
+  nothing.
 
-Default: `lam = 0.1`. The paper has 1, and its code another distance (above): with the L2 distance
-and lam = 1 all features and prototypes become 0 on the digits (docs/methods/fedproto.md).
+Default: `lam = 0.1`. The paper has 1, but its code has another distance (above). With the L2
+distance and lam = 1 all features and prototypes become 0 on the digits (docs/methods/fedproto.md).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def distances(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Te
         z_Bd: features.
         y_B: labels.
         mean_Cd: the global prototypes.
-        known_C: which classes have a prototype; the sum runs over those of them that y has.
+        known_C: which classes have a prototype; the sum runs over these classes, if y has them.
     """
     of_BC = (y_B[:, None] == torch.arange(len(known_C), device=y_B.device)).to(z_Bd.dtype)
     counts = of_BC.sum(0)
@@ -99,9 +100,10 @@ def distances(z_Bd: Tensor, y_B: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Te
 def nearness(z_Bd: Tensor, mean_Cd: Tensor, known_C: Tensor) -> Tensor:
     """Return 2 z.C_c - |C_c|^2, shape (B, C).
 
-    It is -|z - C_c|^2 up to |z|^2, which all classes share: the largest one is the nearest class.
-    Unknown classes have less than all others, by 1 or more, and no -inf: a sample of such a class
-    would have an infinite loss, which means that a model has diverged.
+    This is -|z - C_c|^2 plus |z|^2, which is the same for all classes, so the nearest class has the
+    largest score. The score of an unknown class is lower than the score of any known class, by at
+    least 1. It is not -inf: a sample of such a class would then have an infinite loss, and fedhet
+    would take the model for diverged.
     """
     scores = 2 * z_Bd @ mean_Cd.T - mean_Cd.square().sum(1)
     least = scores.masked_fill(~known_C, torch.inf).amin(1, keepdim=True).clamp(max=0)
@@ -192,7 +194,7 @@ class FedProto(Method):
         }
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The new prototypes; the model slot keeps its value."""
+        """Renew the prototypes; the model slot keeps its value."""
         sent = [(update["prototypes"]["mean"], update["counts"]) for update in updates]
         means, counts = map(torch.stack, zip(*sent, strict=True))
         new = renewed(step.slots[SLOT], *pooled(means, counts))

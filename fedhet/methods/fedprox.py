@@ -12,14 +12,14 @@ The paper is "Federated optimization in heterogeneous networks".
     server keeps:  x
 
 x is the model that the client received in this round. The term covers the trained parameters that
-the server sends; it needs lr mu < 2, or plain SGD diverges. mu = 0 is FedAvg, bit for bit.
+the server sends. Plain SGD diverges unless lr mu < 2. mu = 0 is FedAvg, bit for bit.
 
 Deviations and choices:
 
-- Participants are drawn uniformly and weighted by n_k. The paper draws them with probabilities
-  proportional to n_k and takes the plain mean, which is equal in expectation.
-- Every client trains for the same number of epochs: neither the inexactness gamma nor stragglers
-  are modelled.
+- The server draws participants uniformly and weights them by n_k. The paper draws them with
+  probabilities proportional to n_k and takes the plain mean, which is equal in expectation.
+- Every client trains for the same number of epochs. This method models neither the inexactness
+  gamma nor stragglers.
 
 Default: `mu = 0.01`. The papers that compare with FedProx use values from `0.001` to 1.
 """
@@ -45,12 +45,12 @@ from fedhet.methods.fedavg import FedAvg
 
 
 def away(params: AnyTree, batch: None, x: AnyTree) -> Tree:
-    """w - x, which times mu is the gradient of the proximal term (eq. 2).
+    """Return w - x; mu times this is the gradient of the proximal term (eq. 2).
 
     Args:
         params: the current parameters w.
         batch: not used.
-        x: the parameters towards which the term pulls, some or all of these names.
+        x: the parameters towards which the term pulls w; names of `params`, some or all.
     """
     w, anchors = trees.columns(x, params, x)
     return dict(zip(x, torch._foreach_sub(w, anchors), strict=True))
@@ -61,7 +61,7 @@ class FedProxPlugin(Plugin):
     """Adds the gradient of the proximal term to every local gradient."""
 
     name = "fedprox"
-    needs = frozenset({"model", "local steps"})  # at the received model it has no gradient
+    needs = frozenset({"model", "local steps"})  # the term has no gradient at the received model
 
     mu: float = setting(0.01, low=0)
 

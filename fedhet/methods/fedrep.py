@@ -1,7 +1,7 @@
 """FedRep: a shared body, trained after the client's own head (Collins et al. 2021); and FedPer.
 
 The paper is "Exploiting shared representations for personalized federated learning"; this is its
-algorithm 1. The head is the module `model.head`, the last layer; the body is the rest.
+algorithm 1. The head is the module `model.head`, the last layer; the body is the rest of the model.
 
     client: h_k <- `head_epochs` epochs of local SGD from h_k, with the body fixed at x
             w_k <- E epochs of local SGD from w = x, with the head fixed at h_k
@@ -13,19 +13,22 @@ algorithm 1. The head is the module `model.head`, the last layer; the body is th
     client keeps:  h_k
     server keeps:  x
 
-The heads never travel. They start from the common initial head, which also serves a client that has
-never taken part. There is no global model, and only personal models are evaluated.
+The heads never travel. They start from the common initial head. A client that has never taken part
+is evaluated with the initial head. There is no global model, and only personal models are
+evaluated.
 
 `joint=true` is FedPer (Arivazhagan et al. 2019, "Federated learning with personalization layers"):
-body and head take each step together, and the server weights the bodies by n_k, as that paper does.
+each step trains body and head together, and the server weights the bodies by n_k, as in that paper.
 
-Plug-ins act on the training whose result is sent. The epochs of a head by itself use the data that
-plug-ins have changed, and none of their terms, weights or gradients.
+Plug-ins act on the training of the body (with `joint=true`, of body and head). The separate
+training of the head uses the data that plug-ins have changed, but not the plug-ins' terms, weights
+or gradients.
 
 Deviations and choices: the authors' code weights the bodies by n_k, and trains all heads for ten
-epochs at the end. The paper has a plain mean and no such epochs, and so has this method.
+epochs at the end. The paper has a plain mean and no such epochs, and this method follows the paper.
 
-Defaults: `head_epochs = 10`, as in most of the paper's experiments; the body's are client.epochs.
+Defaults: `head_epochs = 10`, as in most of the paper's experiments; the body trains for
+client.epochs.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class FedRep(Method):
         return Scope(shared=body_names(model, "method=fedrep keeps the head of the model"))
 
     def evaluates(self, workspace: Workspace) -> dict[str, Sequence[str]]:
-        return {"personal": ()}  # only the heads differ, which stay with the clients
+        return {"personal": ()}  # personal models differ in the heads, which stay with the clients
 
     def setup(self, setup: RunSetup) -> State:
         own = "" if self.joint else " in a phase of their own"

@@ -1,7 +1,8 @@
 """FedROD: a balanced generic head and a personal head on one body (Chen and Chao 2022).
 
-The balanced softmax makes every client train towards balanced classes; the personal head, a linear
-layer like the head of the model, learns what the class frequencies of the client add to that.
+With the balanced softmax, every client trains the global model as if its classes were balanced. The
+personal head, a linear layer like the head of the model, learns how the client's own class
+frequencies change the prediction.
 
     body, generic head:  FedAvg of  mean_i CE(g(x_i) + gamma log n_k, y_i)
     personal head h_k:   mean_i CE([g(x_i)] + h_k([z_i]), y_i)
@@ -15,17 +16,17 @@ Here n_k are the client's label counts, and no gradient flows through [].
     client keeps:  h_k
     server keeps:  x
 
-The model and the personal head take one step per batch, each with a gradient that is clipped by
-itself. The personal head never leaves the client, and x is what it would be without it. With
-gamma = 0, x is FedAvg's, bit for bit. n_k counts the set that is trained on, so samples drawn by a
-plug-in are among them; a class without samples gets no probability. Both losses are cross entropies
-whatever the task's criterion, except in a plug-in's own phase, which trains on the criterion.
+The model and the personal head take one step per batch, and their gradients are clipped separately.
+The personal head never leaves the client, and does not change x. With gamma = 0, x is FedAvg's, bit
+for bit. n_k counts all samples that the client trains on, also samples that a plug-in has drawn. A
+class without samples gets no probability. Both losses are cross entropies, whatever the task's
+criterion is. A plug-in's own phase trains on the criterion.
 
 Deviations and choices: the paper's hypernetwork for the personal heads is not implemented.
 
-Defaults: gamma = 1, as in the FedDisk paper's comparison; h_k starts from zeros, so that the first
-personal prediction of a client is the global one. With `init=copy` it starts from the common
-initial head.
+Defaults: gamma = 1, as in the FedDisk paper's comparison. h_k starts from zeros, so the first
+personal prediction of a client equals the global prediction. With `init=copy` it starts from the
+common initial head.
 
 Reference: Chen and Chao 2022, "On bridging generic and personalized federated learning for image
 classification".
@@ -60,7 +61,7 @@ from fedhet.core.authors import (
 )
 from fedhet.models.base import require_feature_head
 
-HEAD = "fedrod.head"  # what begins the names of the personal head's parameters in training
+HEAD = "fedrod.head"  # prefix of the names of the personal head's parameters in training
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -86,12 +87,12 @@ def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) ->
 
 
 def balanced_logits(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
-    """Return the adjusted logits l_c + gamma log n_c, whose cross entropy is the loss."""
+    """Return the adjusted logits l_c + gamma log n_c; the loss is their cross entropy."""
     return logits + torch.xlogy(gamma, counts.to(logits.dtype))
 
 
 class TwoHeadModel(nn.Module):
-    """The model's logits plus those of the personal head on the same features."""
+    """Adds the logits of the model and of the personal head on the same features."""
 
     def __init__(self, model: nn.Module, personal_head: nn.Module) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class TwoHeadModel(nn.Module):
 
 
 class FedRODClient(Client):
-    """FedAvg with the balanced softmax; the personal head is trained on the same batches."""
+    """Trains with the balanced softmax, and trains the personal head on the same batches."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -121,20 +122,20 @@ class FedRODClient(Client):
         return Result(y.params), {"head": trees.map(Tensor.detach, head)}
 
     def _balanced(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
-        # Not `balanced_softmax`: its check of the labels would make each step wait for the device,
-        # and these are the labels that were counted.
+        # Not `balanced_softmax`: its check of the labels would make each step wait for the device.
+        # The check is not needed, because `train` has counted these labels.
         logits = balanced_logits(batch.logits, own["counts"], self.options.gamma)
         return functional.cross_entropy(logits, batch.y, reduction="none")
 
     def _personal(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
-        """The personal head's loss, of which no gradient reaches the model."""
+        """Return the loss of the personal head; no gradient of it reaches the model."""
         with batch.workspace.autocast():
             z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
             own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
             return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
 
     def _head(self, state: State, ctx: ClientContext) -> Tree:
-        """h_k as this client keeps it, or else its initial value."""
+        """Return the h_k that this client keeps, or the initial h_k if it keeps none."""
         if (kept := state.get("head")) is not None:
             return kept  # type: ignore[no-any-return]
         first = torch.zeros_like if self.options.init == "zeros" else torch.clone
@@ -158,7 +159,7 @@ class FedRODClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class FedROD(Method):
-    """FedAvg of the body and the generic head."""
+    """Averages the body and the generic head, as FedAvg does."""
 
     name = "fedrod"
     client = FedRODClient

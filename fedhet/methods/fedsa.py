@@ -1,12 +1,13 @@
 """FedSA: aggregation by the dispersion of each entry (Wang, Liao, Yuan and Zhang).
 
-Wang, Liao, Yuan and Zhang, "The key of parameter skew in federated learning". Entries on which the
-participants disagree most are averaged by clusters of similar clients, all others uniformly.
+Wang, Liao, Yuan and Zhang, "The key of parameter skew in federated learning". The server finds the
+entries on which the participants disagree most. It averages these entries by clusters of similar
+clients, and all other entries uniformly.
 
 For each tensor, with W (K, M) the values of K participants at its M entries:
 
     cv_m     = std_k(W_km) / |mean_k W_km|                              (eq. 2-4)
-    m is high where (cv_m - min cv) / (max cv - min cv) > cv_t          (eq. 5, 6)
+    m is high if (cv_m - min cv) / (max cv - min cv) > cv_t             (eq. 5, 6)
 
     low m:
     x_m     <- mean_k W_km                                              (eq. 7)
@@ -25,21 +26,22 @@ For each tensor, with W (K, M) the values of K participants at its M entries:
     client keeps: nothing
     server keeps: x
 
-Deviations and choices: equation 8 bins the squared deviations themselves, nearly all of which are
-in the lowest bin; here they are divided by the largest at the entry (`mic_scale`). Equation 14
-divides by S C, which is not a weighting; here the weights of an entry sum to 1 (`alpha_mode`).
+Deviations and choices: equation 8 bins the squared deviations themselves, and nearly all of them
+fall into the lowest bin. Here they are divided by the largest squared deviation at the entry
+(`mic_scale`). Equation 14 divides by S C, so the weights do not sum to 1. Here the weights of an
+entry sum to 1 (`alpha_mode`).
 
-Equation 5 is taken literally. It then makes about 1 / cv_t entries of a tensor high, whatever its
-size, so that FedSA is nearly the uniform mean; the recorded `frac_high` says how nearly. Buffers
-are never aggregated by FedSA.
+Equation 5 is taken literally. It makes about 1 / cv_t entries of a tensor high, whatever the size
+of the tensor, so FedSA is nearly the uniform mean. The recorded `frac_high` is the share of high
+entries. FedSA does not apply to buffers; the setting `buffers` decides about them.
 
-Defaults: cv_t .2, sim_t .2 and C = S = 4 are the paper's for CIFAR-10. It has C = S = 5 for
-CIFAR-100 and 8 for Tiny-ImageNet.
+Defaults: cv_t .2, sim_t .2 and C = S = 4 are the paper's values for CIFAR-10. The paper has
+C = S = 5 for CIFAR-100 and 8 for Tiny-ImageNet.
 
-The functions aggregate one tensor. Shapes: K participants, M entries of the tensor, H of them of
+The functions aggregate one tensor. Shapes: K participants, M entries of the tensor, H entries of
 high dispersion, S clusters, C classes, b entries of a block. W is a sequence of K tensors of M
-entries each, or one (K, M) tensor. The arithmetic is in float64, in blocks of entries that stay in
-the cache, and sums over clients follow their order.
+entries each, or one (K, M) tensor. The arithmetic is in float64, in blocks of entries that fit into
+the processor's cache. Sums over clients follow their order.
 """
 
 from __future__ import annotations
@@ -68,18 +70,18 @@ from fedhet.core.authors import (
 from fedhet.core.server.merging import Mean
 
 TIE = 1e-12  # similarities that differ by less are treated as equal
-BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB, of which three are alive at a time
+BLOCK_VALUES = 2**18  # float64 values of a block: 2 MiB; three blocks are in memory at a time
 
 
 class Aggregate(NamedTuple):
-    """The aggregate of one tensor, and what it was computed from.
+    """The aggregate of one tensor, with the intermediate results.
 
     Attributes:
         w: (M,) the aggregate.
         cv: (M,) the coefficients of variation.
         high: (H,) the positions of the entries of high dispersion.
-        mic: (K, H) their micro classes, from 1.
-        mac: (S, H) their macro classes, from 1.
+        mic: (K, H) the micro classes of the entries of high dispersion, from 1.
+        mac: (S, H) the macro classes of the entries of high dispersion, from 1.
         sim: (K, K) the similarities of the clients.
         clusters: the clients of each cluster.
     """
@@ -144,7 +146,7 @@ def _block(W: Sequence[Tensor] | Tensor, entries: slice | Tensor) -> Tensor:
 def _mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean over the first dimension, summed in its order.
 
-    It is weighted if `weights` are given, unless all of them are 0.
+    It is a weighted mean if `weights` are given, unless all of them are 0.
     """
     if weights is not None and weights.any():
         return _mean(rows * weights[:, None]).div_(_mean(weights))
@@ -157,10 +159,11 @@ def _mean(rows: Tensor, weights: Tensor | None = None) -> Tensor:
 def _dispersion(
     W: Sequence[Tensor] | Tensor, weights: Tensor | None, *, scaled: bool
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the mean and the coefficient of variation of each entry, (M,) each.
+    """Return the mean and the coefficient of variation of each entry, and the largest deviation.
 
-    The mean is that of eq. 2 and 7, the coefficient of variation that of eq. 3 and 4. The third
-    value is the largest squared deviation of the tensor if `scaled`, otherwise 0.
+    Returns:
+        (M,) the means of eq. 7; (M,) the coefficients of variation of eq. 2 to 4; and the largest
+        squared deviation of the tensor if `scaled`, otherwise 0.
     """
     w = torch.empty(len(W[0]), dtype=torch.float64, device=W[0].device)
     cv = torch.empty_like(w)
@@ -174,8 +177,8 @@ def _dispersion(
             largest = torch.maximum(largest, s.max())
         torch.div(_mean(s).sqrt_(), mu.abs_(), out=cv[span])
     cv.nan_to_num_(nan=0.0, posinf=math.inf)  # 0/0: all values are zero, so there is no spread
-    # With a mean of zero and some spread, cv is infinite: such an entry counts as dispersed as the
-    # most dispersed entry with a finite cv.
+    # If the mean is zero and there is some spread, cv is infinite. Such an entry gets the largest
+    # finite cv.
     finite = cv.isfinite()
     if not finite.all():
         cv[~finite] = cv[finite].max() if finite.any() else 1.0
@@ -185,9 +188,9 @@ def _dispersion(
 def high_dispersion(cv: Tensor, options: FedSA) -> Tensor:
     """Return the positions of the entries of high dispersion (eq. 5, 6), (H,).
 
-    These are the entries whose cv, scaled to [0, 1] over the tensor, exceeds cv_t. There are none
-    where all cv are equal. The distribution of a cv has a 1/|mean| tail, so that about 1/cv_t
-    entries exceed cv_t, whatever M is; cv_clip_quantile cuts this tail first.
+    An entry has high dispersion if its cv, scaled to [0, 1] over the tensor, exceeds cv_t. If all
+    cv are equal, no entry has. The distribution of a cv has a 1/|mean| tail, so about 1/cv_t
+    entries exceed cv_t, whatever M is. cv_clip_quantile cuts this tail first.
 
     Args:
         cv: (M,) the coefficients of variation.
@@ -199,15 +202,16 @@ def high_dispersion(cv: Tensor, options: FedSA) -> Tensor:
         # torch.quantile takes at most 2**24 values.
         cv = cv.clamp(max=float(np.quantile(cv.cpu().numpy(), options.cv_clip_quantile)))
     lowest, highest = cv.aminmax()
-    # Where all are equal, 0/0 exceeds nothing.
+    # If all cv are equal, 0/0 is NaN, which does not exceed cv_t.
     return ((cv - lowest).div_(highest - lowest) > options.cv_t).nonzero().flatten()
 
 
 def micro_classes(block: Tensor, options: FedSA, largest: float) -> Tensor:
     """Return the micro classes MIC = 1 + #{c in 1..C-1 : u > c/C} (eq. 8, 9), (K, b) in 1..C.
 
-    u is the squared deviation from the mean, divided by the largest one at the entry, or by the
-    largest one in the layer. With mic_scale=none it is not divided; a u above 1 is then in class C.
+    u is the squared deviation from the mean, divided by the largest squared deviation at the entry
+    (mic_scale=entry) or in the layer (mic_scale=layer). With mic_scale=none it is not divided, and
+    a u above 1 is in class C.
 
     Args:
         block: (K, b) the participants' values.
@@ -226,7 +230,8 @@ def micro_classes(block: Tensor, options: FedSA, largest: float) -> Tensor:
 def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
     """Return the macro classes MAC (eq. 11), shape (S, b), from the micro classes (K, b).
 
-    MAC is the most frequent MIC in each cluster; of equally frequent ones it is the smallest.
+    MAC is the most frequent MIC in each cluster. If several MIC are equally frequent, MAC is the
+    smallest of them.
     """
     classes = []
     for members in clusters:
@@ -236,16 +241,16 @@ def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
 
 
 def class_counts(mac: Tensor, C: int) -> Tensor:
-    """Return n_sc, the number of entries at which cluster s is in class c: (S, H) -> (S, C)."""
+    """Return n_sc, the number of entries at which MAC of cluster s is c: (S, H) -> (S, C)."""
     return torch.stack([(mac == c).sum(1) for c in range(1, C + 1)], 1).double()
 
 
 def cluster_weights(mac: Tensor, counts: Tensor, options: FedSA) -> Tensor:
     """Return the clusters' weights alpha (eq. 14), shape (S, b).
 
-    alpha is n_sc of the cluster's class at the entry, divided by its sum over the clusters. With
-    alpha_mode=shrink it is divided by S times the number of high entries instead; the weights then
-    sum to less than 1.
+    alpha is n_sc for the class c that the cluster has at the entry, divided by the sum of these
+    n_sc over the clusters. With alpha_mode=shrink it is divided by S times the number of high
+    entries instead, so the weights sum to less than 1.
 
     Args:
         mac: (S, b) the macro classes.
@@ -271,14 +276,15 @@ def cluster_means(
 def cluster(sim: Tensor, options: FedSA) -> list[list[int]]:
     """Return the clusters in the order of their creation; a client may be in none.
 
-    As long as there are fewer than S clusters, the most similar pair of all is taken: a free
-    client joins a cluster, or two free clients form a new one. With S clusters, each remaining
-    client joins the cluster most similar to it if that similarity exceeds sim_t, and otherwise
-    stays alone. threshold=always requires every pair to exceed sim_t, also before there are S
+    As long as there are fewer than S clusters, each step takes the most similar pair: a free client
+    joins a cluster, or two free clients form a new cluster. Once there are S clusters, each
+    remaining client joins the most similar cluster if that similarity exceeds sim_t; otherwise it
+    stays alone. With threshold=always every pair must exceed sim_t, also before there are S
     clusters.
 
-    The similarity between a client and a cluster is the mean over the cluster's members. Among
-    equal pairs, one of a client and a cluster comes first, then the one with the lower index.
+    The similarity of a client and a cluster is the mean over the cluster's members. Among equally
+    similar pairs, a pair of a client and a cluster precedes a pair of two clients; then the lower
+    index decides.
 
     Args:
         sim: (K, K) the similarities.
@@ -313,8 +319,8 @@ def cluster(sim: Tensor, options: FedSA) -> list[list[int]]:
             clusters.append(joined)
         free[joined] = False
     if len(clusters) == options.S:
-        # Compare with the clusters as they are now, so that the order of the remaining clients
-        # does not matter.
+        # All remaining clients are compared with the clusters as they are now, so the order of the
+        # clients does not matter.
         joins = to_clusters()
         best_of = joins.amax(1)  # -inf for clients not free
         for client in (best_of > options.sim_t + TIE).nonzero().flatten().tolist():
@@ -325,7 +331,7 @@ def cluster(sim: Tensor, options: FedSA) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class FedSA(Method):
-    """Changes the aggregation only, so it works with any client-side plug-in or server optimiser.
+    """Changes only the aggregation, and works with any client-side plug-in or server optimiser.
 
     Attributes:
         cv_t: the threshold of the scaled coefficient of variation (eq. 5).
@@ -334,9 +340,9 @@ class FedSA(Method):
         S: the largest number of clusters.
         cv_clip_quantile: the quantile at which the coefficients are clipped first; None for no
             clipping, as in the paper.
-        mic_scale: what squared deviations are divided by: the largest one of the "entry" or of the
-            "layer", or "none".
-        alpha_mode: "normalised", or "shrink", see `cluster_weights`.
+        mic_scale: the divisor of the squared deviations: the largest squared deviation of the
+            "entry" or of the "layer", or "none".
+        alpha_mode: "normalised" or "shrink", see `cluster_weights`.
         threshold: when `sim_t` applies: "at_full" or "always", see `cluster`.
         client_weighting: the weights of the means in equations 7 and 12: "uniform", or by n_k
             ("samples").
@@ -364,8 +370,8 @@ class FedSA(Method):
     def setup(self, setup: RunSetup) -> State:
         if type(setup.merge).select is not Mean.select:
             raise ConfigError(
-                f"method=fedsa refuses merge={setup.merge.name}: it leaves out or shortens the"
-                " updates that differ, and by their differences FedSA finds clusters"
+                f"method=fedsa refuses merge={setup.merge.name}: it leaves out or shortens updates"
+                " that differ, and FedSA needs these differences to find clusters; use merge=mean"
             )
         return {}
 
@@ -379,9 +385,9 @@ class FedSA(Method):
         weights = given.to(step.workspace.device) if by_samples else None
         new: Tree = {}
         high: list[int] = []  # the number of high entries of each tensor
-        unclustered: list[float] = []  # the share of clients in no cluster, where there are any
+        unclustered: list[float] = []  # shares of clients in no cluster, if there are high entries
         for name, before in old.items():
-            # The weights themselves, since their changes would be float64 copies of them.
+            # The weights and not their changes, which would be float64 copies.
             values = [update.weights[name].reshape(-1) for update in received]
             aggregate = aggregate_tensor(values, self, weights)
             new[name] = aggregate.w.view(before.shape)

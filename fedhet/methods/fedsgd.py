@@ -10,21 +10,21 @@ The paper is "Communication-efficient learning of deep networks from decentraliz
     client keeps:  nothing
     server keeps:  x
 
-Up to rounding this is FedAvg with one epoch of one batch. The step is the server's, and so are
-client.lr and client.weight_decay; client.epochs has no effect. client.momentum must be 0:
-server_opt gives momentum. Plug-ins change g_k as they change every gradient, then client.clip
-bounds it. A plug-in that needs local steps is refused, such as FedProx and FedNTD, whose terms have
-no gradient at x.
+Up to rounding this is FedAvg with one epoch of one batch. The server takes the step, with client.lr
+and client.weight_decay. client.epochs has no effect. client.momentum must be 0; for momentum, use
+server_opt. Plug-ins change g_k as they change every gradient, then client.clip bounds it. The
+method refuses plug-ins that need local steps, such as FedProx and FedNTD: their terms have no
+gradient at x.
 
 Options:
 
 - `chunk` (1024) is the number of samples that go through the model at a time. The gradient is exact
-  all the same, except for batch norm, which normalises each chunk separately; where a client's data
-  fit into one chunk, its statistics are those of all data.
-- `batches=1` replaces all samples by one random mini-batch of client.batch_size; the default is
-  `full`.
+  for any chunk, except with batch norm, which normalises each chunk separately. If a client's data
+  fit into one chunk, batch norm normalises by all of the client's data.
+- `batches=1` takes the gradient over one random mini-batch of client.batch_size samples. The
+  default `full` takes it over all samples.
 
-Deviations and choices: weight decay, clipping and batches=1 are additions; all are off by default.
+Deviations and choices: weight decay, clipping and batches=1 are additions. They are off by default.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from fedhet.core.server.merging import averaging_buffers
 
 
 def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 0.0) -> Tree:
-    """x - lr (gradient + weight_decay x) in float64."""
+    """Return x - lr (gradient + weight_decay x), in float64."""
     direction = trees.add(gradient, x, weight_decay)
     return trees.add(x, direction, -lr)
 
 
 class FedSGDClient(Client):
-    """Sends the gradient of its local loss; it takes no step."""
+    """Sends the gradient of its local loss, and takes no step."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        # The order of FedAvg's first epoch, so that batches=1 takes the first of its batches.
+        # The order of FedAvg's first epoch, so batches=1 takes the first batch of FedAvg.
         order = torch.randperm(len(ctx.data), generator=ctx.stream("batches"))
         index, chunk = order.to(ctx.workspace.device), self.options.chunk
         if self.options.batches == "1":
@@ -83,7 +83,7 @@ class FedSGDClient(Client):
 
 
 def sent_buffers(workspace: Workspace) -> list[str]:
-    """The names of the buffers that clients send."""
+    """Return the names of the buffers that clients send."""
     return [name for name in workspace.shared if name not in workspace.trained]
 
 
@@ -95,7 +95,7 @@ class FedSGD(Method):
     client = FedSGDClient
     breaks = {
         "local steps": "a client computes one gradient",
-        "weights": "a client sends a gradient in their place",
+        "weights": "a client sends a gradient instead",
     }
 
     batches: str = setting("full", allowed=("full", "1"))
@@ -107,8 +107,8 @@ class FedSGD(Method):
 
     def expects(self, step: Step) -> dict[str, Expected]:
         workspace = step.workspace
-        trees_of = {"g": workspace.trained, "buffers": sent_buffers(workspace)}
-        like = {name: trees.pick(workspace.initial, of) for name, of in trees_of.items() if of}
+        sent = {"g": workspace.trained, "buffers": sent_buffers(workspace)}
+        like = {key: trees.pick(workspace.initial, names) for key, names in sent.items() if names}
         return {name: Expected(like=tree) for name, tree in like.items()}
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:

@@ -1,7 +1,8 @@
 """Local training: every client trains a model of its own, and nobody communicates.
 
-It is what a client has without a federation, and so the reference that a federation must beat.
-From the common initial model w_k = x_0, each participant continues with its own data:
+This is the training that a client can do without a federation, so it is the reference that a
+federation must beat. Each participant starts from the common initial model w_k = x_0, and trains on
+with its own data:
 
     client: w_k <- w_k - lr g_k(w_k) over E epochs of mini-batches
 
@@ -10,10 +11,10 @@ From the common initial model w_k = x_0, each participant continues with its own
     client keeps:  w_k, buffers included
     server keeps:  x_0, the model slot, which never changes
 
-A client takes part, and takes its steps, when and as it would under FedAvg with the same settings.
-Its personal model is Ditto's with lam = 0 and as many `plocal_epochs` as `client.epochs`, bit for
-bit where the model draws no random numbers, without the global model and its messages. A client
-that has never taken part is evaluated with x_0.
+A client takes part in the same rounds, and takes the same number of steps, as under FedAvg with the
+same settings. Its personal model is Ditto's with lam = 0 and `plocal_epochs` equal to
+`client.epochs`, bit for bit if the model draws no random numbers. Unlike Ditto, this method has no
+global model and sends no weights. A client that has never taken part is evaluated with x_0.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fedhet.core.authors import (
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Method):
-    """Shares nothing: each client trains its own model on, and there is nothing to merge."""
+    """Shares nothing: each client continues with its own model, and nothing is merged."""
 
     name = "local"
     breaks = {

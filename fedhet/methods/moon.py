@@ -1,7 +1,7 @@
 """MOON: model-contrastive learning (Li, He and Song 2021).
 
-The features of each sample are held near those of the received model, and away from those of the
-client's previous local model.
+The term pulls the features of each sample towards the features that the received model computes,
+and pushes them away from the features that the client's previous local model computes.
 
     min_w  F_k(w) + mu mean_i l_i(w)
     l_i = -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau}))
@@ -16,16 +16,15 @@ of its last participation.
     client keeps:  w_prev, buffers included
     server keeps:  x
 
-The other two models are in eval mode and without gradients. In a client's first participation,
-w_prev would be x: the term is then log 2 and has no gradient. With mu = 0 the method is FedAvg, bit
-for bit.
+x and w_prev are in eval mode and without gradients. In a client's first participation w_prev would
+equal x, so the term is log 2 and has no gradient. With mu = 0 the method is FedAvg, bit for bit.
 
 Deviations and choices: the networks of the paper have a projection head (two layers, 256 wide)
-before the output layer, which is trained and averaged like every other layer. It is therefore a
-property of the model: to have it, let `features` end with it.
+before the output layer. It is trained and averaged like every other layer, so it is part of the
+model: for a projection head, use a model with `features` that ends with one.
 
-Defaults: mu = 1, which the paper tunes in {0.1, 1, 5, 10} (5 for CIFAR-10, 1 for CIFAR-100 and
-Tiny-ImageNet); tau = 0.5, as in the paper.
+Defaults: mu = 1 (the paper tunes mu in {0.1, 1, 5, 10}, and has 5 for CIFAR-10 and 1 for CIFAR-100
+and Tiny-ImageNet); tau = 0.5, as in the paper.
 
 Reference: Li, He and Song 2021, "Model-contrastive federated learning".
 """
@@ -58,15 +57,15 @@ from fedhet.core.authors import (
 from fedhet.methods.fedavg import FedAvg
 from fedhet.models.base import require_features
 
-TERM = "moon.term"  # what is recorded
+TERM = "moon.term"  # name of the recorded term
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
     """Return the model-contrastive loss of each sample, shape (B,).
 
-    It is -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})), where s_g and s_p are the cosine
-    similarities of z with z_global and with z_previous. The cosine with a zero vector is 0 (norms
-    are bounded below by 1e-8).
+    It is -log(e^{s_g / tau} / (e^{s_g / tau} + e^{s_p / tau})). Here s_g is the cosine similarity
+    of z with z_global, and s_p of z with z_previous. The cosine with a zero vector is 0 (norms are
+    bounded below by 1e-8).
 
     Args:
         z: (B, d) features of the model in training.
@@ -103,7 +102,7 @@ class MoonPlugin(Plugin):
         return [Term("loss", self._contrast, own)]
 
     def _contrast(self, params: AnyTree, batch: Batch, own: Prepared) -> tuple[Tensor, Tree]:
-        """mu times the term of each sample, of which the term itself is recorded."""
+        """Return mu times the term of each sample, and the term itself to record."""
         if not own:
             term = torch.full((len(batch.y),), math.log(2), device=batch.y.device)
         else:
@@ -121,14 +120,14 @@ class MoonPlugin(Plugin):
     ) -> tuple[Result, State]:
         """Keep the local model, and record the mean of the term without the factor mu.
 
-        Each sample's term is the one with which it was trained.
+        The mean is over the values that the term had in the training steps.
         """
         if not self.mu:
             return Result(), state
         workspace, terms = ctx.workspace, fitted.records.get(TERM, torch.empty(0))
-        # No sample is drawn twice before all have been.
-        told = min(len(ctx.own), len(terms)) >= max(1, workspace.min_count)
-        metrics = {TERM: float(terms.mean())} if told else {}
+        # No sample is drawn again before all samples are, so the mean covers this many samples.
+        covered = min(len(ctx.own), len(terms))
+        metrics = {TERM: float(terms.mean())} if covered >= max(1, workspace.min_count) else {}
         previous = trees.pick(fitted.params, [*workspace.shared, *workspace.kept])
         return Result(metrics=metrics), {"previous": previous}
 

@@ -1,7 +1,7 @@
 """Pooled training: one model, trained on the training data of all clients together.
 
-No federation can do that. It is the reference that a federation of the same data aims at, in
-simulations only:
+No federation can train like this. In simulations it is the reference that a federation on the same
+data aims at:
 
     server: x <- x - lr g(x) over E epochs of mini-batches of the union of all clients' data
 
@@ -10,13 +10,14 @@ simulations only:
     client keeps:  nothing
     server keeps:  x
 
-A step is carried out by one client of a simulation, which reads the data of all; the bytes that are
-recorded are those of the model on its way there and back. With `fraction=1` it has the compute of
-FedAvg: rounds times E epochs over the same samples, but in steps one after another. It takes all
-samples also where `fraction` is less. With a single client it is FedAvg, bit for bit.
+In each round one client of the simulation reads the data of all clients and trains on them. The
+recorded bytes are the bytes of the model, to this client and back. With `fraction=1` the method
+computes as much as FedAvg: rounds times E epochs over the same samples, but in steps one after
+another. It takes all samples also if `fraction` is below 1. With a single client it is FedAvg, bit
+for bit.
 
-With `only=k`, the data are those of client k alone: what a model of one site is worth elsewhere,
-since it is scored as every global model.
+With `only=k` the method trains on the data of client k alone. Its model is evaluated like every
+global model, and so shows what the model of one site is worth at the other sites.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POOLS = "pools the clients' raw data"
 
 
 class PooledClient(Client):
-    """Trains on the data of all clients, or of one."""
+    """Trains on the data of all clients, or of one client."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -59,7 +60,7 @@ class PooledClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class Pooled(Method):
-    """Sends the model to one client in each step."""
+    """Sends the model to one client in each round."""
 
     name = "pooled"
     client = PooledClient
@@ -76,8 +77,8 @@ class Pooled(Method):
             )
         if not setup.workspace.simulated or task.example is not None:
             raise ConfigError(
-                f"method=pooled {POOLS}, which never leave a site: it is for simulations, with"
-                " engine=local or engine=ray and another dataset than local"
+                f"method=pooled {POOLS}, which never leave a site: use it in simulations only, with"
+                " engine=local or engine=ray, and with a dataset other than local"
             )
         if self.only is not None and not sum(task.sizes[self.only : self.only + 1]):
             raise ConfigError(

@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates correct the drift of local SGD (Karimireddy et al. 2020).
 
 The paper is "SCAFFOLD: Stochastic controlled averaging for federated learning"; this is its
-algorithm 1. Client i takes K steps from y = x.
+algorithm 1. c_i is the control variate of client i, and c the control variate of the server. Client
+i takes K steps from y = x.
 
     client: y <- y - lr (g(y) - c_i + c)                                       (line 10)
             c_i+ = the gradient of the local loss at x                         (line 12, option I)
@@ -14,30 +15,31 @@ algorithm 1. Client i takes K steps from y = x.
     client keeps:  c_i, which is 0 before its first participation
     server keeps:  x, the sum of lambda_j c_j, and lambda; with on_lost_state=restart every c_j
 
-In the paper, w_i = 1 and lambda_j = 1, and c is the mean of all c_j: the server's rule is then
+In the paper, w_i = 1 and lambda_j = 1, so c is the mean of all c_j. The server's rule is then
 c <- c + (1/N) sum_i (c_i+ - c_i), over the participants i.
 
-A plug-in such as FedNorm sets other w_i. Then lambda_j is the weight of client j in the last round
-in which it took part, scaled so that the weights of that round have the mean 1 (lambda_j = R w_j,
-with R participants and weights that sum to 1); it is 1 if the client never took part. A plain mean
-of the control variates would pull x back to the fixed point of unweighted SCAFFOLD, so they are
-averaged under the same weights as the updates. `control_weights=uniform` keeps lambda = 1 always.
+A plug-in such as FedNorm sets other w_i. Then lambda_j is the weight of client j in its last round,
+scaled so that the weights of that round have the mean 1 (lambda_j = R w_j, with R participants and
+weights that sum to 1). If the client never took part, lambda_j is 1. A plain mean of the control
+variates would pull x back to the fixed point of unweighted SCAFFOLD. The server therefore averages
+the control variates under the same weights as the updates. With `control_weights=uniform`, lambda
+is always 1.
 
 `control` chooses the option:
 
-- `steps` is option II. It is exact for plain SGD at a constant rate only: momentum, weight decay,
-  clipping and Adam are refused, and so are plug-ins that change gradients otherwise than by a term
-  of the loss, such as FedLEx, which scales them. K is the number of optimiser steps that the client
-  has really taken.
-- `gradient` is option I. It costs one more pass over the data and allows all of these. The gradient
-  is that of the local loss with the terms, weights and data that plug-ins add; what scales the
-  gradients of steps does not scale it.
+- `steps` is option II. It is exact only for plain SGD at a constant rate. The method then refuses
+  momentum, weight decay, clipping and Adam. It also refuses plug-ins that change gradients in
+  another way than by a term of the loss, such as FedLEx, which scales them. K is the number of
+  optimiser steps that the client took.
+- `gradient` is option I. It costs one more pass over the data, and allows all of these. The client
+  computes the gradient of the local loss, with the terms, weights and data that plug-ins add.
+  Plug-ins that scale the gradients of the steps do not scale this gradient.
 
 Deviations and choices: in the paper the client sends c_i+ - c_i. Here it sends c_i+, which has the
-same size. Under option II the server recovers the difference as -c - (y - x) / (K lr); under option
-I it cannot, and the client sends c_i as well. Clients without data never take part and do not count
-in N. With `on_lost_state=restart`, a client that has lost c_i begins again with 0; so that what it
-has lost leaves c, the server then has each client's c_j, a model's memory for each.
+same size. Under option II the server recovers the difference as -c - (y - x) / (K lr). Under option
+I it cannot, so the client also sends c_i. Clients without data never take part and do not count in
+N. With `on_lost_state=restart`, a client that has lost c_i begins again with 0. The server then
+keeps every c_j, to remove the lost c_i from c; this takes the memory of one model per client.
 
 Defaults: lr_g = 1, as in the paper's experiments, and option II.
 """
@@ -74,19 +76,19 @@ from fedhet.core.metrics import FORWARD_BATCH
 
 
 def option_ii(c: AnyTree, dy: AnyTree, steps_lr: float) -> Tree:
-    """The change c_i+ - c_i = -c - dy / (K lr) of line 12, option II, in float64.
+    """Return the change c_i+ - c_i = -c - dy / (K lr) of line 12, option II, in float64.
 
     Args:
         c: the server's control variate.
-        dy: y - x, by which the client has changed the model.
+        dy: y - x, the client's change of the model.
         steps_lr: K lr, for K steps at the rate lr.
     """
     return {name: dy[name] / -steps_lr - c[name].double() for name in c}
 
 
 def replaced(u: Update, state: State) -> AnyTree:
-    """c_i, in the place of which the client has put c_i+."""
-    if "known" in state:  # a client that has lost c_i has used 0 for it
+    """Return c_i, which the client has replaced by c_i+."""
+    if "known" in state:  # on_lost_state=restart: the server keeps every c_j
         return state["known"].get(u.pid) or trees.map(torch.zeros_like, u["c_plus"])
     if "c_i" in u:
         return u["c_i"]  # type: ignore[no-any-return]
@@ -116,11 +118,11 @@ class ScaffoldClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Method):
-    """Averages the changes of the model, and the control variates of all clients beside them.
+    """Averages the changes of the model, and the control variates of all clients.
 
-    The server does not hold the c_j. Its state is "total", sum_j lambda_j c_j over all clients, and
-    "lambda": client -> lambda_j, which is 1 for the clients that are not in it. With
-    `on_lost_state=restart` it has them: "known" is client -> c_j, and 0 for the others.
+    The server's state is "total", sum_j lambda_j c_j over all clients, and "lambda", client ->
+    lambda_j. lambda_j is 1 for clients that are not in "lambda". With `on_lost_state=restart` the
+    state also has "known", client -> c_j. c_j is 0 for clients that are not in "known".
     """
 
     name = "scaffold"
@@ -178,8 +180,8 @@ class Scaffold(Method):
             if "known" in state:
                 known[u.pid] = u["c_plus"]
         scale = len(w) / sum(w.values())  # R / sum_i w_i
-        # line 17: c <- c + 1/N sum_i (c_i+ - c_i), where lambda = 1
-        # It adds sum_i w_i c_i+ - sum_i lambda_i c_i, whose parts are given up once they are read.
+        # line 17: c <- c + 1/N sum_i (c_i+ - c_i) if lambda = 1.
+        # The total changes by sum_i w_i c_i+ - sum_i lambda_i c_i; `pop` frees memory at once.
         total = {
             name: total + scale * added.tree.pop(name) - removed.tree.pop(name)
             for name, total in state["total"].items()

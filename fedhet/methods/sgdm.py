@@ -1,4 +1,4 @@
-"""SGDM: momentum SGD on the clients, whose momenta are averaged too (Liu et al. 2020).
+"""SGDM: momentum SGD on the clients; the server also averages the momenta (Liu et al. 2020).
 
 The paper is "Accelerating federated learning via momentum gradient descent".
 
@@ -12,16 +12,16 @@ The paper is "Accelerating federated learning via momentum gradient descent".
     client keeps:  nothing
     server keeps:  x, d (0 at first)
 
-This is the heavy ball method without dampening. A client starts from the d that the server has at
-the time, whether or not it took part in forming it; with one client the method is the centralised
-heavy ball. Both means use the same weights: n_k, or what a plug-in such as FedNorm makes of them.
-Weight decay is added to g. client.momentum must be 0, because gamma is the momentum, and the
-client's optimiser must be SGD.
+This is the heavy ball method without dampening. A client starts from the server's current d, even
+if it did not take part in the last round. With one client the method is the centralised heavy ball.
+Both means use the same weights: n_k, or the weights that a plug-in such as FedNorm sets. Weight
+decay is added to g. client.momentum must be 0, because gamma is the momentum, and the client's
+optimiser must be SGD.
 
-Options: `momentum_state=reset` starts every client from d = 0 and sends no d, which is FedAvg with
-client.momentum=gamma; the default is `averaged`.
+Options: `momentum_state=reset` starts every client from d = 0 and sends no d. This is FedAvg with
+client.momentum=gamma. The default is `averaged`.
 
-Default: gamma = 0.9, which is not from the paper, nor from those that compare with it.
+Default: gamma = 0.9. This value is neither from the paper nor from papers that compare with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from fedhet.core.authors import (
 
 
 class SGDMClient(Client):
-    """Trains by SGD with momentum gamma from the received d; from 0 where there is none."""
+    """Trains by SGD with momentum gamma, from the received d, or from 0 if it received none."""
 
     @serves
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -63,7 +63,10 @@ class SGDMClient(Client):
 
 @dataclass(frozen=True, kw_only=True)
 class SGDM(Method):
-    """Averages the clients' weights and their momenta. The server's state is d, unless reset."""
+    """Averages the clients' weights and momenta.
+
+    The server's state is "d"; it is empty with momentum_state=reset.
+    """
 
     name = "sgdm"
     client = SGDMClient
@@ -79,7 +82,8 @@ class SGDM(Method):
         if local.optimizer != "sgd" or local.momentum:
             raise ConfigError(
                 f"client.optimizer={local.optimizer}, client.momentum={local.momentum}: method=sgdm"
-                " is SGD with its own momentum; use client=sgd, client.momentum=0 and method.gamma"
+                " is SGD with its own momentum; use client=sgd and client.momentum=0, and set the"
+                " momentum by method.gamma"
             )
         return replace(local, momentum=self.gamma)
 

@@ -1,4 +1,4 @@
-"""What all models have in common, and what training and methods need to know about a model."""
+"""The common base of all models, and checks of models for training and methods."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedhet.core.workspace import Workspace
 class Classifier(nn.Module):
     """A model of the form `head(features(x))`.
 
-    `features` is what `body` returns, unless a model overrides it. `head` is an `nn.Linear` from d
-    features to the outputs, one for each class, label or number, and the last entry of the state
-    dictionary.
+    `features` returns the output of `body`, unless a model overrides it. `head` is an `nn.Linear`
+    from d features to the outputs, one for each class, label or number. It is the last entry of the
+    state dictionary.
     """
 
     body: Any
@@ -37,7 +37,7 @@ class Classifier(nn.Module):
 
 
 def require_features(model: nn.Module, who: str) -> None:
-    """Refuse a model without features(x) and head(f), for a method that reads what is between.
+    """Refuse a model without features(x) and head(f), for a method that reads the features.
 
     Raises:
         ConfigError: the model lacks one of them; the message begins with `who`.
@@ -53,7 +53,7 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[
     """Return `shape` if it is (C, H, W) with H and W of at least `smallest` pixels.
 
     Raises:
-        ConfigError: it is not; the message says what the model takes and what the data are.
+        ConfigError: it is not; the message says what the model takes and what shape the data have.
     """
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
@@ -64,9 +64,9 @@ def image_shape(model: str, shape: tuple[int, ...], smallest: int = 1) -> tuple[
 
 
 def trial_output(model: nn.Module, x: Tensor, problem: str) -> Any:
-    """Return the output for a few inputs.
+    """Return the model's output for a few inputs.
 
-    The model's buffers and the global random state stay as they are.
+    The model's buffers and the global random state do not change.
 
     Raises:
         ConfigError: the model raised an error; the message is `problem` and the error's first line.
@@ -94,16 +94,16 @@ def norm_layer(norm: str, groups: int) -> Callable[[int], nn.Module]:
 
 
 def require_feature_head(workspace: Workspace, who: str, why: str) -> None:
-    """Refuse what has no features by class, for a method that generates or compares them.
+    """Refuse a task or a model for a method that generates or compares features by class.
 
     Args:
-        workspace: the task, and a model of any origin, not necessarily a Classifier.
+        workspace: has the task and the model, which need not be a Classifier.
         who: the beginning of the error message.
-        why: what the method does; it follows.
+        why: what the method does; the message continues with it.
 
     Raises:
-        ConfigError: the samples have no class each, or the model has no features(x) or no linear
-            `head`.
+        ConfigError: the samples do not have one class each, or the model has no features(x) or no
+            linear `head`.
     """
     workspace.task.check_classes(who)
     model = workspace.model

@@ -18,7 +18,7 @@ from fedhet.models.base import Classifier, image_shape, trial_output
 
 
 class LibraryModel(Classifier):
-    """A library's module, cut before its last linear layer, which becomes the head.
+    """A library's module, cut before its last linear layer. This layer becomes the head.
 
     Args:
         whole: the untrained module, (B, *shape) -> (B, classes).
@@ -28,8 +28,8 @@ class LibraryModel(Classifier):
         weights: the path of a file with pretrained weights (see `load_pretrained`), or None.
 
     Raises:
-        ConfigError: the module does not take such images, or it is not, in training mode, the
-            features followed by a linear layer.
+        ConfigError: the module does not take such images; or in training mode it is not a features
+            part followed by a linear layer.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Timm(LibraryModel):
         check.installed("model=timm", "timm", extra="timm")
         import timm
 
-        # timm would look up names that it does not know on the internet.
+        # timm would look up unknown names on the internet.
         if not timm.is_model(check.text("model.name", name)):
             hint = check.did_you_mean(name, timm.list_models())
             raise ConfigError(f"model.name={name}: timm has no such model{hint}")
@@ -116,13 +116,13 @@ class Timm(LibraryModel):
 def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
     """Load pretrained weights into a library's module.
 
-    A head of another size is left out and stays untrained.
+    If the head in the file has another size, it is left out and the module's head stays untrained.
 
     Args:
         whole: the module.
         head: the dotted name of its last linear layer.
-        file: a .safetensors file, or one by torch.save that holds tensors by name. The names are
-            the module's own, or those of an earlier run's model.safetensors.
+        file: a .safetensors file, or a file by torch.save with tensors by name. It uses the
+            module's own names, or the names in the model.safetensors of an earlier run.
 
     Raises:
         ConfigError: the file is missing or unreadable, or its names or shapes do not fit.
@@ -142,7 +142,7 @@ def load_pretrained(whole: nn.Module, head: str, file: str) -> None:
         )
         tensors = tensors | own
     try:
-        whole.load_state_dict(tensors)  # without num_batches_tracked, too, as torch < 0.4.1 wrote
+        whole.load_state_dict(tensors)  # torch < 0.4.1 wrote no num_batches_tracked: also accepted
     except RuntimeError as error:
         problem = clean(" ".join(str(error).split()), 300)
         raise ConfigError(f"model.weights={file} does not fit the model: {problem}") from error

@@ -1,4 +1,4 @@
-"""The built-in networks: of the papers that fedhet's methods come from, and torchvision's."""
+"""The built-in networks: those in the papers of fedhet's methods, and networks of torchvision."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MLP(Classifier):
 
 
 class Logistic(MLP):
-    """Multinomial logistic regression: one linear layer, whose features are the flattened input."""
+    """Multinomial logistic regression: one linear layer; its features are the flattened input."""
 
     def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape=shape, classes=classes, hidden=[])
@@ -83,7 +83,7 @@ class FedLExCNN(Classifier):
     """The two-layer CNN of FedLEx's published program.
 
     The paper itself only cites McMahan et al. 2017. The program pads convolutions and poolings by
-    one pixel and averages their output to 7x7, so that the network has McMahan's 1,663,370
+    one pixel and averages their output to 7x7. The network therefore has McMahan's 1,663,370
     parameters for greyscale images of every size.
 
     Args:
@@ -114,7 +114,7 @@ class FedDiskCNN(Classifier):
 
     It has two 5x5 convolutions without padding, each followed by 2x2 max pooling and batch norm,
     and a layer of 16 units. The paper does not name the activations; here every layer is followed
-    by ReLU. The sizes in the paper's table, and those of this network:
+    by ReLU. The numbers of parameters in the paper's table, and in this network:
 
         FEMNIST          447,000    447,406 (128 channels)
         chest X-rays      39,000     39,442 (32 channels, 1x32x32)
@@ -235,10 +235,10 @@ class MobileNetV2(Classifier):
 class VGG16(Classifier):
     """torchvision's VGG-16 (Simonyan & Zisserman 2015) with hidden layers for small images.
 
-    The output of the convolutions is averaged over the pixels to 512 features (a 32x32 image
-    leaves a single pixel), where the network for ImageNet keeps 7x7 pixels. The hidden layers
-    follow; the head reads the last one (FedNorm's 128 units). Poolings round up, which changes
-    nothing for multiples of 32 and admits smaller images.
+    The output of the convolutions is averaged over the pixels to 512 features; the network for
+    ImageNet keeps 7x7 pixels instead. (A 32x32 image leaves a single pixel.) The hidden layers
+    follow, and the head reads the last of them (128 units in FedNorm). Poolings round sizes up,
+    which changes nothing for multiples of 32 and admits smaller images.
 
     Args:
         shape: (C, H, W) of an input, of any size.
@@ -285,9 +285,9 @@ class VGG16(Classifier):
 class CharLSTM(Classifier):
     """The LSTM of LEAF (Caldas et al. 2018) and McMahan et al. 2017, which predicts a character.
 
-    An embedding is followed by LSTM layers and by a linear layer on their last state, which
-    predicts the character after the window. With the defaults of conf/ and 80 characters it has
-    819,920 parameters (torch's LSTM has two biases where theirs has one).
+    An embedding is followed by LSTM layers. A linear layer on their last state predicts the
+    character after the window. With the defaults of conf/ and 80 characters the network has 819,920
+    parameters. It has a few more than theirs, because torch's LSTM has two biases instead of one.
 
     Args:
         shape: (T,), the length of a window.
@@ -324,9 +324,8 @@ class TextMLP(Classifier):
     """The mean of the embeddings of a text's tokens, followed by hidden layers with ReLU.
 
     Without hidden layers it is the classifier of fastText (Joulin et al. 2017, "Bag of tricks for
-    efficient text classification") for single tokens. Padding takes no part in the mean, so a
-    sample's output does not depend on how far its text is filled up. The mean of a text without
-    tokens is 0.
+    efficient text classification") for single tokens. The mean leaves out padding, so the amount of
+    padding does not change a sample's output. The mean of a text without tokens is 0.
 
     Args:
         shape: (T,), the number of tokens of a sample, padding included.
@@ -366,7 +365,7 @@ class TextMLP(Classifier):
         self.head = nn.Linear(widths[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return what the head reads: token numbers x (B, T) -> (B, d)."""
+        """Return the input of the head: token numbers x (B, T) -> (B, d)."""
         x = x.int()
         tokens = self.embedding(x)
         if self.padding is None:

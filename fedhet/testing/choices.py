@@ -1,4 +1,4 @@
-"""Whether the file of a method or a plug-in and its class say the same."""
+"""Checks that the yaml file of a method or a plug-in agrees with its class."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedhet.runs.job import Job
 def check_choice(group: str, name: str) -> None:
     """Check the file `<group>/<name>.yaml` of a method, a plug-in, a server optimiser or a merge.
 
-    It lists every option of the constructor with the constructor's default, and nothing else. All
-    options are keyword-only. The class has the name of its file.
+    The file must list every option of the constructor with the constructor's default, and nothing
+    else. All options must be keyword-only. The `name` of the class must be the name of the file.
 
     Raises:
-        AssertionError: saying what differs.
+        AssertionError: a rule is broken; the message says what differs.
     """
     assert group in ("method", "plugin", "server_opt", "merge"), f"no check for the group {group}"
-    assert catalogue.title(group, name), f"{group}/{name}.yaml: the first comment says what it is"
+    assert catalogue.title(group, name), f"{group}/{name}.yaml needs a first comment as its title"
     node: Any = OmegaConf.create(catalogue.content(group, name))
     node = node.get(group, node)  # a file that also presets other groups' settings
     if node._target_ is None:
@@ -34,11 +34,10 @@ def check_choice(group: str, name: str) -> None:
     options.pop("defaults", None)
     cls = find_target(node)
     parameters = dict(inspect.signature(cls).parameters)
-    parameters.pop("setting", None)
     assert set(options) == set(parameters), f"{group}/{name}.yaml and {cls.__name__} differ"
     for key, parameter in parameters.items():
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, f"{cls.__name__}: {key}"
-    if group == "server_opt":  # one class serves several of its files, with defaults of their own
+    if group == "server_opt":  # several files use one class, each with its own defaults
         return
     assert options == {key: parameter.default for key, parameter in parameters.items()}, (
         f"{group}/{name}.yaml and {cls.__name__} have different defaults"

@@ -1,4 +1,4 @@
-"""Whether a run that was killed goes on as if nothing had happened."""
+"""Checks that a killed run resumes and ends like an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ ELSEWHERE = (
 
 
 def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ...] = ()) -> None:
-    """Check that a run which is killed after any of its steps goes on to the same end.
+    """Kill a run after each of its steps, resume it, and check that the results are the same.
 
-    What lasts on the server is the state that the functions of a method or plug-in return. It must
-    be made of tensors, numbers, lists and dicts, which a checkpoint can hold.
+    A checkpoint holds only the state that a method's or plug-in's functions return to the server.
+    This state must consist of tensors, numbers, lists and dicts.
 
     Args:
         overrides: the settings, such as "method=fedmine" and "rounds=3".
         task: replaces the configured dataset, partition and model.
-        again: what is given anew when the run goes on, such as "engine.workers=2".
+        again: settings to change when the run resumes, such as "engine.workers=2".
 
     Raises:
-        AssertionError: saying after which step the run was killed, and what differs.
+        AssertionError: a result differs; the message says which one, and after which step the run
+            was killed.
     """
     with tempfile.TemporaryDirectory(prefix="fedhet-test-") as home:
         whole = Path(home, "whole")
@@ -56,19 +57,19 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
 
         def beginning(checkpoints: Checkpoints, loop: Loop) -> None:
             begin(checkpoints, loop)
-            assert loop.round, "no checkpoint was used"
+            assert loop.round, "the resumed run used no checkpoint"
 
         settings = config.compose([*overrides, "checkpoint.every=0"])
         with mock.patch.object(Checkpoints, "_write", writing):
             run = run_quietly(settings, whole, task)
         steps = (whole / "rounds.jsonl").read_text().count("\n")
-        assert len(killed) == steps, f"{len(killed)} of {steps} steps have a checkpoint"
+        assert len(killed) == steps, f"{len(killed)} of {steps} steps wrote a checkpoint"
         again_settings = config.compose([f"resume={killed[0]}", *again])
         for step, folder in enumerate(killed, 1):
             what = f"killed after step {step}"
             written = sorted(path.name for path in (folder / "checkpoints").glob("0*"))
             assert written[-1:] == [f"{step:06d}"], (
-                f"{what}: its checkpoints are {written}; the log says why it has no other"
+                f"{what}: its checkpoints {written} lack the one of this step; the log says why"
             )
             with mock.patch.object(Checkpoints, "begun", beginning):
                 try:
@@ -79,16 +80,18 @@ def check_resume(*overrides: str, task: Task | None = None, again: tuple[str, ..
 
 
 def check_equal(one: Run, other: Run, what: str, ignored: Collection[str] = ()) -> None:
-    """Check that two runs are equal byte for byte, but for seconds, paths, engines and times.
+    """Check that the records of two runs are equal byte for byte.
+
+    Seconds, memory and paths may differ, and the files in ELSEWHERE.
 
     Args:
-        one: a run.
-        other: another one.
+        one: the first run.
+        other: the second run.
         what: the beginning of an error's message.
         ignored: files that may differ.
 
     Raises:
-        AssertionError: saying what differs.
+        AssertionError: the runs differ; the message says where.
     """
     lines = [(run.dir / "rounds.jsonl").read_text().splitlines() for run in (one, other)]
     assert len(lines[0]) == len(lines[1]), f"{what}: {len(lines[1])} steps, not {len(lines[0])}"
@@ -115,7 +118,7 @@ def _same(one: Any, other: Any, what: str) -> None:
 
 
 def _files(folder: Path) -> set[str]:
-    """The files that must be equal."""
+    """Return the files that must be equal."""
     records = {"rounds.jsonl", "summary.json", *ELSEWHERE}
     names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
     return {str(name) for name in names if name.parts[0] not in records}

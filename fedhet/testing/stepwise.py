@@ -1,6 +1,6 @@
 """A federation in one process, which a test advances step by step.
 
-Between a test and the classes there is nothing: no configuration, no engine, no run folder.
+The test uses the classes directly: there is no configuration, no engine and no run folder.
 
     from fedhet.methods.fedavg import FedAvg
     from fedhet.methods.fednorm import FedNormPlugin
@@ -9,10 +9,10 @@ Between a test and the classes there is nothing: no configuration, no engine, no
     def test_fednorm_changes_the_weights_of_the_mean():
         plain = Federation(toy_task(), FedAvg, rounds=2)
         fednorm = Federation(toy_task(), FedAvg, plugins=[FedNormPlugin()], rounds=2)
-        plan = plain.step()  # one step; the messages that the clients got
+        plan = plain.step()  # one step; returns the messages that the clients got
         assert [msg.pid for msg in plan] == [3, 2, 1, 0]
         assert set(plain.model) == set(plan[0].weights)
-        plain.run()  # the steps that are left
+        plain.run()  # the remaining steps
         assert fednorm.run().sha256 != plain.sha256
 """
 
@@ -43,34 +43,34 @@ Alter = Callable[[list[Broadcast], list[Reply]], Iterable[Reply]]
 
 
 def _plugins(cls: type[Method], given: Plugins | None) -> list[Plugin]:
-    """The plug-ins as they are given, or else what the method requires."""
+    """Return the given plug-ins, or by default the plug-in that the method requires."""
     if given is None:
         return [cls.requires()] if cls.requires else []
     made = given() if callable(given) else given
     if not isinstance(made, Sequence) or not all(isinstance(one, Plugin) for one in made):
-        raise TypeError(f"plugins={made!r}: expected is a list as [FedNormPlugin(temperature=1)]")
+        raise TypeError(f"plugins={made!r}: expected a list such as [FedNormPlugin(temperature=1)]")
     return list(made)
 
 
 class Federation:
-    """A method's strategy, and its clients, which share one process.
+    """A method's strategy and its clients in one process.
 
     Args:
         task: the model, the criterion and the clients' data; `fedhet.data.toy.toy_task()` is the
             smallest.
         cls: the method.
-        plugins: the plug-ins, or a function that makes them; by default the one that a preset such
-            as FedNorm requires.
+        plugins: the plug-ins, or a function that makes them; by default the plug-in that a preset
+            such as FedNorm requires.
         seed: the run's seed.
-        min_count: the smallest number of samples of which a client sends a statistic.
-        buffers: what becomes of buffers: "average", "local" or "frozen".
-        noise: what is done to the clients' replies (privacy.noise).
+        buffers: how buffers are treated: "average", "local" or "frozen".
+        noise: the noise on the clients' replies (privacy.noise).
+        min_count: clients send no statistic of fewer samples.
         evaluation: when and what the run evaluates.
         workspace: further arguments of `fedhet.core.workspace.Workspace`, such as `limits`.
         options: the method's own options, such as {"lr_g": 0.5}.
         lr: the learning rate of the first round.
-        epochs: local epochs.
-        batch_size: samples in a local batch.
+        epochs: the number of local epochs.
+        batch_size: the number of samples in a local batch.
         local: further LocalSettings, such as {"momentum": 0.9}.
         setup: further arguments of `fedhet.core.server.run_setup.RunSetup`: `rounds`, `fraction`,
             `on_failure`, `server_opt`, ...
@@ -78,9 +78,9 @@ class Federation:
     Attributes:
         workspace: the task, the model and the prepared data.
         strategy: the server half.
-        account: what the clients have to release, where replies are noised.
-        store: the clients' states; another store may be put in its place.
-        client: makes the client of one message.
+        account: counts the releases of noised replies.
+        store: the clients' states; a test may replace it by another store.
+        client: makes the client that serves one message.
         round: the number of steps so far.
     """
 
@@ -130,21 +130,21 @@ class Federation:
 
     @property
     def current(self) -> OpenStep:
-        """The step that was begun last: its failures, and what was recorded of it."""
+        """The step that began last, with its failures and its record."""
         return self._loop.current
 
     def plan(self) -> list[Broadcast]:
-        """Begin the next step, and return its messages."""
+        """Begin the next step and return its messages."""
         self._loop.begin(self.strategy.plan(self.round + 1))
         return self.current.messages
 
     def finish_step(self, replies: Iterable[Reply]) -> None:
-        """Aggregate the replies to the step that was begun."""
+        """Aggregate the replies to the step that began last."""
         self.round += 1
         self.strategy.finish_step(self.current, replies, self._loop.accept)
 
     def step(self, alter: Alter | None = None) -> list[Broadcast]:
-        """Take one step, and return its messages.
+        """Take one step and return its messages.
 
         Args:
             alter: (the messages, the clients' replies) -> the replies that the server receives.
@@ -155,7 +155,7 @@ class Federation:
         return plan
 
     def run(self, alter: Alter | None = None) -> Federation:
-        """Take all steps that are left in the timetable."""
+        """Take all remaining steps of the timetable."""
         while locate(self.strategy.timetable, self.round + 1):
             self.step(alter)
         return self

@@ -28,7 +28,7 @@ from fedhet.runs.stores import DiskStore
 
 
 def sha256(*overrides: str, task: Task | None = None) -> str:
-    """Return the hash of the final weights of a run; equal hashes are equal bytes.
+    """Run, and return the hash of the final weights; equal hashes mean equal bytes.
 
     Args:
         overrides: the settings, such as "method=fedmine" and "engine.workers=2".
@@ -45,14 +45,14 @@ def sha256(*overrides: str, task: Task | None = None) -> str:
 
 
 def sha256_apart(*overrides: str, task: Task | None = None) -> str:
-    """Return the same hash for a run in which clients share nothing but messages and states.
+    """Return the same hash for a run in which clients share only messages and states.
 
-    Each message passes through Flower's wire format and is served by objects that were built for
-    it alone, as in a deployment.
+    Each message passes through Flower's wire format, and new objects are built to serve it, as in a
+    deployment.
 
     Raises:
-        AssertionError: a client failed, changed the message that it was sent, or keeps a state with
-            NaN or infinite values.
+        AssertionError: a client failed, changed its message, or keeps a state with NaN or infinite
+            values.
     """
     with tempfile.TemporaryDirectory(prefix="fedhet-test-") as folder:
         apart = Apart(config.compose(overrides), task, Path(folder)).run()
@@ -72,12 +72,12 @@ def run_quietly(settings: Config, folder: Path, task: Task | None = None) -> Run
 
 
 class Apart:
-    """A run whose every message is served as if by a new process.
+    """A run that serves every message with new objects, as if by a new process.
 
     Args:
         settings: the configuration.
         task: replaces the configured dataset, partition and model.
-        folder: where the clients' states are kept.
+        folder: the folder for the clients' states.
 
     Attributes:
         strategy: the server half.
@@ -91,7 +91,7 @@ class Apart:
         self.strategy = Job(settings, task).strategy
 
     def run(self) -> Apart:
-        """Take all steps of the timetable; there is no evaluation."""
+        """Take all steps of the timetable, without evaluation."""
         number = 0
         with pinned_threads(self._settings.run.engine.threads):
             while locate(self.strategy.timetable, number + 1):
@@ -121,14 +121,14 @@ class Apart:
             reply = Job(self._settings, self._task).client(self.store).handle(received)
             assert isinstance(reply, Upload), str(reply)
             assert _digest(received) == before == _digest(msg), (
-                f"client {msg.pid} changed the tensors of its message in phase {msg.phase!r}; they"
-                " may be those of the server and of other clients"
+                f"client {msg.pid} changed the tensors of its message in phase {msg.phase!r}; the"
+                " server and other clients may share these tensors"
             )
             yield wire.read_reply(msg, wire.reply_arrays(msg, reply))
 
 
 def _digest(msg: Broadcast) -> str:
-    """Hash every tensor of a message."""
+    """Return a hash over all tensors of a message."""
     tensors: dict[str, Tree] = {"weights": dict(msg.weights)}
     for name, value in msg.extras.items():
         if isinstance(value, torch.Tensor):

@@ -153,8 +153,8 @@ def test_options_of_several_pieces_and_of_what_they_bring(
 ) -> None:
     out = shown("method=scaffold", "plugin=[fednorm,moon]", "model=cnn", capsys=capsys)
     assert "method=scaffold: SCAFFOLD: control variates" in out
-    assert "method.lr_g=1.0 server's step along the mean update, > 0" in out
-    assert "method.control=steps c_i+ comes from: steps | gradient steps: option II" in out
+    assert "method.lr_g=1.0 learning rate of the server for the mean update, > 0" in out
+    assert "method.control=steps way to compute c_i+: steps | gradient steps: option II" in out
     assert "plugin.fednorm.temperature=0.5 T of the softmax" in out
     assert "plugin.moon.tau=0.5 temperature of the cosines, > 0" in out
     assert "model.hidden=512 width of the hidden layer, >= 1" in out

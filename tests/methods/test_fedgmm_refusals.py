@@ -176,9 +176,9 @@ def test_bad_samples_are_named(fedgmm: Launch) -> None:
     cases = [
         ({"c1": (DATA[1][0] * 3, DATA[1][1])}, PIXELS),
         ({"c1": (DATA[1][0] * np.nan, DATA[1][1])}, PIXELS),
-        ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "labels 0 to 3; client 1 has .* with others$"),
-        ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "labels 0 to 3; client 1 has .* with others$"),
-        ({"c1": (DATA[1][0], DATA[1][1] + 0.5)}, "labels 0 to 3; client 1 has a torch.float64"),
+        ({"c1": (DATA[1][0], DATA[1][1] + 3)}, "client 1 has labels from .* from 0 to 3$"),
+        ({"c1": (DATA[1][0], DATA[1][1] - 1)}, "client 1 has labels from -1 .* from 0 to 3$"),
+        ({"c1": (DATA[1][0], DATA[1][1] + 0.5)}, r"client 1 .*torch\.float64 .* from 0 to 3$"),
     ]
     for data, reason in cases:
         with named_case(data, reason):

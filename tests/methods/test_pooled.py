@@ -88,7 +88,7 @@ def test_it_is_for_simulations(
     files = ",".join(f"{ctx}:'{tmp_path / ctx}.csv'" for ctx in "ab")
     sites = ["dataset=local", "dataset.sites=[a,b]", f"dataset.files={{{files}}}"]
     sites += ["dataset.features=[x]", "dataset.label=y", "dataset.classes=2"]
-    with pytest.raises(ConfigError, match=r"never leave .*site.*another dataset .*local"):
+    with pytest.raises(ConfigError, match=r"never leave .*site.*dataset .*local"):
         launch("method=pooled", *sites)
 
 

@@ -1,6 +1,6 @@
 """FedClient serves the messages to a client. Flower calls `fit`, everything else calls `handle`.
 
-site.py has the local training, and what a method sees of all this.
+context.py has the local training, and the view of a message that a method gets.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ from fedhet.core.timing import now
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.core.workspace import Workspace
 
-TRAIN_TOO = "eval.train"  # extra: the training data are evaluated as well
-KEEP = "eval.keep"  # extra: the views, joined by commas, whose models the reply is to carry
-DELIVER = "eval.deliver"  # extra: the site is to keep the models; the digest of the global one
+TRAIN_TOO = "eval.train"  # extra: the client also evaluates its training data
+KEEP = "eval.keep"  # extra: names of views, joined by commas; the reply carries their models
+DELIVER = "eval.deliver"  # extra: the digest of the global model; the site keeps the models
 
 
 def evaluated_views(views: Iterable[str], workspace: Workspace) -> dict[str, str]:
-    """Which of a method's views are evaluated: the name of each in the record -> its own name.
+    """Return the views to evaluate: their names in the record -> their names in the method.
 
-    Without a global model, "global" becomes "personal": the shared weights with the client's own
-    statistics. A method's own "personal" view takes precedence, unless eval.personal=false.
+    If there is no global model, the view "global" is recorded as "personal": it has the shared
+    weights and the client's own statistics. A method's own "personal" view takes precedence, unless
+    eval.personal=false.
     """
     names = [name for name in views if workspace.evaluation.personal or name != "personal"]
     if not workspace.local_statistics:
@@ -71,22 +72,22 @@ def evaluated_views(views: Iterable[str], workspace: Workspace) -> dict[str, str
 
 
 class FedClient(NumPyClient):
-    """Serves messages by a method and its plug-ins.
+    """Serves messages with a method and its plug-ins.
 
     Args:
         workspace: what the clients of the process share.
         method: the method; its client half does the work.
         plugins: the plug-ins, in their order.
-        store: where the states of clients are kept; or run_id -> that.
-        properties: the number of its node, and how many there are, as `partition-id` and
-            `num-partitions`; none where one process has all clients.
+        store: keeps the states of clients; or a function run_id -> store.
+        properties: the number of this node as `partition-id`, and the number of nodes as
+            `num-partitions`. Neither is set if one process has all clients.
 
     Attributes:
-        site_name: of a site with data of its own, as its operator has named it; else None.
+        site_name: the name that the operator gave to a site with data of its own; else None.
         adapter: answers Flower's messages; fedhet.flower.wire attaches it.
         delivery: keeps the final models at a site.
-        context_of: makes the site of a message; by default `ClientContext`.
-        msg, pid, state: of the message that is being served.
+        context_of: makes the context of a message; by default `ClientContext`.
+        msg, pid, state: the message that is being served, its client, and the client's state.
     """
 
     site_name: str | None = None
@@ -119,8 +120,8 @@ class FedClient(NumPyClient):
         """Serve a message, with a random stream of its own.
 
         Returns:
-            The update, or a Failure that says who failed, where and why;
-            the state is then unchanged.
+            The update; or, after an error, a Failure that says who failed, where and why. The
+            client's state is then unchanged.
         """
         try:
             with (
@@ -133,17 +134,19 @@ class FedClient(NumPyClient):
                 if DELIVER not in msg.extras:
                     return self.assess()
                 if self.delivery is None:
-                    raise ConfigError("the server delivers a model, and this client is at no site")
+                    raise ConfigError(
+                        "the server delivers a model, but this client does not run at a site"
+                    )
                 return self.delivery(self)
-        except Exception as error:  # whatever it is, the server must learn whose it was
+        except Exception as error:  # the server must learn of every error which client had it
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
-            whole, near = f"{type(error).__name__}: {error}", self.workspace.simulated
-            if not near:  # the server is another machine, and does not learn all
-                log.error("client %d: %s", msg.pid, clean(whole))
+            text, simulated = f"{type(error).__name__}: {error}", self.workspace.simulated
+            if not simulated:  # the server is another machine: it gets the public text only
+                log.error("client %d: %s", msg.pid, clean(text))
             return Failure(
-                msg.pid, msg.phase, msg.step, whole if near else public_text(error), reason
+                msg.pid, msg.phase, msg.step, text if simulated else public_text(error), reason
             )
 
     def receive(self, msg: Broadcast) -> None:
@@ -151,8 +154,7 @@ class FedClient(NumPyClient):
 
         Raises:
             Rejected: the message is for a client of another node.
-            ConfigError: the server's method or plug-ins, or their settings, are not those of this
-                client.
+            ConfigError: server and client differ in their method, plug-ins or settings.
         """
         clients, device = len(self.workspace.task.sizes), self.workspace.device
         nodes = self.properties.get("num-partitions", 1)
@@ -161,12 +163,12 @@ class FedClient(NumPyClient):
             raise Rejected(
                 "wrong content",
                 f"the message is for client {msg.pid}; this node has partition-id {here} of"
-                f" {nodes}, the run {clients} clients",
+                f" {nodes}, and the run has {clients} clients",
             )
         if msg.plugins != self._digests:
             raise ConfigError(
-                "server and client differ in their method, in their plug-ins or in the settings of"
-                f" these: {msg.plugins} on the server, {self._digests} here"
+                "server and client differ in their method, their plug-ins or the settings of"
+                f" them: {msg.plugins} on the server, {self._digests} here"
             )
         weights = {name: t.to(device) for name, t in msg.weights.items()}
         extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
@@ -178,7 +180,7 @@ class FedClient(NumPyClient):
         self._complete: AnyTree | None = None
 
     def _work(self) -> Upload:
-        """Do the work of a phase, and complete the reply."""
+        """Do the work of a phase, let the plug-ins finish it, and return the complete reply."""
         began, msg = now(), self.msg
         name, _, phase = msg.phase.rpartition(".")
         owner = next((plugin for plugin in self.plugins if plugin.name == name), None)
@@ -196,7 +198,7 @@ class FedClient(NumPyClient):
             for words in {BREAKS[term.kind] for term in terms if term.kind in BREAKS}:
                 if not plugin.breaks.keys() & words:
                     raise TypeError(
-                        f"{type(plugin).__qualname__} has to state {words[0]!r} in `breaks`"
+                        f"{type(plugin).__qualname__} must state {words[0]!r} in `breaks`"
                     )
             self.ctx.terms += terms
         prepared = now()
@@ -204,9 +206,9 @@ class FedClient(NumPyClient):
         update = self._update(component, self._result(component, serve))
         update.metrics |= self.ctx.metrics
         worked = now()
-        for plugin in reversed([one for one in plugins if one.overrides("finish")]):
+        for plugin in reversed([plugin for plugin in plugins if plugin.overrides("finish")]):
             if self.ctx.fitted is None:
-                raise ValueError(f"method={self.method.name} has trained nothing in this message")
+                raise ValueError(f"method={self.method.name} trained nothing for this message")
             result = self._result(plugin, plugin.finish, self.ctx.fitted)
             update.extras |= sent_extras(plugin, result)
             update.metrics |= result.metrics
@@ -216,7 +218,7 @@ class FedClient(NumPyClient):
         return update
 
     def _data(self, plugins: Sequence[Plugin]) -> Samples:
-        """The training set, ready for the model, as the plug-ins change it."""
+        """Return the training set as the plug-ins change it, ready for the model."""
         workspace = self.workspace
         changing = [plugin for plugin in plugins if plugin.overrides("data")]
         data = workspace.train_data(self.pid)
@@ -229,29 +231,32 @@ class FedClient(NumPyClient):
         return data
 
     def _check_batch(self, data: Samples) -> None:
-        """Refuse batches of these samples that are larger than this node makes.
+        """Refuse a batch size that this node does not allow for these samples.
 
         Raises:
-            ConfigError: they are.
+            ConfigError: a batch is larger than the node's limit.
         """
         size = self.msg.local.batch_size
         shape = min(size, len(data)), *data.x.shape[1:]
         self.workspace.limits.check_array(f"client.batch_size={size}", *shape)
 
     def _result(self, component: Component, work: Any, *given: Fitted) -> kernel.Result:
-        """What the piece's work returns; its new state is kept."""
+        """Return the result of the component's work, and keep its new state."""
         seen, state, ctx = self._seen(component)
         result, after = work(seen, state, ctx, *given)
         state.keep(after)
         return result  # type: ignore[no-any-return]
 
     def _seen(self, component: Component) -> tuple[kernel.Message, StateView, ClientContext]:
-        """The message and the state as a piece sees them, and its site."""
+        """Return the message and the state as a component sees them, and its context."""
         seen = seen_message(component.name, self.msg, self.complete())
         return seen, StateView(self.state, component.name), self.ctx
 
     def complete(self) -> AnyTree:
-        """The weights of the message; those of the model with what this client keeps."""
+        """Return the weights of the message, for the model with the tensors that it lacks.
+
+        These come from the client's state, or else are the initial ones.
+        """
         msg, initial = self.msg, self.workspace.initial
         if msg.slot != "model" or len(msg.weights) == len(initial):
             return msg.weights
@@ -260,7 +265,10 @@ class FedClient(NumPyClient):
         return self._complete
 
     def _update(self, component: Component, result: kernel.Result) -> Upload:
-        """The update with what is shared of a result; what is never shared goes into the state."""
+        """Build the update from the shared tensors of a result.
+
+        The other tensors that training changes are stored in the client's state.
+        """
         weights: Tree = dict(result.weights)
         if weights and self.msg.slot == "model":
             if self.workspace.kept:
@@ -272,9 +280,9 @@ class FedClient(NumPyClient):
         return update
 
     def _release(self, components: Sequence[Component], update: Upload) -> None:
-        """Make of the update what may leave, and commit the state."""
+        """Reduce the update to what may leave the client, and commit the state."""
         workspace, msg = self.workspace, self.msg
-        if workspace.simulated:  # a real client's would tell how many samples were generated
+        if workspace.simulated:  # else the steps would reveal how many samples were generated
             update.metrics[STEPS] = float(self.ctx.steps)
         messages.check_extras(update.extras, update.metrics)
         few = self.num_examples < workspace.min_count
@@ -295,7 +303,7 @@ class FedClient(NumPyClient):
             update.metrics[STATE_BYTES] = float(size)
 
     def _step(self) -> Step:
-        """What the client knows of the step."""
+        """Return what the client knows about the step."""
         msg = self.msg
         return Step(
             workspace=self.workspace,
@@ -308,11 +316,11 @@ class FedClient(NumPyClient):
 
     @property
     def num_examples(self) -> int:
-        """The real training samples, also where a plug-in has added generated ones."""
+        """The number of real training samples, without those that a plug-in generated."""
         return self.workspace.task.sizes[self.pid]
 
     def views(self) -> dict[str, Callable[[], nn.Module]]:
-        """The models to evaluate, by name ("global", "personal"); each is built when it is due.
+        """Return functions that build the models to evaluate, by name ("global", "personal").
 
         A run without a global model evaluates "global" as "personal".
         """
@@ -320,16 +328,17 @@ class FedClient(NumPyClient):
 
     # ---- evaluation
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Upload:
-        """Score every view on the client's own data; nothing is changed.
+        """Score every view on the client's own data; the client's state stays as it is.
 
-        Where the message requests models, the reply has what they differ in from the received one.
+        If the message requests models, the reply has the tensors in which they differ from the
+        received model.
 
         Args:
-            visit: is given each view's name and its model, where the reply with all the scores
-                stays at the site. None: the reply has what may leave the site.
+            visit: is called with each view's name and its model. The reply then has all scores, and
+                must stay at the site. None: the reply has only what may leave the site.
 
         Raises:
-            ConfigError: the message requests what the run's settings here do not have.
+            ConfigError: the message requests something that the settings here do not allow.
         """
         workspace, asked, leaves = self.workspace, self.msg.extras, visit is None
         evaluation = workspace.evaluation
@@ -338,13 +347,13 @@ class FedClient(NumPyClient):
             "privacy.noise: no scores leave a client; set eval.clients=false": (
                 leaves and workspace.noise
             ),
-            "the server requests scores, and the run has eval.clients=false": (
+            "the server requests scores, but the run has eval.clients=false": (
                 leaves and not evaluation.clients
             ),
-            "the server requests training scores, and the run has eval.train=false": (
+            "the server requests training scores, but the run has eval.train=false": (
                 leaves and TRAIN_TOO in asked and not evaluation.train
             ),
-            "the server requests personal models, which never leave their site": (
+            "the server requests personal models, but these never leave their site": (
                 kept and not workspace.simulated
             ),
         }
@@ -386,7 +395,7 @@ class FedClient(NumPyClient):
         return Upload(self.pid, self.num_examples, metrics=metrics, extras=extras)
 
     def _finetuned(self) -> nn.Module:
-        """The received model after plain training on the client's own data."""
+        """Return the received model after plain training on the client's own data."""
         ctx = self.ctx
         self._check_batch(ctx.own)
         epochs = self.workspace.evaluation.finetune_epochs

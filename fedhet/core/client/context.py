@@ -1,4 +1,4 @@
-"""A client's place during one message, as the client half of a method or a plug-in sees it."""
+"""One client during one message, as the client half of a method or a plug-in sees it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ from fedhet.core.workspace import Workspace
 
 
 class ClientContext:
-    """The data of one client during one message, and what trains and evaluates models on them.
+    """The data of one client during one message; it trains and evaluates models on them.
 
     Args:
         workspace: what the clients of the process share: the task, the names and initial values of
-            the model, and settings of privacy.
+            the model, and the settings of privacy.
         msg: the message.
-        identity: of the method, its options and its plug-ins, as far as they change steps.
+        identity: a key of the method, the plug-ins and their options. Clients with different keys
+            never train in one batch.
 
     Attributes:
         data: the samples to train on, ready for the model, as the plug-ins have changed them.
-        terms: those of the plug-ins.
-        steps: the optimiser steps that were taken for the message.
-        fitted: what was trained last with the plug-ins' terms; None for nothing.
+        terms: the plug-ins' terms.
+        steps: the number of optimiser steps that were taken for the message.
+        fitted: the last training with the plug-ins' terms; None if there was none.
         metrics: further numbers to record.
     """
 
@@ -64,7 +65,7 @@ class ClientContext:
         self.metrics: dict[str, float] = {}
         self._identity = identity
         self._held: AnyTree | None = None
-        self._first: AnyTree | None = None  # where the first training with these terms has begun
+        self._first: AnyTree | None = None  # the values with which the first training began
 
     @property
     def own(self) -> Samples:
@@ -72,7 +73,7 @@ class ClientContext:
         return self.workspace.train_data(self._msg.pid)
 
     def model(self, params: AnyTree) -> nn.Module:
-        """The model with these values; another call, and any training, gives it others."""
+        """Return the model with these values; the next call or training overwrites them."""
         if params is not self._held:
             self._held = None
             self.workspace.load(params)
@@ -81,12 +82,12 @@ class ClientContext:
 
     @torch.no_grad()
     def outputs(self, params: AnyTree, x: Tensor, part: str = "forward") -> Iterator[Tensor]:
-        """What the model with these values, in eval mode, makes of x (n, ...), in chunks.
+        """Yield the outputs of the model with these values for x, in eval mode and in chunks.
 
         Args:
             params: the values.
-            x: inputs that are ready for the model.
-            part: the method of the model, such as "features".
+            x: (n, ...) inputs that are ready for the model.
+            part: the method of the model to call, such as "features".
         """
         yield from outputs(self.model(params).eval(), x, self.workspace.batcher, part)
 
@@ -106,22 +107,23 @@ class ClientContext:
         stream: str = "",
         alone: bool = False,
     ) -> Fitted:
-        """Train the model from `start`, by mini-batches.
+        """Train the model from `start` on mini-batches.
 
         Args:
-            start: the values with which it begins.
-            terms: the method's own.
-            data: the samples, ready for the model; None for `data`.
-            loss: takes the place of the task's criterion: (B,) losses.
-            epochs: how many; None for what the message says, which may be a number of steps.
-            patience: stop after so many epochs without a lower mean loss; None for never.
-            lr: another rate than the message's.
-            names: the parameters to train; None for those of the method's `scope`.
-            beside: further parameters, which the terms find in `params`; their gradients are
-                clipped by themselves, and terms of other kinds than losses do not see them.
-            momentum: the momentum of SGD to begin with, by parameter.
-            stream: the name of the random stream of dropout; "" for that of the message.
-            alone: without the plug-ins' terms, for training whose result is not sent.
+            start: the values of the model at the beginning.
+            terms: the method's own terms.
+            data: the samples, ready for the model; None: the attribute `data`.
+            loss: replaces the task's criterion; its value are (B,) losses.
+            epochs: the number of epochs; None: the epochs or steps that the message sets.
+            patience: stop after so many epochs without a lower mean loss; None: never stop.
+            lr: the learning rate; None: the message's.
+            names: the parameters to train; None: all parameters of the method's `scope`.
+            beside: parameters to train in addition to the model's. The terms find them in `params`.
+                Their gradients are clipped separately, and "gradient" and "scale" terms do not
+                change these gradients.
+            momentum: the initial momentum buffers of SGD, by parameter.
+            stream: the name of the random stream of dropout; "": the message's stream.
+            alone: train without the plug-ins' terms, if the result is not sent.
         """
         msg, data = self._msg, self.data if data is None else data
         model, beside, batcher = self.model(start), dict(beside or {}), self.workspace.batcher
@@ -153,7 +155,7 @@ class ClientContext:
     def _epochs(
         self, descent: Descent, model: nn.Module, local: LocalSettings, epochs: int | None
     ) -> Iterator[Tensor]:
-        """The samples of each epoch in their order; their steps are counted."""
+        """Yield the order of the samples in each epoch, and count the epoch's steps."""
         total, size = len(descent.columns[1]), descent.size
         lengths = local.epoch_sizes(self._train_mode(model, total, size), epochs)
         for length, order in zip(lengths, self._orders(total), strict=False):
@@ -170,7 +172,7 @@ class ClientContext:
         beside: Mapping[str, nn.Parameter] = MappingProxyType({}),
         momentum: Tree | None = None,
     ) -> Descent:
-        """The gradient steps of `fit`.
+        """Build the gradient steps of `fit`.
 
         The batch loss is mean_b(w_b (losses_b + terms_b)) + penalties.
         """
@@ -182,22 +184,22 @@ class ClientContext:
             if term.kind == "weight":
                 w = term.f(params, None, term.own)
                 weights = w if weights is None else weights * w
-        # The others read their own tensors in this order; a weight has a row for each sample.
-        others = [term for term in (loss, *terms) if term and term.kind != "weight"]
-        kinds = {term.kind for term in others if term is not loss}
-        draws = any(term.draws for term in others)
+        # The list `own` of the steps has this order; a weight has a row for each sample instead.
+        batch_terms = [term for term in (loss, *terms) if term and term.kind != "weight"]
+        kinds = {term.kind for term in batch_terms if term is not loss}
+        draws = any(term.draws for term in batch_terms)
 
-        def of(kind: str, every: list[Prepared]) -> Iterator[tuple[Term, Prepared]]:
-            for term, own in zip(others, every, strict=True):
+        def of_kind(kind: str, owns: list[Prepared]) -> Iterator[tuple[Term, Prepared]]:
+            for term, own in zip(batch_terms, owns, strict=True):
                 if term.kind == kind and term is not loss:
                     yield term, own
 
-        def of_batch(
-            module: nn.Module | None, params: Tree, every: list[Prepared], columns: Columns
+        def loss_parts(
+            module: nn.Module | None, params: Tree, owns: list[Prepared], columns: Columns
         ) -> Values:
             x, y, index, *weight = columns
             records: Tree = {}
-            # Some models' features are not what a head reads (torchvision's have a classifier).
+            # Without a head, `features` need not be its input (torchvision has a classifier).
             features = getattr(module, "features", None) if hasattr(module, "head") else None
             with workspace.autocast():
                 z = None if features is None else features(x)
@@ -206,49 +208,49 @@ class ClientContext:
                 if loss is None:
                     losses = workspace.task.criterion(logits, y)
                 else:
-                    losses = value(loss, params, batch, every[0], records)
-            for term, own in of("loss", every):
+                    losses = value(loss, params, batch, owns[0], records)
+            for term, own in of_kind("loss", owns):
                 losses = losses + value(term, params, batch, own, records)
             for w in weight:
                 losses = losses * w
             if "penalty" not in kinds:
                 return losses, None, records
             values = (
-                value(term, params, batch, own, records) for term, own in of("penalty", every)
+                value(term, params, batch, own, records) for term, own in of_kind("penalty", owns)
             )
             return losses, sum(values, torch.zeros((), device=x.device)), records
 
-        def change(grads: Tree, params: Tree, every: list[Prepared]) -> None:
+        def change(grads: Tree, params: Tree, owns: list[Prepared]) -> None:
             of_model_only = dict(zip(of_model, grads.values(), strict=False))
             for kind in ("gradient", "scale"):
-                for term, own in of(kind, every):
+                for term, own in of_kind(kind, owns):
                     alter(term, of_model_only, params, own)
 
         def draw(n: int) -> list[Prepared]:
-            return [term.draws(n) if term.draws else {} for term in others]
+            return [term.draws(n) if term.draws else {} for term in batch_terms]
 
         optimizer = optimizers.make(
             local, list(params.values()), [momentum[n] for n in params] if momentum else ()
         )
-        every = [term.own for term in others]
-        for term, own in of("step", every):
+        owns = [term.own for term in batch_terms]
+        for term, own in of_kind("step", owns):
             factors = term.f(params, None, own)
             optimizer = optimizers.ScaledSteps(optimizer, *trees.columns(factors, params, factors))
         augment = workspace.task.augment and partial(
             workspace.augmented, generator=self.stream("augment")
         )
         index = torch.arange(len(data), device=workspace.device)
-        # What is compiled: the plain loss, of the parameters that are usually trained.
+        # Only the plain loss of the parameters that the run trains is compiled.
         usual = not (loss or kinds & {"loss", "penalty"})
         usual &= [*map(id, params.values())] == [*map(id, workspace.parameters)]
         return Descent(
             params,
             (data.x, data.y, index, *(() if weights is None else (weights,))),
-            of_batch,
+            loss_parts,
             optimizer,
             local.batch_size,
             module=model,
-            own=every,
+            own=owns,
             change=change if kinds & {"gradient", "scale"} else None,
             exact=draws or "penalty" in kinds,
             clip=local.clip,
@@ -260,7 +262,7 @@ class ClientContext:
         )
 
     def _common(self, local: LocalSettings, loss: Term | None, terms: Sequence[Term]) -> Hashable:
-        """A key: clients with equal keys take the same steps, and can take them together."""
+        """Return a key; clients with equal keys take the same steps, and can do so in one batch."""
         task, msg = self.workspace.task, self._msg
         extras = {k: v for k, v in msg.extras.items() if isinstance(v, Scalar)}
         functions = [
@@ -270,22 +272,25 @@ class ClientContext:
         ]
         read = repr((msg.phase, extras, replace(local, lr=0.0), task.scoring, functions))
         of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
-        # A bound method is equal to itself alone, whether or not its object can be compared.
+        # A bound method is compared by the identity of its object, so any criterion can be used.
         return self._identity, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
 
     def gradient(
         self, params: AnyTree, index: Tensor, chunk: int, *, scaled: bool = False
     ) -> tuple[Tree, AnyTree]:
-        """(the gradient of the local loss, with the plug-ins' terms; the model's tensors after it).
+        """Compute the gradient of the local loss with the plug-ins' terms, in train mode.
 
-        It is taken in train mode, and summed over the chunks. That is exact except for batch norm,
-        which normalises each chunk separately.
+        It is summed over chunks. The sum is exact except for batch norm, which normalises each
+        chunk separately.
 
         Args:
-            params: where it is taken.
+            params: the values of the model.
             index: the samples.
-            chunk: how many go through the model at a time.
-            scaled: whether terms of the kind "scale" multiply it.
+            chunk: the number of samples that pass through the model at a time.
+            scaled: whether terms of the kind "scale" multiply the gradient.
+
+        Returns:
+            (the gradient, the model's tensors afterwards).
         """
         model = self.model(params)
         self._held = None
@@ -301,7 +306,7 @@ class ClientContext:
         grads = dict(zip(whole.params, total, strict=True))
         with torch.no_grad():
             for kind in ("gradient", "scale")[: 1 + scaled]:
-                for term in (one for one in self.terms if one.kind == kind):
+                for term in (term for term in self.terms if term.kind == kind):
                     alter(term, grads, descent.params, term.own)
         after = self._held = self.workspace.read(list(self.workspace.initial))
         self.fitted = Fitted(after, 0, joined(descent.recorded), params)
@@ -318,19 +323,19 @@ class ClientContext:
         until: Callable[[list[float]], bool],
         stream: str,
     ) -> None:
-        """Take steps of another optimiser than the run's, on the loss of the model.
+        """Take steps of a given optimiser, instead of the run's, on the model's loss.
 
-        It is the exception to `fit`, for FedALA, which learns what is no parameter. Neither the
-        method's terms, nor plug-ins, nor client.clip change the gradient, the order is the same in
-        each epoch, and the model is lost.
+        FedALA needs it instead of `fit`, because it learns values that are no parameters. Neither
+        terms of the method or of plug-ins nor client.clip change the gradient. The order of the
+        samples is the same in each epoch. The model is not returned.
 
         Args:
-            start: the values with which the model begins.
-            names: the parameters whose gradient it is.
-            optimizer: makes it of them; it changes them in place.
+            start: the values of the model at the beginning.
+            names: the parameters; the optimiser gets their gradients.
+            optimizer: (the parameters) -> the optimiser, which changes them in place.
             index: the client's own samples in their order.
-            epochs: at most so many passes over them.
-            until: the mean losses of the epochs so far -> whether it ends.
+            epochs: the largest number of passes over the samples.
+            until: (the mean losses of the epochs so far) -> whether to stop.
             stream: the name of the random stream of dropout.
         """
         workspace, msg = self.workspace, self._msg
@@ -350,8 +355,8 @@ class ClientContext:
     def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Set the mode and return how many of n samples to use in batches of this size.
 
-        Batch norm cannot train on one sample: a single trailing sample is left out, or batch norm
-        runs in eval mode.
+        Batch norm cannot train on one sample, so a last batch of one sample is left out. If every
+        batch has one sample, batch norm runs in eval mode instead.
         """
         model.train()
         used = usable(model, n, size)
@@ -363,15 +368,15 @@ class ClientContext:
 
     # ---- random streams, of this message
     def _orders(self, n: int) -> Iterator[Tensor]:
-        """The order of n samples in each epoch, a function of (seed, phase, step, client)."""
+        """Yield the order of n samples in each epoch, a function of (seed, phase, step, client)."""
         generator = self.stream("batches")
         while True:
             yield torch.randperm(n, generator=generator)
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this message and purpose, on the CPU.
+        """Return the random stream of this message and purpose, on the CPU.
 
-        That of "batches" orders the samples of `fit`: torch.randperm(n) for each epoch.
+        The stream "batches" orders the samples of `fit`: torch.randperm(n) for each epoch.
         """
         msg = self._msg
         return streams.torch_generator(self.workspace.seed, purpose, msg.phase, msg.step, msg.pid)

@@ -1,4 +1,4 @@
-"""Gradient steps, the one loop by which clients train whatever they train, and when it ends."""
+"""Gradient steps: the one loop with which clients train, and a rule for early stopping."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from torch import Tensor, nn
 from fedhet.core.client.optimizers import Optimizer, clip_norm, derivative
 from fedhet.core.trees import Prepared, Tree
 
-# The terms of a batch loss: the losses (B,), the sum of the penalties or None, what is recorded.
+# The parts of a batch loss: losses (B,), the sum of the penalties or None, tensors to record.
 Values = tuple[Tensor, Tensor | None, Tree]
 Terms = Callable[[nn.Module | None, Tree, list[Prepared], tuple[Tensor, ...]], Values]
 
 
 @dataclass(slots=True)
 class Descent:
-    """What is trained, and by which loss: mean_b(losses_b) + penalty of every batch.
+    """The parameters to train, and their loss: mean_b(losses_b) + penalty for every batch.
 
-    Several of them that differ only in the values of tensors, and in learning rates, can be
-    carried out as one (fedhet/engines/fused).
+    Several descents that differ only in the values of tensors and in learning rates can be carried
+    out in one batch (fedhet/engines/fused).
 
     Attributes:
-        params: what is trained, by name: tensors that require gradients, changed in place.
-        columns: (n, ...) each, of which a batch has some of the rows.
-        terms: (module, params, own, columns of a batch) -> the terms of the loss.
+        params: the parameters by name: tensors that require gradients, changed in place.
+        columns: tensors (n, ...); a batch has some rows of each.
+        terms: (module, params, own, columns of a batch) -> the parts of the loss.
         optimizer: takes the steps.
         size: the number of samples in a batch.
-        module: the module that has the parameters, in the mode in which it is trained; None where
-            `terms` reads `params` alone.
-        own: what else `terms` and `change` read.
+        module: the module that has the parameters, in the mode in which it is trained; None if
+            `terms` reads only `params`.
+        own: further tensors that `terms` and `change` read.
         change: (gradients by name, params, own): changes the gradients in place; or None.
-        exact: whether a batch must not be padded: further samples would change its loss.
+        exact: whether a batch must not be padded, because more samples would change its loss.
         clip: the largest L2 norm of a gradient; None for no limit.
-        beside: how many of `params`, the last ones, are no part of the module; their gradient is
-            clipped by itself.
-        draw: n -> random draws for a batch of n samples, which join each part of `own`; or None.
+        beside: so many of the last `params` do not belong to the module; their gradient is clipped
+            separately.
+        draw: n -> random draws for a batch of n samples, one dict for each entry of `own`, which
+            they join; or None.
         augment: changes the first column of a batch at random; or None.
-        quick: (columns of a whole batch) -> (losses, gradients), in place of `terms`; or None.
-        common: what `terms` and `change` read beside their arguments, as far as it is no tensor.
-        recorded: name -> what `terms` has recorded, one tensor for each batch.
+        quick: (columns of a whole batch) -> (losses, gradients), instead of `terms`; or None.
+        common: a key of everything that `terms` and `change` read besides their arguments, except
+            tensors.
+        recorded: name -> the tensors that `terms` has recorded, one for each batch.
     """
 
     params: dict[str, Any]
@@ -64,13 +66,13 @@ class Descent:
     recorded: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def batches(self, order: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The batches of an epoch that takes the samples in this order."""
+        """Yield the batches of an epoch that takes the samples in this order."""
         parts = [column.index_select(0, order).split(self.size) for column in self.columns]
         for first, *others in zip(*parts, strict=True):
             yield (first if self.augment is None else self.augment(first)), *others
 
     def clipped(self, grads: list[Tensor], *, rows: bool = False) -> None:
-        """Clip gradients in place; with `rows`, there is one in each row of the tensors."""
+        """Clip the gradient in place; with `rows`, each row of the tensors is a gradient."""
         if self.clip is not None:
             of_module = len(grads) - self.beside
             for part in filter(None, (grads[:of_module], grads[of_module:])):
@@ -85,7 +87,7 @@ class Descent:
         for batch in self.batches(order):
             n = len(batch[0])
             penalty: Tensor | None = None
-            if self.quick and n == self.size:  # each other size would be compiled anew
+            if self.quick and n == self.size:  # every other size would need a compilation
                 losses, grads = self.quick(batch)
             else:
                 own = self.own
@@ -105,17 +107,17 @@ class Descent:
 
 
 class Batcher(Protocol):
-    """Carries out gradient steps and forward passes together with those of other clients."""
+    """Carries out the gradient steps and forward passes of several clients in one batch."""
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
-        """Take the steps of these epochs; the result is that of `Descent.steps` of the last."""
+        """Take the steps of these epochs, and return what `Descent.steps` returns for the last."""
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
-        """What a method of the module, which is in eval mode, makes of x (n, ...)."""
+        """Return the output of the module's method `part`, in eval mode, for x (n, ...)."""
 
 
 def descend(descent: Descent, orders: Iterable[Tensor], batcher: Batcher | None) -> Tensor:
-    """Take the steps of epochs with these orders of the samples.
+    """Take the steps of several epochs, one for each order of the samples.
 
     Returns:
         The sum of all samples' losses in the last epoch, float64.
@@ -130,10 +132,10 @@ def descend(descent: Descent, orders: Iterable[Tensor], batcher: Batcher | None)
 
 @dataclass
 class EarlyStopping:
-    """Tells when a loss has stopped falling.
+    """Detects when a loss has stopped falling.
 
-    Call it with the loss after each round or epoch. It returns true once `patience` calls in a row
-    have not been below the best loss by more than `tolerance`.
+    Call it with the loss after each round or epoch. It returns true if the last `patience` losses
+    were not below the best loss by more than `tolerance`.
     """
 
     patience: int

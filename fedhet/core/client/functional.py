@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Frozen:
-    """A module as a function of its tensors, in eval mode unless told otherwise.
+    """A module as a function of its tensors, in eval mode by default.
 
-    `frozen(values).features(x)` is what torch.func.functional_call computes, for any method of the
-    module and in less time. The values, by name, are all of its parameters and lasting buffers;
-    the module that is returned has them until the next call. The module that is given belongs to
-    this object from then on.
+    `frozen(values).features(x)` computes the same as torch.func.functional_call, but works for any
+    method of the module and takes less time. `values` has all parameters and persistent buffers by
+    name. The returned module has these values until the next call. The given module belongs to this
+    object from then on.
     """
 
     def __init__(self, module: nn.Module, *, training: bool = False) -> None:
@@ -30,7 +30,7 @@ class Frozen:
         for name in list(module.state_dict()):
             path, _, key = name.rpartition(".")
             holder = module.get_submodule(path)
-            delattr(holder, key)  # where a parameter is registered, no plain tensor may be
+            delattr(holder, key)  # a plain tensor cannot take the place of a registered parameter
             self._places.append((name, vars(holder), key))
 
     def __call__(self, values: AnyTree) -> nn.Module:
@@ -40,14 +40,15 @@ class Frozen:
 
 
 def compiled(workspace: Workspace) -> Callable[[tuple[Tensor, ...]], tuple[Tensor, list[Tensor]]]:
-    """The gradient of the batch loss of the workspace's model, by torch.compile.
+    """Return the gradient of the batch loss of the workspace's model as a compiled function.
 
-    It is compiled when it is first used, and again after the model's mode has changed (dropout,
-    frozen norms). Every other batch size would be compiled, too; hence full batches only.
+    torch.compile compiles it on first use, and again if the model's mode has changed (dropout,
+    frozen norms). Each further batch size would need a compilation; therefore use it for full
+    batches only.
 
     Returns:
         The columns of a batch -> (the loss times the number of samples, the gradients). The model's
-        buffers change as they do in an eager step.
+        buffers change as in an eager step.
     """
     model, criterion = workspace.model, workspace.task.criterion
     parameters = {

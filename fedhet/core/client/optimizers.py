@@ -1,6 +1,6 @@
 """The gradient of a batch loss, and local optimisers that take it as a list.
 
-Hooks can thus change it between the backward pass and the step.
+Hooks can therefore change the gradient between the backward pass and the step.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from fedhet.core.messages import LocalSettings
 
-B1, B2, EPS = 0.9, 0.999, 1e-8  # of Adam
+B1, B2, EPS = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
 _ENGINE = torch.autograd.Variable._execution_engine
 
 
 def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of losses.mean() + penalty with respect to `params`.
+    """Return the gradient of losses.mean() + penalty with respect to `params`.
 
     Each tensor has memory of its own, because hooks and the step change gradients in place.
     """
-    # The mean is passed on as a constant gradient of its terms, which saves two kernels.
+    # Instead of computing the mean, give each loss the gradient 1 / B, which saves two kernels.
     share = torch.full_like(losses, 1 / losses.numel())
     if penalty is not None and penalty.requires_grad:
         return gradients([losses, penalty], [share, torch.ones_like(penalty)], params)
@@ -32,12 +32,12 @@ def derivative(losses: Tensor, penalty: Tensor | None, params: Sequence[Tensor])
 def gradients(
     outputs: Sequence[Tensor], weights: Sequence[Tensor], params: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The gradient of the weighted sum of the outputs' entries, in memory of its own.
+    """Return the gradient of the weighted sum of the outputs' entries, in memory of its own.
 
-    A parameter that plays no part in it gets zeros.
+    A parameter that does not affect the sum gets zeros.
     """
-    # torch.autograd.grad makes the same call after checks that take a tenth of a small model's step
-    # and that import sympy, which takes .4 s.
+    # torch.autograd.grad makes the same call, but its checks take a tenth of a small model's step
+    # and import sympy, which takes .4 s.
     derivatives = _ENGINE.run_backward(
         tuple(outputs),
         tuple(weights),
@@ -50,7 +50,7 @@ def gradients(
     grads = [
         torch.zeros_like(p) if g is None else g for g, p in zip(derivatives, params, strict=True)
     ]
-    # Autograd gives the terms of a sum one tensor, and the terms of a mean a broadcast number.
+    # Autograd returns the same tensor for all terms of a sum, and a broadcast number for a mean.
     if len({g.data_ptr() for g in grads}) < len(grads) or any(0 in g.stride() for g in grads):
         grads = [g.clone(memory_format=torch.contiguous_format) for g in grads]
     return grads
@@ -69,7 +69,7 @@ def clip_norm(grads: list[Tensor], limit: float, *, rows: bool = False) -> None:
     Args:
         grads: the gradient.
         limit: the largest norm.
-        rows: whether there is a gradient in each row of the tensors, with a norm of its own.
+        rows: whether each row of the tensors is a gradient with its own norm.
     """
     if rows:
         norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads]).norm(dim=0)
@@ -80,12 +80,12 @@ def clip_norm(grads: list[Tensor], limit: float, *, rows: bool = False) -> None:
 
 
 def by_row(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """(K,) numbers as factors of the rows of tensors (K, ...)."""
+    """Reshape (K,) numbers so that they multiply the rows of tensors (K, ...)."""
     return [values.to(t.dtype).view(-1, *[1] * (t.ndim - 1)) for t in like]
 
 
 def add_multiple(tensors: list[Tensor], others: list[Tensor], factor: float | Tensor) -> None:
-    """Add `factor` times the others in place; (K,) factors are those of the rows."""
+    """Add `factor` times the others in place; with (K,) factors, each row has its own factor."""
     if isinstance(factor, Tensor):
         torch._foreach_addcmul_(tensors, others, by_row(factor, others))
     else:
@@ -93,14 +93,14 @@ def add_multiple(tensors: list[Tensor], others: list[Tensor], factor: float | Te
 
 
 class SGD:
-    """torch.optim.SGD without its bookkeeping in every step, with the same bits.
+    """torch.optim.SGD without its bookkeeping in every step; the results are equal bit for bit.
 
     g <- g + weight_decay w;  d <- momentum d + g;  w <- w - lr d.
 
     Args:
         params: the parameters w.
         settings: the learning rate, momentum and weight decay.
-        buffers: the initial momentum buffers d, which are changed in place; None: 0.
+        buffers: the initial momentum buffers d, which are changed in place; None: zeros.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SGD:
 
 
 class Adam:
-    """torch.optim.Adam with the default betas and L2 weight decay, with the same bits on the CPU.
+    """torch.optim.Adam with default betas and L2 weight decay, equal bit for bit on the CPU.
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
     w <- w - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps).
@@ -160,7 +160,7 @@ class Adam:
 
 
 class Adding:
-    """Takes no step, but adds `factor` times each gradient to `total`."""
+    """Takes no step, but adds `factor` times each gradient to `total`, to sum up gradients."""
 
     def __init__(self, total: list[Tensor], factor: float) -> None:
         self.total = total
@@ -171,7 +171,7 @@ class Adding:
 
 
 class ScaledSteps:
-    """An optimiser with steps that are scaled entry by entry, weight decay included.
+    """An optimiser that scales another one's steps entry by entry, weight decay included.
 
     w <- w_before + factor (w - w_before), exact where a factor is 0 or 1.
     """
@@ -195,8 +195,8 @@ def make(
 
     Args:
         settings: the settings.
-        params: what is trained.
-        momentum: the buffers with which SGD begins, changed in place; none for zeros.
+        params: the parameters to train.
+        momentum: the initial momentum buffers of SGD, changed in place; empty for zeros.
     """
     if settings.optimizer == "adam":
         return Adam(params, settings)

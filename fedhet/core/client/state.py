@@ -1,9 +1,9 @@
 """What a client remembers from one participation to the next.
 
-A client's state is one flat tree of "<method or plug-in>.<name>/<tensor>". A store keeps it by
-client and by version: the version is the round in which the server accepted the state, and the
-server names it in every message. Thus an update that was left out does not advance the state, and
-the loss of a state is detected.
+A client's state is one flat tree of tensors named "<method or plug-in>.<name>/<tensor>". A store
+keeps the states by client and version. The version is the round in which the server accepted the
+state, and the server names the version in every message. Therefore an update that the server leaves
+out does not advance the state, and a client notices if its state is lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from fedhet.core.errors import LostState
 from fedhet.core.trees import Tree, nbytes
 
-UNSHARED = "client.kept"  # what a client keeps: tensors that are trained here and never shared
+UNSHARED = "client.kept"  # tensors that the client trains, keeps and never shares
 
 
 def state_sizes(nbytes_of: Mapping[int, int]) -> dict[str, int]:
-    """What clients remember between rounds: how many do, the bytes of all, the largest."""
+    """Return how many clients have a state, the bytes of all states, and of the largest one."""
     return {
         "clients": len(nbytes_of),
         "bytes": sum(nbytes_of.values()),
@@ -30,7 +30,7 @@ def state_sizes(nbytes_of: Mapping[int, int]) -> dict[str, int]:
 
 
 class Store(Protocol):
-    """Where states are kept."""
+    """Keeps the states of clients."""
 
     def load(self, pid: int, version: int) -> Tree | None:
         """Return this version of the client's state, or None if there is none."""
@@ -45,13 +45,13 @@ class Store(Protocol):
 class ClientState:
     """One client's state during one message.
 
-    It can be read and changed; the changes are committed only when the work has succeeded.
+    It can be read and changed. Changes are committed only after the work has succeeded.
 
     Args:
-        store: where the state is kept.
+        store: the store that keeps the state.
         pid: the client.
         version: the version to read, 0 if the client has no state yet.
-        device: the device on which `get` returns tensors; None for where the store has them.
+        device: the device on which `get` returns tensors; None: the store's device.
         pinned: older versions that the store must retain as well.
     """
 
@@ -78,7 +78,7 @@ class ClientState:
         if stored is None:
             raise LostState(
                 f"client {self.pid}: its state of round {self.version} is missing on this machine;"
-                " the client must run where it ran before, with the same state folder"
+                " run the client on the same machine as before, with the same state folder"
             )
         return {name: t.to(self.device) for name, t in stored.items()}
 
@@ -88,7 +88,7 @@ class ClientState:
         The tensors are copies: only `put` changes the state.
 
         Raises:
-            LostState: the version that the server names is missing from the store, or damaged.
+            LostState: the version that the server named is missing from the store, or damaged.
         """
         prefix = f"{key}/"
         tree = {
@@ -99,7 +99,7 @@ class ClientState:
         return tree or None
 
     def names(self, prefix: str) -> list[str]:
-        """What follows the prefix in the names of the trees that begin with it."""
+        """Return the names of the trees that begin with the prefix, without the prefix."""
         trees = dict.fromkeys(name.partition("/")[0] for name in self._tensors)
         return [name.removeprefix(prefix) for name in trees if name.startswith(prefix)]
 
@@ -111,7 +111,7 @@ class ClientState:
         self._changed = True
 
     def nbytes(self, without: Collection[str] = ()) -> int:
-        """The size of the state in bytes, without what these methods and plug-ins keep."""
+        """Return the size of the state in bytes, except what these methods and plug-ins keep."""
         left_out = tuple(f"{owner}." for owner in without)
         return nbytes({n: t for n, t in self._tensors.items() if not n.startswith(left_out)})
 
@@ -124,7 +124,7 @@ class ClientState:
 
 
 class StateView(Mapping[str, Any]):
-    """What a client keeps for one owner, as far as it is read.
+    """The part of a client's state that belongs to one owner, read from the store on access.
 
     Args:
         state: the client's state.
@@ -148,7 +148,7 @@ class StateView(Mapping[str, Any]):
         return len(self._state.names(f"{self._owner}."))
 
     def keep(self, after: Mapping[str, Any]) -> None:
-        """Put what a function returns as the new state in the place of this one."""
+        """Store the entries of the new state that a function returned; the others stay."""
         if after is self:
             return
         for name, value in after.items():

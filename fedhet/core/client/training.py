@@ -1,4 +1,4 @@
-"""What local training consists of: a batch, its result, and what terms do to a step.
+"""The parts of local training: a batch, the result of training, and the effect of terms on a step.
 
 `ClientContext.fit` (context.py) trains with the loop in descent.py. FedGen's server trains its
 generator with a small loop of its own.
@@ -20,7 +20,7 @@ from fedhet.core.kernel import KINDS, Term
 from fedhet.core.trees import AnyTree, Prepared, Tree
 from fedhet.core.workspace import Workspace
 
-Columns = tuple[Tensor, ...]  # x, y and positions of samples, and perhaps their weights
+Columns = tuple[Tensor, ...]  # x, y and positions of samples; and weights, if samples have them
 
 
 @dataclass(slots=True)
@@ -31,10 +31,9 @@ class Batch:
         x: inputs (B, ...), ready for the model.
         y: targets (B, ...).
         index: (B,) positions in the training set.
-        features: (B, d) what the head receives, or None where the model does not have both
-            features(x) and head(f).
+        features: (B, d) the input of the head; None if the model lacks features(x) or head(f).
         logits: the model's output.
-        workspace: the task's criterion, `teacher`, and `autocast`.
+        workspace: has the task's criterion, `teacher` and `autocast`.
     """
 
     x: Tensor
@@ -46,22 +45,22 @@ class Batch:
 
     @property
     def z(self) -> Tensor:
-        """(B, d) the features of a model that has them; ValueError for one that does not."""
+        """(B, d) the features; raises ValueError if the model has none."""
         if self.features is None:
             raise ValueError("the model has no features(x) and head(f)")
         return self.features
 
 
 class Fitted(NamedTuple):
-    """What has become of the parameters by training.
+    """The result of training.
 
     Attributes:
-        params: all tensors of the model after it.
-        steps: how many steps were taken.
-        records: what the terms have recorded, by name, in the order of the batches.
-        start: the tensors with which the first training for the message began.
-        beside: the parameters that were trained beside the model's.
-        momentum: that of SGD, if some was given.
+        params: all tensors of the model after training.
+        steps: the number of steps that were taken.
+        records: the tensors that the terms recorded, by name, in the order of the batches.
+        start: the model's tensors before the first training for the message.
+        beside: the parameters that were trained in addition to the model's.
+        momentum: the momentum buffers of SGD after training, if `fit` was given initial ones.
     """
 
     params: AnyTree
@@ -73,22 +72,22 @@ class Fitted(NamedTuple):
 
 
 def joined(recorded: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """What the batches have recorded, by name, in their order."""
+    """Concatenate the tensors that the batches recorded, by name, in the order of the batches."""
     return {name: torch.cat(parts) for name, parts in recorded.items()}
 
 
 def value(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) -> Tensor:
-    """The value of a loss or a penalty; `records` gets what it records.
+    """Return the value of a loss or penalty term, and add its recorded tensors to `records`.
 
     Raises:
-        TypeError: it has another shape than its kind.
+        TypeError: the value does not have the shape that the term's kind requires.
     """
     given = term.f(params, batch, own)
     result, recorded = given if isinstance(given, tuple) else (given, {})
     expected = () if term.kind == "penalty" else (len(batch.y),)
     if getattr(result, "shape", None) != expected:
         raise TypeError(
-            f"the {term.kind} {named(term.f)[1]} is {trees.kind(result)}; expected is a tensor of"
+            f"the {term.kind} {named(term.f)[1]} is {trees.kind(result)}; expected a tensor of"
             f" shape {expected}: {KINDS[term.kind]}"
         )
     records.update(recorded)
@@ -96,7 +95,7 @@ def value(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) 
 
 
 def alter(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
-    """Add to the gradients what a term of the kind "gradient" gives; "scale" multiplies."""
+    """Change the gradients in place by a term: "gradient" adds its value, "scale" multiplies."""
     if found := term.f(params, None, own):
         columns = trees.columns(found, grads, found)
         if term.kind == "scale":
@@ -106,13 +105,16 @@ def alter(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
 
 
 def named(f: Callable[..., Any] | None) -> tuple[str, str]:
-    """The function, for a comparison: two methods of one name differ by their options only."""
+    """Return the module and name of a function, to compare functions of different clients.
+
+    Two bound methods of the same name can differ only by the options of their objects.
+    """
     return getattr(f, "__module__", ""), getattr(f, "__qualname__", "")
 
 
 @contextmanager
 def only(model: nn.Module, names: Container[str]) -> Iterator[None]:
-    """Train these parameters of the model, and no others, as long as the context lasts.
+    """Make only these parameters of the model trainable while the context lasts.
 
     Args:
         model: the model.
@@ -134,9 +136,9 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def usable(model: nn.Module, n: int, size: int) -> int:
-    """How many of n samples training uses in batches of this size.
+    """Return how many of n samples training uses in batches of this size.
 
-    Batch norm cannot train on one sample: a single one after the last whole batch is left out.
+    Batch norm cannot train on one sample: a single sample after the last full batch is left out.
     """
     left_out = bool(norms(model)) and n % size == 1 and n > 1 and size > 1
     return n - left_out

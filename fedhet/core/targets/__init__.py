@@ -1,8 +1,8 @@
-"""What a task learns, and how that is trained and scored: class, number, labels or next_char.
+"""The kinds of targets that a task learns: class, number, labels, next_char; their loss and scores.
 
-A `Target` has the loss of the kind, and its scores. Scores are computed from tallies, small tensors
-that can be joined: those of two clients together are the tally of all their samples, so what is
-reported for several clients is exact, and no mean of ratios.
+A `Target` computes its scores from tallies: small tensors of counts and sums. Tallies of several
+clients can be joined to the tally of all their samples. The scores reported for several clients are
+therefore exact, instead of a mean of ratios.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def make(
     *,
     detailed: bool = False,
 ) -> Target:
-    """The target of a task.
+    """Return the target of a task.
 
     Args:
         name: the kind.
         outputs: the number of the model's outputs for a sample.
-        mean, std: of each number, see `Number`.
+        mean, std: the mean and standard deviation of each number, see `Number`.
         detailed: whether classes are scored as `DetailedClasses`.
     """
     if name == Classes.name and detailed:
@@ -66,5 +66,5 @@ def make(
 
 
 def of_row(row: Mapping[str, object]) -> type[Target]:
-    """The kind that a line of rounds.jsonl is about."""
+    """Return the kind of target that a line of rounds.jsonl has scores of."""
     return next((kind for kind in TARGETS.values() if kind.key("global") in row), LossOnly)

@@ -1,4 +1,4 @@
-"""One class for each sample, scored plainly or in detail, and the next character of a text."""
+"""Targets with one class for each sample, with few or many scores, and the next character."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch.nn import functional
 from fedhet.core.counts import coarse
 from fedhet.core.targets.target import Scores, Tally, Target, whole
 
-BINS = 15  # of the confidence, as in Guo et al. 2017, "On calibration of modern neural networks"
-# The difference of two classes' outputs is compared with each of these, which are closest where a
-# model that has hardly been trained has its outputs.
+BINS = (
+    15  # bins of the confidence, as in Guo et al. 2017, "On calibration of modern neural networks"
+)
+# Thresholds for the difference of two classes' outputs. They are densest near 0, where the outputs
+# of a model with little training are.
 _HALF = [i / 100 for i in range(100)] + [i / 20 for i in range(20, 80)]
 _HALF += [i / 4 for i in range(16, 49)]
 LIMITS = (*(-limit for limit in reversed(_HALF)), *_HALF[1:])
@@ -23,7 +25,7 @@ LIMITS = (*(-limit for limit in reversed(_HALF)), *_HALF[1:])
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
-    if is_batchedtensor(output):  # vmap takes a third longer for the other, of equal bits
+    if is_batchedtensor(output):  # under vmap the call below takes a third longer; bits are equal
         return -output.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(output, y, reduction="none")
 
@@ -66,35 +68,34 @@ class Classes(Target):
         return {"accuracy": accuracy, "f1": macro_f1(confusion)}
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """The accuracy, of a coarse number of right predictions.
+        """Return the accuracy from a rounded number of correct predictions.
 
-        The loss and F1 of a model that predicts the same for all samples have the exact counts of
-        the classes in them.
+        Loss and F1 are not sent: a model that predicts the same for all samples would turn them
+        into exact counts of the classes.
         """
         right = coarse(tally["confusion"].diag().sum(), len(y), least)
         return {"accuracy": int(right) / len(y)}, {}
 
 
 class DetailedClasses(Classes):
-    """As Classes; the tally has what shows which classes are mistaken, and how surely.
+    """Like Classes, with a tally that also gives calibration, recall and AUC.
 
-    Of two classes the second one is the positive one. Confidences and the AUC are those of
-    softmax(output). All of a tally are counts and sums, so that the scores of several clients are
-    those of all their samples together:
+    With two classes, class 1 is positive. Confidences and the AUC refer to softmax(output). A tally
+    has only counts and sums, so joined tallies give the scores of all samples together:
 
     - `confusion` (C, C): the samples by [target, prediction];
-    - `bins`, `hits`, `confidence` (BINS,): the samples whose confidence in the prediction is in
-      each bin, how many predictions are right, and the sum of the confidences;
-    - `above` (2, limits + 1), of two classes: for each class all its samples, then those whose
-      outputs differ by at least each limit. These are points of the ROC curve, and the AUC is the
-      area under the line through them.
+    - `bins`, `hits`, `confidence` (BINS,): for each bin of the confidence, the number of samples,
+      the number of correct predictions, and the sum of the confidences;
+    - `above` (2, limits + 1), for two classes only: for each class the number of its samples, then
+      the number of its samples with output[1] - output[0] >= limit, for each limit. These are
+      points of the ROC curve, and the AUC is the area under the line through them.
     """
 
     tallied: ClassVar[bool] = True
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         output = output.double()
-        # Those of a model that has diverged are sure, and mostly wrong.
+        # A diverged model (NaN) counts as sure: confidence 1.
         confidence, guess = output.softmax(1).nan_to_num(1.0).max(1)
         edges = torch.arange(1, BINS, device=y.device, dtype=torch.float64) / BINS
         where = torch.bucketize(confidence, edges)
@@ -117,7 +118,7 @@ class DetailedClasses(Classes):
         return super().scores(tally) | self.further(tally)
 
     def further(self, tally: Tally) -> Scores:
-        """The scores beside those of Classes; what these samples do not define is left out."""
+        """Return the scores that Classes lacks, except scores that these samples do not define."""
         scores = {}
         of_class = tally["confusion"].sum(1)
         recall = tally["confusion"].diag().double() / of_class
@@ -132,7 +133,7 @@ class DetailedClasses(Classes):
             scores["recall_macro"] = float(recall[of_class > 0].mean())
         if counted := int(tally["bins"].sum()):
             gaps = (tally["hits"] - tally["confidence"]).abs()
-            scores["ece"] = min(1.0, float(gaps.sum()) / counted)  # but for rounding
+            scores["ece"] = min(1.0, float(gaps.sum()) / counted)  # rounding can exceed 1
         return scores
 
     def details(self, tally: Tally) -> dict[str, Any]:
@@ -142,10 +143,11 @@ class DetailedClasses(Classes):
         return self.further(tally) | matrix
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """The accuracy as of Classes, and coarse counts with the scores that these have.
+        """Return the accuracy as Classes does, and rounded counts with their scores.
 
-        The sum of a bin's confidences would be that of single samples: the middle of the bin stands
-        for each of them, which moves the calibration error by a thirtieth at most.
+        The sum of a bin's confidences would reveal single samples. Each confidence is therefore
+        replaced by the middle of its bin, which changes the calibration error by a thirtieth at
+        most.
         """
         sent = {
             name: value if name == "samples" else coarse(value, len(y), least)
@@ -163,23 +165,23 @@ class DetailedClasses(Classes):
     def check(self, tally: object) -> Tally:
         checked = super().check(tally)
         samples, bins, sums = int(checked["samples"]), checked["bins"], checked["confidence"]
-        # Of coarse counts at most one is rounded up, which is more than half of the samples.
+        # `coarse` raises only counts above half of the samples: at most one, by less than half.
         # In float64, because a sum of int64 could wrap around.
         if max(checked[name].double().sum() for name in ("confusion", "bins")) > 1.5 * samples:
-            raise ValueError(f"a tally of {samples} samples that counts more")
+            raise ValueError(f"a tally of {samples} samples counts more samples than that")
         if (checked["hits"] > bins).any() or (
             "above" in checked and (checked["above"].diff() > 0).any()
         ):
-            raise ValueError("a tally with more hits than samples, or counts that increase")
+            raise ValueError("a tally has more hits than samples in a bin, or increasing `above`")
         low, high = (torch.arange(start, BINS + start).double() / BINS * bins for start in (0, 1))
         rounding = 1e-9 * samples
-        # Not the negation, which NaN would pass.
+        # A comparison with > instead would accept NaN.
         if not ((low - rounding <= sums) & (sums <= high + rounding)).all():
-            raise ValueError("a tally whose confidences are not in their bins")
+            raise ValueError("a tally has sums of confidences that do not fit their bins")
         return checked
 
 
 class NextCharacter(Classes):
-    """x is a text, and y (n,) the character that follows it; the classes are the alphabet."""
+    """x is a text, and y (n,) is the character that follows it; the classes are the alphabet."""
 
     name: ClassVar[str] = "next_char"

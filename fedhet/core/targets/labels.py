@@ -1,4 +1,4 @@
-"""Any number of labels for each sample."""
+"""Targets with any number of labels for each sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedhet.core.targets.target import Scores, Tally, Target, rows, whole
 class Labels(Target):
     """y (n, L) is 1 for the labels that a sample has, and 0 for the others.
 
-    A label is predicted where the output is positive, which is a probability above 1/2. The micro
-    F1 counts every pair of sample and label alike, the macro F1 is the mean over the labels that
-    occur in targets or predictions, and the subset accuracy is the share of the samples of which
-    every label is right.
+    The model predicts a label if the output is positive, that is, if its probability exceeds 1/2.
+    The micro F1 counts all pairs of sample and label alike. The macro F1 is the mean over the
+    labels that occur in targets or predictions. The subset accuracy is the share of samples with
+    only correct labels.
     """
 
     name: ClassVar[str] = "labels"
@@ -30,7 +30,7 @@ class Labels(Target):
     }
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """The binary cross entropy, the mean over the labels."""
+        """Return the binary cross entropy of each sample, the mean over the labels."""
         output, y = rows(output, y)
         cells = functional.binary_cross_entropy_with_logits(
             output, y.to(output.dtype), reduction="none"
@@ -54,7 +54,7 @@ class Labels(Target):
         hits = tally["hits"].double()
         either = (tally["targets"] + tally["guesses"]).double()
         present = either > 0
-        if present.any():  # else nothing was there to be found, and nothing was
+        if present.any():  # else F1 is undefined: there are neither targets nor predictions
             scores = {
                 "f1_micro": float(2 * hits.sum() / either.sum()),
                 "f1_macro": float((2 * hits[present] / either[present]).mean()),
@@ -62,7 +62,7 @@ class Labels(Target):
         return scores | {"subset_accuracy": int(tally["exact"]) / int(tally["samples"])}
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """The scores of coarse counts; rounding keeps their order, so that no hit is too many."""
+        """Return rounded counts and their scores; rounding keeps hits <= targets and guesses."""
         samples = {"samples": tally["samples"]}
         sent = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
         return self.scores(sent), sent
@@ -70,5 +70,5 @@ class Labels(Target):
     def check(self, tally: object) -> Tally:
         checked = super().check(tally)
         if (checked["hits"] > torch.minimum(checked["targets"], checked["guesses"])).any():
-            raise ValueError("a tally with more hits than targets or guesses")
+            raise ValueError("a tally has more hits than targets or guesses of a label")
         return checked

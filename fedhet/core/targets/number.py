@@ -1,4 +1,4 @@
-"""Numbers: regression."""
+"""Targets that are numbers: regression."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from fedhet.core.targets.target import Scores, Tally, Target, constant, rows, wh
 class Number(Target):
     """y (n, K) are K numbers.
 
-    The model predicts (y - mean) / std, so that the size of the numbers does not matter to the
-    training. R2 is the mean over the numbers that vary in the samples; MAE and RMSE are in the
-    units of y, and the means over the numbers.
+    The model predicts (y - mean) / std, so the scale of y does not influence training. R2 is the
+    mean over the numbers that vary in the samples. MAE and RMSE are means over the numbers, in the
+    units of y.
 
     Attributes:
-        mean, std: of each number, (K,); empty: the model predicts y itself.
+        mean, std: (K,) the mean and standard deviation of each number; empty: the model predicts y
+            itself.
     """
 
     name: ClassVar[str] = "number"
@@ -34,7 +35,7 @@ class Number(Target):
     std: tuple[float, ...] = ()
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """The squared error of what the model predicts, the mean over the numbers."""
+        """Return the squared error of each prediction, the mean over the numbers."""
         output, y = rows(output, y)
         y = y.to(output.dtype)
         if self.std:
@@ -47,7 +48,7 @@ class Number(Target):
         if self.std:
             mean, std = (constant(v, y.device, y.dtype) for v in (self.mean, self.std))
             output = output * std + mean
-        # Relative to the first sample: of a number that does not vary the variation is exactly 0.
+        # Relative to the first sample, so that a constant number has a variation of exactly 0.
         away = y - y[0]
         centre = away.mean(0)
         return {
@@ -59,7 +60,7 @@ class Number(Target):
         }
 
     def join(self, first: Tally, second: Tally) -> Tally:
-        """As sums, with the mean and the variation around it after Chan et al. 1979."""
+        """Join the sums, and the mean and the variation around it (Chan et al. 1979)."""
         joined = super().join(first, second)
         step = second["mean"] - first["mean"]
         share = second["samples"].double() / joined["samples"]
@@ -69,7 +70,7 @@ class Number(Target):
 
     def scores(self, tally: Tally) -> Scores:
         n = int(tally["samples"])
-        # The error of a model that has diverged; without NaN the scores can be compared.
+        # A diverged model gets an infinite error: unlike NaN, it can be compared.
         squared = tally["squared"].nan_to_num(nan=math.inf, posinf=math.inf)
         varies = tally["variation"] > 0
         scores = {}
@@ -82,10 +83,10 @@ class Number(Target):
         return scores | {"rmse": float((squared / n).sqrt().mean())}
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """R2 and RMSE; nothing of numbers whose mean and variation reveal a count of few samples.
+        """Return R2 and RMSE; or nothing, if mean and variation of y reveal a small count.
 
-        The absolute errors of constant predictions are the whole distribution of y; the squared
-        ones are its mean and variation, which are sent anyway.
+        Absolute errors are not sent: for constant predictions they would reveal the whole
+        distribution of y. Squared errors reveal only its mean and variation, which are sent anyway.
         """
         if any(counts_few(y.reshape(len(y), -1).cpu().numpy(), least)):
             return {}, {}
@@ -98,5 +99,5 @@ class Number(Target):
         names = ("absolute", "squared", "variation")
         sums = torch.cat([checked[name] for name in names if name in checked])
         if not given.isfinite().all() or (sums < 0).any():
-            raise ValueError("a tally whose sums are not finite and >= 0")
+            raise ValueError("a tally has sums that are not finite and >= 0")
         return checked

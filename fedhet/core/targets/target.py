@@ -1,4 +1,4 @@
-"""What the kinds of targets have in common."""
+"""The common base of all kinds of targets."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ Scores = dict[str, float]
 class Target(ABC):
     """One kind of target: its loss and its scores.
 
-    The first of its scores is the one that decides: it is in the summary's table, chooses the best
-    round, and is what `eval.thresholds` are about. A larger value is better.
+    The first score is the deciding score: the summary's table shows it, it chooses the best round,
+    and `eval.thresholds` refer to it. A larger value is better.
 
     Attributes:
-        name: the kind, as `dataset.target` and `Task.target` name it.
-        title: the deciding score in words, for tables and figures; "" where there is none.
+        name: the kind, as in `dataset.target` and `Task.target`.
+        title: the deciding score in words, for tables and figures; "" if there is none.
         keys: score -> the beginning of its keys in rounds.jsonl, the deciding score first.
-        pooled: whether a score of several clients is that of all their samples together, from
-            their tallies. Where it is false, the mean that is weighted by the samples is that
-            already.
+        pooled: whether the scores of several clients are computed from their joined tallies. If
+            not, the mean weighted by samples already is the score of all samples together.
         tallied: whether clients send their tallies.
-        optional: what a tally may lack.
+        optional: entries that a tally may lack.
         outputs: the number of the model's outputs for a sample.
     """
 
@@ -47,12 +46,12 @@ class Target(ABC):
 
     @classmethod
     def score(cls) -> str:
-        """The name of the deciding score; "" where there is none."""
+        """Return the name of the deciding score; "" if there is none."""
         return next(iter(cls.keys), "")
 
     @classmethod
     def key(cls, where: str) -> str:
-        """The deciding score's key in rounds.jsonl, such as "acc_global"; "" where there is none.
+        """Return the deciding score's key in rounds.jsonl, such as "acc_global"; "" if none.
 
         Args:
             where: "global", "clients_mean", ...
@@ -61,20 +60,20 @@ class Target(ABC):
 
     @classmethod
     def clients_key(cls, view: str = "clients") -> str:
-        """The key of the deciding score on the clients' test data, such as "acc_clients_mean".
+        """Return the key of the deciding score on the clients' test data, as "acc_clients_mean".
 
-        It is the mean over the clients, or, where they send tallies, the score of all their samples
+        This score is the mean over the clients; or, if `pooled`, the score of all their samples
         together.
         """
         return cls.key(f"{view}_{'weighted' if cls.pooled else 'mean'}")
 
     @abstractmethod
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample, (B,)."""
+        """Return the loss of each sample, (B,)."""
 
     @abstractmethod
     def tally(self, output: Tensor, y: Tensor) -> Tally:
-        """What the scores of a batch are computed from.
+        """Return the tally of a batch, from which its scores are computed.
 
         Args:
             output: (B, ...), the model's output.
@@ -83,69 +82,72 @@ class Target(ABC):
 
     @abstractmethod
     def scores(self, tally: Tally) -> Scores:
-        """The scores of a tally; one that is not defined for these samples is left out."""
+        """Return the scores of a tally, except scores that these samples do not define."""
 
     def details(self, tally: Tally) -> dict[str, Any]:
-        """What is recorded of a tally beside its scores: numbers, and a table; empty for nothing.
+        """Return numbers and a table to record in addition to the scores; empty for none.
 
         Args:
-            tally: that of some samples; empty where there are none.
+            tally: the tally of some samples; empty if there are none.
         """
         return {}
 
     def join(self, first: Tally, second: Tally) -> Tally:
-        """The tally of two sets of samples together."""
+        """Return the tally of two sets of samples together."""
         return {name: value + second[name] for name, value in first.items() if name in second}
 
     def joined(self, tallies: Sequence[Tally]) -> Tally:
-        """The tally of all sets of samples together."""
+        """Return the tally of all sets of samples together."""
         return reduce(self.join, tallies)
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
-        """What may leave a site of a tally, so that no model makes it a count of few samples.
+        """Return the scores and the tally in a form that may leave a site.
+
+        No model, however the server made it, can turn them into a count of fewer than `least`
+        samples.
 
         Args:
-            tally: what the scores of a set of samples are computed from.
+            tally: the tally of a set of samples.
             y: the targets of these samples.
-            least: the smallest number of samples that is revealed.
+            least: the smallest number of samples that may be revealed.
 
         Returns:
-            The scores, without the loss, and the tally, if the target is `tallied`; both are empty
-            where nothing may leave.
+            (scores without the loss, tally). The tally is empty unless the target is `tallied`;
+            both are empty if nothing may leave.
         """
         return {}, {}
 
     @cached_property
     def layout(self) -> Tally:
-        """A tally of this task, for its names, shapes and types."""
+        """A tally of this task that has the right names, shapes and types."""
         return self.tally(torch.zeros(1, self.outputs), torch.zeros(1, self.outputs))
 
     def check(self, tally: object) -> Tally:
-        """A tally that a client has sent.
+        """Return the tally that a client has sent, after checks.
 
         Raises:
-            ValueError: it is not one of this task.
+            ValueError: it cannot be a tally of this task.
         """
         if not isinstance(tally, dict):
-            raise ValueError(f"a tally is {kind(tally)}")
+            raise ValueError(f"a tally is {kind(tally)}; expected a tree of tensors")
         lacking = self.optional - tally.keys()
         check_form("a tally", tally, {n: t for n, t in self.layout.items() if n not in lacking})
         samples = int(tally["samples"])
         counts = torch.cat([t.flatten() for t in tally.values() if not t.is_floating_point()])
         if not samples or counts.min() < 0 or counts.max() > samples:
-            raise ValueError(f"a tally of {samples} samples whose counts are not among them")
+            raise ValueError(f"a tally of {samples} samples has a count below 0 or above that")
         return tally
 
 
 class LossOnly(Target):
-    """Targets of the caller's own, of which only the loss is known; it decides, too."""
+    """Targets of another kind, with a criterion from the caller; the only score is the loss."""
 
     name: ClassVar[str] = "loss"
     pooled: ClassVar[bool] = False
     tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
-        raise NotImplementedError("the criterion of such a task is its caller's")
+        raise NotImplementedError("target=loss uses the criterion of the Task")
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         return {}
@@ -155,7 +157,7 @@ class LossOnly(Target):
 
 
 def rows(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and targets as (B, K): a number for each output of each sample.
+    """Return output and targets as (B, K): a number for each output of each sample.
 
     Raises:
         ValueError: their sizes differ.
@@ -170,12 +172,12 @@ def rows(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(K,) these numbers, which the inputs or targets of every batch are scaled by."""
-    # The tensor is kept: a first call in inference mode must not make it unusable in training.
+    """Return the numbers as a tensor (K,), which scales the inputs or targets of every batch."""
+    # The tensor is cached: a first call in inference mode must not make it unusable in training.
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 def whole(value: int, like: Tensor) -> Tensor:
-    """A count as a tensor, where `like` is."""
+    """Return a count as a tensor on the device of `like`."""
     return torch.tensor(value, dtype=torch.int64, device=like.device)

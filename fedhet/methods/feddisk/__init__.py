@@ -1,15 +1,16 @@
 """FedDisk: samples weighted by the global over the local density (Nguyen, Wu and Chang).
 
-Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights". A
-plug-in for any host, in three phases:
+Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights".
+FedDisk is a plug-in for any base method, in three phases:
 
 1. "density": the federation trains one MADE, a model of the density of all clients' inputs.
-2. "weigh": each client fits a MADE to its own inputs and trains a classifier h to tell local from
-   global samples, which gives the density ratio and so the weight of each sample.
-3. Training: the host trains on weighted samples.
+2. "weigh": each client fits a MADE to its own inputs, and trains a classifier h to distinguish
+   local from global samples. The classifier gives the density ratio, and so the weight, of each
+   sample.
+3. Training: the base method trains on weighted samples.
 
-h_i is the classifier's probability that sample i is global (label 1) and not local (label 0), and
-n_local and n_global are the numbers of samples on which it was trained.
+h_i is the classifier's probability that sample i is global (label 1) and not local (label 0). The
+classifier was trained on n_local local and n_global global samples.
 
     MADE_g <- sum_k (n_k / n) MADE_k                      (eq. 12, phase 1)
     r_i     = h_i / (1 - h_i) n_local / n_global          (eq. 16, phase 2)
@@ -17,43 +18,43 @@ n_local and n_global are the numbers of samples on which it was trained.
     loss    = (1 / |B|) sum_b w_b l_b                     (eq. 10, phase 3)
 
 Phase 1 ends when the n_k-weighted mean of the clients' validation losses no longer falls. A client
-that holds out fewer than `privacy.min_count` samples withholds its loss, and one that has fewer in
-all returns the MADE as it was (0 is the paper's method).
+withholds its loss if it holds out fewer than `privacy.min_count` samples. If it has fewer training
+samples than that, it returns the MADE unchanged. `privacy.min_count=0` is the paper's method.
 
-    density  down: slot `density`            up: slot `density`, `feddisk.val`; (0,): withheld
-    weigh    down: slot `density`            up: the metric `feddisk.ess`
-    train    down: what the host sends       up: what the host sends
+    density  down: slot `density`               up: slot `density`, `feddisk.val`; (0,): withheld
+    weigh    down: slot `density`               up: the metric `feddisk.ess`
+    train    down: what the base method sends   up: what the base method sends
 
-Under ratio=raw there is no MADE: phase 1 and the slot are absent, and `weigh` sends no weights.
-Under privacy.noise neither `feddisk.val` nor `feddisk.ess` is sent.
+Under ratio=raw there is no MADE, so there is no phase 1 and no slot, and `weigh` sends no MADE.
+Under privacy.noise, clients send neither `feddisk.val` nor `feddisk.ess`.
 
     client keeps: w (n_k,)
     server keeps: the best global MADE with its loss, and the number E_1 of rounds of `density`
 
-Only weights travel. Masks and initial weights are functions of the run's seed, so that local MADEs
-start where the global one does.
+Only the weights of a MADE travel. Masks and initial weights are functions of the run's seed, so
+local MADEs start from the same weights as the global MADE.
 
-What the classifier sees (`ratio`):
-- "sampled" (section 5.5): n_k samples drawn from the local MADE against n_k from the global one,
-  all as the local MADE's outputs, and evaluated at its outputs of the client's own samples. This
-  estimates a density ratio.
-- "outputs" (section 5.3, literally): both MADEs' outputs of the client's own samples. This
-  separates the networks rather than the samples, so that w is mostly 1.
+The option `ratio` chooses the inputs of the classifier:
+- "sampled" (section 5.5): n_k samples drawn from the local MADE against n_k samples drawn from the
+  global MADE. The classifier is evaluated at the client's own samples. Its inputs are the outputs
+  of the local MADE for all these samples. This estimates a density ratio.
+- "outputs" (section 5.3, literally): both MADEs' outputs for the client's own samples. The
+  classifier then distinguishes the networks rather than the samples, so w is mostly 1.
 - "raw" (FedDiskAb, section 6): the client's pixels against n_k samples of the union of all clients'
-  data, which no real federation has. It is for simulations only.
+  data. No real federation has this union, so "raw" is for simulations only.
 
-Deviations and choices: MADEs are trained by Adam at 1e-3 (the authors' program; the paper prints
-SGD at 1e-2). Phase 1 has a patience of 3 rounds, while the paper ends it once the loss starts to
-increase. The clip of r, and the mean of 1, with which the learning rate keeps its meaning, are not
-in the paper.
+Deviations and choices: MADEs are trained by Adam at 1e-3 as in the authors' program; the paper
+prints SGD at 1e-2. Phase 1 has a patience of 3 rounds; the paper ends it once the loss starts to
+increase. The paper neither clips r nor divides the weights by their mean. With a mean of 1, a
+learning rate has the same effect as without weights.
 
-Defaults: H = 50 hidden units are the paper's for Chest-Xray (400 for FEMNIST, 30 for MNIST). The
-paper's too are at most 500 rounds of the global MADE (made_max_rounds) with 2 local epochs each, at
-most 500 epochs of the local one (local_max_epochs), and a classifier with 100 units at SGD 1e-2.
-The classifier's own limit, clf_max_epochs = 200, is not among them.
+Defaults: H = 50 hidden units is the paper's value for Chest-Xray (400 for FEMNIST, 30 for MNIST).
+These defaults are also the paper's: at most 500 rounds of the global MADE (made_max_rounds) with 2
+local epochs each, at most 500 epochs of the local MADE (local_max_epochs), and a classifier with
+100 units, trained by SGD at 1e-2. The limit clf_max_epochs = 200 is not from the paper.
 
-The plug-in below has its server half first, and both in the order of the phases; densities.py has
-the equations, and trains the MADEs and the classifier.
+The plug-in below has its server half first. Both halves follow the order of the phases.
+densities.py has the equations, and trains the MADEs and the classifier.
 """
 
 from __future__ import annotations
@@ -101,16 +102,16 @@ from fedhet.methods.feddisk import densities
 from fedhet.methods.feddisk.densities import Masks
 
 SLOT = "density"  # the global MADE
-HELD_OUT = 0.1  # share of a client's training samples on which MADEs are validated
+HELD_OUT = 0.1  # share of a client's training samples that validate MADEs
 
 
 def pixels(workspace: Workspace, pid: int) -> Tensor:
-    """(n, D) the training inputs of a client in [0, 1], before any normalisation."""
+    """Return the training inputs (n, D) of a client in [0, 1], before any normalisation."""
     return workspace.unit(pid).x.flatten(1).float()
 
 
 def pooled(workspace: Workspace, pid: int, n: int) -> Tensor:
-    """(n, D): n samples of all clients' training data, without replacement (FedDiskAb)."""
+    """Draw n samples of all clients' training data, without replacement, (n, D) (FedDiskAb)."""
     first = np.cumsum([0, *workspace.task.sizes])  # samples are numbered client by client
     draws = streams.generator(workspace.seed, "feddisk.pool", pid=pid)
     chosen = draws.choice(first[-1], n, replace=False)
@@ -120,22 +121,22 @@ def pooled(workspace: Workspace, pid: int, n: int) -> Tensor:
 
 
 def trainable(made: AnyTree) -> Tree:
-    """A copy of a MADE whose tensors require gradients."""
+    """Return a copy of a MADE with tensors that require gradients."""
     return trees.map(lambda t: t.clone().requires_grad_(), made)
 
 
 def weight_of_sample(params: AnyTree, batch: None, own: Tree) -> Tensor:
-    """w (n,), by which eq. 10 multiplies the losses."""
+    """Return w (n,), which multiplies the losses in eq. 10."""
     return own["w"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDiskPlugin(Plugin):
-    """The phases `density` and `weigh`, then sample weights in every training.
+    """Adds the phases `density` and `weigh`, then weights the samples in every training.
 
-    Its options are those that conf/plugin/feddisk.yaml explains. The server's state is "E1", the
-    rounds of `density` so far; the lowest validation loss "best" and its "made"; and "stale", how
-    many validated MADEs in a row were no better.
+    conf/plugin/feddisk.yaml explains the options. The server's state has "E1", the number of rounds
+    of `density` so far; "best", the lowest validation loss, and "made", the MADE with this loss;
+    and "stale", the number of validated MADEs in a row that were no better.
     """
 
     name = "feddisk"
@@ -169,7 +170,8 @@ class FedDiskPlugin(Plugin):
         super().__post_init__()
         if self.binarise and self._raw:
             raise ConfigError(
-                "plugin.feddisk.binarise=true is for the MADEs; plugin.feddisk.ratio=raw has none"
+                "plugin.feddisk.binarise=true changes the inputs of MADEs, but"
+                " plugin.feddisk.ratio=raw has no MADE; use binarise=false or another ratio"
             )
 
     @property
@@ -182,17 +184,17 @@ class FedDiskPlugin(Plugin):
 
     # ---- server
     def setup(self, setup: RunSetup) -> State:
-        """Refuse inputs outside [0, 1], and ratio=raw where it is not a simulation's.
+        """Refuse inputs outside [0, 1], and refuse ratio=raw outside of simulations.
 
         Raises:
-            ConfigError: the inputs or the ratio do not fit.
+            ConfigError: the task's inputs are not in [0, 1], or ratio=raw in a real federation.
         """
         workspace = setup.workspace
         workspace.task.check_density(self.name)
         if self._raw and not workspace.simulated:
             raise ConfigError(
                 "plugin.feddisk.ratio=raw (FedDiskAb) pools the clients' raw data, which only a"
-                " simulation can do: run it with engine=local or engine=ray"
+                " simulation can do: use engine=local or engine=ray, or another ratio"
             )
         if self._raw:
             log.warning(
@@ -204,23 +206,24 @@ class FedDiskPlugin(Plugin):
         return {"E1": 0, "best": inf, "stale": 0, "made": {}}
 
     def _warn_of_few(self, workspace: Workspace) -> None:
-        """Say so where no client has enough samples to validate a MADE."""
+        """Warn if no client has enough samples to validate a MADE."""
         largest = MOST_SAMPLES if workspace.task.unsized else max(workspace.task.sizes)
         if self._held_out(largest) < max(1, workspace.min_count):
             log.warning(
-                "feddisk: no client validates the global MADE, because none has min_samples=%d and"
-                " holds out privacy.min_count=%d: all made_max_rounds=%d rounds are executed",
+                "feddisk: no client validates the global MADE, because no client has at least"
+                " min_samples=%d samples and holds out at least privacy.min_count=%d of them: all"
+                " made_max_rounds=%d rounds are executed",
                 self.min_samples,
                 workspace.min_count,
                 self.made_max_rounds,
             )
 
     def _weighed(self, workspace: Workspace) -> int:
-        """The smallest number of samples of a client that estimates density ratios."""
+        """Return the smallest number of samples with which a client estimates density ratios."""
         return max(self.min_samples, workspace.min_count)
 
     def _held_out(self, n: int) -> int:
-        """How many of n samples a client holds out to validate MADEs."""
+        """Return how many of n samples a client holds out to validate MADEs."""
         return max(1, int(HELD_OUT * n + 0.5)) if n >= self.min_samples else 0
 
     def slots(self, setup: RunSetup) -> dict[str, Tree]:
@@ -236,7 +239,7 @@ class FedDiskPlugin(Plugin):
         return [weigh] if self._raw else [density, weigh]
 
     def expects(self, step: Step) -> Mapping[str, Expected]:
-        if step.workspace.noise:  # no loss leaves a client, so all rounds are executed
+        if step.workspace.noise:  # clients send no loss, so all rounds are executed
             return {}
         if step.phase == "density":  # a negative log-likelihood of bits
             return {"val": Expected(low=0, statistic=True)}
@@ -244,15 +247,16 @@ class FedDiskPlugin(Plugin):
         return {"ess": share} if step.phase == "weigh" else {}
 
     def _average(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The merge of `density`: equation 12, by n_k whatever the host's own weights are.
+        """Merge the phase `density`, by equation 12.
 
-        The clients' validation losses are those of the MADE with which the round began. The last
-        merge puts the best MADE back. If that is the last validated one, the one trained from it
-        stays, which no client has validated.
+        The weights are n_k, also if the base method has other weights. The clients have validated
+        the MADE with which the round began. The last merge puts the MADE with the lowest loss back.
+        But if this is the MADE with which the last round began, the merge keeps the MADE that the
+        last round trained from it, although no client has validated that.
         """
         change = step.average()
         total_loss = 0.0
-        validating = 0  # the samples of the clients that validate
+        validating = 0  # training samples of the clients that sent a validation loss
         for update in updates:
             change.add(update.change, update.n)
             if (val := update.extras.get("val")) is not None:
@@ -275,10 +279,10 @@ class FedDiskPlugin(Plugin):
         return bool(state["stale"] >= self.made_patience)
 
     def _record(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The merge of `weigh`: record the clients' effective sample sizes; no weights change."""
+        """Merge the phase `weigh`: record the effective sample sizes, and change no weights."""
         costs = self._costs(step, state)
         shares = {update.pid: update["ess"] for update in updates if "ess" in update}
-        if not shares:  # under privacy.noise they are not sent
+        if not shares:  # under privacy.noise clients do not send them
             return Merged({}, state, costs)
         low = [pid for pid, share in shares.items() if share < 0.5]
         if low:
@@ -308,9 +312,9 @@ class FedDiskPlugin(Plugin):
         return Merged(new, state, self._costs(step, state, step.number))
 
     def _costs(self, step: Step, state: State, trained: int = 0) -> Recorded:
-        """E_1, and how many numbers one client has sent and received so far.
+        """Return E_1, and how many numbers one client has sent and received so far.
 
-        That is equation 19, or equation 18 without a MADE. `trained` is E_2.
+        The cost is equation 19, or equation 18 without a MADE. `trained` is E_2.
         """
         model = trees.pick(step.workspace.initial, step.workspace.shared)
         clf, made = (
@@ -322,10 +326,10 @@ class FedDiskPlugin(Plugin):
     # ---- client
     @serves
     def density(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """Train the global MADE for some local epochs, and validate it as it was received.
+        """Validate the received global MADE, and train it for some local epochs.
 
-        A client with fewer than `workspace.min_count` samples returns it unchanged, and none sends
-        the loss of fewer samples.
+        A client with fewer than `workspace.min_count` samples returns the MADE unchanged. No client
+        sends a loss over fewer samples than that.
         """
         least, noise = ctx.workspace.min_count, ctx.workspace.noise
         made, val = msg.weights, None
@@ -340,13 +344,13 @@ class FedDiskPlugin(Plugin):
                 "global MADE", made, masks, train, how, draws, ctx.workspace.batcher
             ):
                 if len(train) >= least:
-                    metrics["feddisk.nll"] = loss  # that of the last epoch remains
+                    metrics["feddisk.nll"] = loss  # in the end the loss of the last epoch
         extras = {} if noise else {"val": val}
         return Result(trees.map(Tensor.detach, made), extras, metrics), state
 
     @serves
     def weigh(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """Compute the sample weights, which stay here; the networks behind them are discarded."""
+        """Compute the sample weights and keep them; discard the networks that gave them."""
         x = self._inputs(ctx, msg.pid)
         w = torch.ones(len(x))
         if len(x) >= self._weighed(ctx.workspace):
@@ -356,7 +360,7 @@ class FedDiskPlugin(Plugin):
         return Result(metrics={"feddisk.ess": ess}), {"w": {"w": w}}
 
     def _density_ratio(self, msg: Message, ctx: ClientContext, x: Tensor) -> Tensor:
-        """r (n,), the global over the local density at x (n, D) (eq. 16)."""
+        """Return r (n,), the global over the local density at x (n, D) (eq. 16)."""
         z_local, z_global, z = self._classifier_inputs(msg, ctx, x)
         how = LocalSettings(
             lr=self.clf_lr, epochs=self.clf_max_epochs, batch_size=self.clf_batch_size
@@ -377,7 +381,11 @@ class FedDiskPlugin(Plugin):
     def _classifier_inputs(
         self, msg: Message, ctx: ClientContext, x: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs of local samples (label 0), global ones (label 1), and the client's own n."""
+        """Return the classifier's inputs for local, for global, and for the client's own samples.
+
+        The classifier is trained on local (label 0) and global samples (label 1), and evaluated at
+        the client's n own samples.
+        """
         if self._raw:
             return x, pooled(ctx.workspace, msg.pid, len(x)), x
         masks = self._masks(ctx, x)
@@ -403,12 +411,12 @@ class FedDiskPlugin(Plugin):
 
     @torch.no_grad()
     def _features(self, made: AnyTree, masks: Masks, x: Tensor) -> Tensor:
-        """z (n, D) of the samples x (n, D), as a MADE sees them."""
+        """Return z (n, D), the classifier's inputs that a MADE computes from samples x (n, D)."""
         outputs = densities.logits(made, masks, x).sigmoid()
         return outputs if self.features == "outputs" else x * outputs + (1 - x) * (1 - outputs)
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
-        """w of the client's own samples, which come first, and 1 of those of other plug-ins."""
+        """Weight the client's own samples, which come first, by w, and added samples by 1."""
         n = len(ctx.data)
         if "w" not in state:
             raise ValueError(
@@ -424,40 +432,40 @@ class FedDiskPlugin(Plugin):
 
     # ---- inputs, masks and MADEs
     def _inputs(self, ctx: ClientContext, pid: int) -> Tensor:
-        """x (n, D) in [0, 1], before any normalisation.
+        """Return x (n, D) in [0, 1], before any normalisation.
 
-        With `binarise` it is one Bernoulli draw of each pixel, the same in every phase.
+        With `binarise`, x is one Bernoulli draw of each pixel, the same in every phase.
         """
         workspace = ctx.workspace
         x = pixels(workspace, pid)
         if self.binarise:
             draws = streams.torch_generator(workspace.seed, "feddisk.binarise", pid=pid)
             x = (torch.rand(x.shape, generator=draws).to(workspace.device) < x).float()
-        for width in ("hidden", "clf_hidden"):  # of weights, and of what samples become
+        for width in ("hidden", "clf_hidden"):  # limits weights (D, H) and activations (n, H)
             largest = max(x.shape), getattr(self, width)
             workspace.limits.check_array(f"plugin.feddisk.{width}={largest[1]}", *largest)
         return x
 
     def _split(self, ctx: ClientContext, pid: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(training part, held-out part); clients below `min_samples` hold out nothing."""
+        """Return the training part and the held-out part, which is empty below `min_samples`."""
         draws = streams.generator(ctx.workspace.seed, "feddisk.split", pid=pid)
         order = torch.from_numpy(draws.permutation(len(x)))
         held_out = self._held_out(len(x))
         return x[order[held_out:]], x[order[:held_out]]
 
     def _initial(self, workspace: Workspace, dim: int) -> Tree:
-        """Where the global MADE and every local one start: a function of the run's seed."""
+        """Return the initial weights of every MADE of the run, which follow from the run's seed."""
         draws = streams.torch_generator(workspace.seed, "feddisk.init")
         made = densities.initial(dim, self.hidden, draws)
         return trees.map(lambda t: t.to(workspace.device), made)
 
     def _masks(self, ctx: ClientContext, x: Tensor) -> Masks:
-        """The masks of every MADE of the run, for x (n, D)."""
+        """Return the masks of every MADE of the run, for x (n, D)."""
         masks = densities.masks(x.shape[1], self.hidden, self.masks, ctx.workspace.seed)
         return Masks(*(t.to(x.device) for t in masks))
 
     def _training(self, epochs: int) -> LocalSettings:
-        """How MADEs are trained."""
+        """Return the settings that train MADEs."""
         lr, size, optimizer = self.made_lr, self.made_batch_size, self.made_optimizer
         return LocalSettings(lr=lr, epochs=epochs, batch_size=size, optimizer=optimizer)
 

@@ -1,7 +1,8 @@
 """FedDisk, equations 2 and 11 to 17: densities by MADE, and the sample weights they give.
 
-Nothing here knows of rounds. MADE is that of Germain et al. 2015, "MADE: Masked autoencoder for
-distribution estimation", with one hidden layer and the natural order of the inputs.
+The functions here do not depend on rounds or messages. MADE follows Germain et al. 2015, "MADE:
+Masked autoencoder for distribution estimation", with one hidden layer and the natural order of the
+inputs.
 
 Shapes: D inputs in [0, 1], H hidden units, n samples. A MADE is the tree W1 (H, D), b1 (H,),
 W2 (D, H), b2 (D,).
@@ -42,8 +43,8 @@ def masks(dim: int, hidden: int, kind: str = "even", seed: int = 0) -> Masks:
         dim: D, >= 1.
         hidden: H, >= 1.
         kind: "even" spreads the degrees over 1..D-1, m(k) = 1 + floor(k (D - 1) / H); "random"
-            draws them uniformly from that range.
-        seed: of the run, for these draws.
+            draws them uniformly from 1..D-1.
+        seed: the run's seed, for these draws.
     """
     degrees = 1 + torch.arange(hidden) * (dim - 1) // hidden
     if kind == "random":
@@ -111,15 +112,15 @@ def fit_made(
     draws: torch.Generator,
     batcher: Batcher | None = None,
 ) -> Tree:
-    """Fit a MADE to x (n, D), and return it as it was after its best epoch.
+    """Fit a MADE to x (n, D), and return its weights after the best epoch.
 
     Args:
         made: the initial weights, which are changed in place.
         mask: the masks.
         x: (n, D) the training samples.
         held_out: (m, D) the validation samples; the best epoch has the lowest loss on them.
-        settings: how it is trained.
-        patience: stop after so many epochs without a lower validation loss.
+        settings: the settings of the training.
+        patience: the training stops after so many epochs without a lower validation loss.
         draws: for the order of the samples.
         batcher: as in `fedhet.core.client.descent.descend`.
     """
@@ -135,7 +136,7 @@ def fit_made(
 
 
 def made_epochs(
-    what: str,
+    name: str,
     made: Tree,
     mask: Masks,
     x: Tensor,
@@ -151,14 +152,14 @@ def made_epochs(
         return nll(params, Masks(**own[0]), *columns), None, {}
 
     optimizer = optimizers.make(settings, list(made.values()))
-    own = [mask._asdict()]  # each run's masks are its own
-    descent = Descent(made, (x,), terms, optimizer, settings.batch_size, own=own, common=what)
-    return epochs_of(what, descent, settings.epochs, draws, batcher)
+    own = [mask._asdict()]  # runs that share a batch (`engine.fused`) may have different masks
+    descent = Descent(made, (x,), terms, optimizer, settings.batch_size, own=own, common=name)
+    return epochs_of(name, descent, settings.epochs, draws, batcher)
 
 
 @torch.no_grad()
 def mean_nll(made: Tree, mask: Masks, x: Tensor) -> float:
-    """The mean negative log likelihood of x (n, D)."""
+    """Return the mean negative log likelihood of x (n, D)."""
     return float(nll(made, mask, x).double().mean())
 
 
@@ -172,19 +173,23 @@ def classify(
     draws: torch.Generator,
     batcher: Batcher | None = None,
 ) -> Tensor:
-    """Train a classifier to tell `zeros` from `ones`, and return P(1 | z) (n,) of the rows of `at`.
+    """Train a binary classifier on `zeros` (label 0) and `ones` (label 1), and evaluate it at `at`.
 
-    It has one hidden layer with ReLU, and is initialised from torch's global random stream.
+    The classifier has one hidden layer with ReLU. Its initial weights are drawn from torch's global
+    random stream.
 
     Args:
-        zeros: (n0, D) the samples of class 0.
-        ones: (n1, D) the samples of class 1.
+        zeros: (n0, D) the samples with label 0.
+        ones: (n1, D) the samples with label 1.
         at: (n, D) the samples to classify.
         hidden: the number of hidden units.
-        settings: how it is trained.
-        stop: ends the training, called with each epoch's mean loss.
+        settings: the settings of the training.
+        stop: is called with each epoch's mean loss, and ends the training.
         draws: for the order of the samples.
         batcher: as in `fedhet.core.client.descent.descend`.
+
+    Returns:
+        (n,) the probability of label 1 for each row of `at`.
     """
     x = torch.cat([zeros, ones])
     y = torch.cat([x.new_zeros(len(zeros)), x.new_ones(len(ones))]).long()
@@ -212,17 +217,17 @@ def classify(
 
 
 def epochs_of(
-    what: str,
+    name: str,
     descent: Descent,
     epochs: int,
     draws: torch.Generator,
     batcher: Batcher | None = None,
 ) -> Iterator[float]:
-    """Train so many epochs, and yield the mean loss of each.
+    """Train for `epochs` epochs, and yield the mean loss of each epoch.
 
     Args:
-        what: what is trained, for the error message.
-        descent: how.
+        name: the name of the trained network, for the error message.
+        descent: the parameters, the samples, the loss and the optimiser.
         epochs: the number of epochs.
         draws: for the order of the samples, which are shuffled anew in every epoch.
         batcher: as in `fedhet.core.client.descent.descend`.
@@ -235,7 +240,7 @@ def epochs_of(
         order = torch.randperm(len(x), generator=draws).to(x.device)
         mean = float(descend(descent, [order], batcher)) / len(x)
         if not isfinite(mean):
-            raise ValueError(f"the loss of the {what} is {mean}; a smaller learning rate may help")
+            raise ValueError(f"the loss of the {name} is {mean}; a smaller learning rate may help")
         yield mean
 
 
@@ -246,7 +251,7 @@ def density_ratio(p: Tensor, n_local: int, n_global: int, eps: float) -> Tensor:
     Args:
         p: (n,) the classifier's P(global | z), n >= 1.
         n_local: the number of local samples on which the classifier was trained, >= 1.
-        n_global: the number of global samples on which it was trained, >= 1.
+        n_global: the number of global samples on which the classifier was trained, >= 1.
         eps: p is clipped to [eps, 1 - eps].
 
     Raises:
@@ -267,8 +272,8 @@ def sample_weights(r: Tensor, lo: float, hi: float, normalise: str) -> Tensor:
         r: (n,) the density ratios.
         lo: the lower bound to which r is clipped.
         hi: the upper bound to which r is clipped.
-        normalise: "mean1" to divide by the mean, "minmax2" to scale to [0, 2], or "none". Unless
-            it is "none", constant ratios give weights of 1.
+        normalise: "mean1" to divide by the mean, "minmax2" to scale to [0, 2], or "none". With
+            "mean1" and "minmax2", constant ratios give weights of 1.
     """
     r = r.clamp(lo, hi)
     if normalise == "none":
@@ -283,6 +288,6 @@ def sample_weights(r: Tensor, lo: float, hi: float, normalise: str) -> Tensor:
 def effective_size(w: Tensor) -> float:
     """Return the effective sample size (sum w)^2 / sum w^2 of weights w (n,), in [1, n].
 
-    That many equally weighted samples have the same variance.
+    A mean over so many equally weighted samples has the same variance.
     """
     return float(w.sum() ** 2 / w.square().sum())

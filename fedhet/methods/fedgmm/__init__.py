@@ -1,8 +1,9 @@
 """FedGMM: missing classes filled from mixtures that clients share (Nagaraju, Sen and Mohan).
 
 Nagaraju, Sen and Mohan, "Handling data heterogeneity in federated learning with global data
-distribution". A plug-in for any host: once, before the training, clients share a mixture of
-Gaussians of each class, and draw from everyone's mixtures the samples that they lack.
+distribution". FedGMM is a plug-in for any base method. Once, before the training, each client
+shares a mixture of Gaussians for each of its classes. Then it draws the samples that it lacks from
+the mixtures of all clients.
 
     p_ic   = sum_k pi_ick N(mu_ick, diag var_ick)            (section 4.1)
     p_c    = sum_i n_ic p_ic / sum_i n_ic                    (algorithm 1, line 1)
@@ -10,44 +11,46 @@ Gaussians of each class, and draw from everyone's mixtures the samples that they
     gen_ic = max(0, T_i - n_ic)                              (algorithm 1, line 3)
     lr    <- (1 - psi) lr, after each round                  (algorithm 1, line 8)
 
-p_ic is fitted by EM to client i's n_ic samples of class c, with pixels in [0, 1]. p_c has all
-components, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic samples of class c.
+Client i fits p_ic by EM to its n_ic samples of class c, with pixels in [0, 1]. p_c has the
+components of all clients, with the weights n_ic pi_ick / sum_i n_ic. Client i draws gen_ic samples
+of class c.
 
     fit    down: nothing
            up: `fedgmm.counts` (C,), `fedgmm.mixtures`: label (K,), pi (K,), mu (K, d), var (K, d)
-    share  down: `fedgmm.mixtures` of all clients, `fedgmm.global_max` where it is the target
+    share  down: `fedgmm.mixtures` of all clients; with target=global_max also `fedgmm.global_max`
            up: `fedgmm.generated`, as it follows from `fedgmm.counts`
-    train  down: x
-           up: w_k, n_k
+    train  down: what the base method sends
+           up: what the base method sends
 
     client keeps: its generated samples
-    server keeps: the mixtures until they are shared, then how many samples each client drew
+    server keeps: the mixtures until it has shared them, then how many samples each client drew
 
 Deviations and choices:
-- The paper does not define how mixtures are "aggregated". Concatenation is the density of the
-  pooled samples. Averaging component k over clients would mean nothing, since the labels of
-  components are arbitrary.
-- `num_examples`, and so p_i = N_i / sum N, counts the real samples; `agg_count=augmented` counts
-  the generated ones too.
-- A client keeps its samples as uint8, which takes a quarter of the memory of what it trains on and
-  moves a pixel by 1/510 at most. It does not keep the mixtures to draw anew, because their size
-  grows with the number of clients.
-- The paper decays the learning rate of FedAvg and FedProx, its baselines, in the same way. Here psi
-  is FedGMM's, and other methods have a constant rate by default, so a comparison by the defaults is
-  not the paper's. `client.lr_decay=0.98` is, for all three: `client.lr_decay` and 1 - psi do not
-  multiply; the smaller of the two applies.
-- The paper claims privacy without analysis. With few samples, components are copies of images. So a
-  class of fewer than `privacy.min_count` samples has no mixture, and no component of several has
-  fewer than four times as many: EM gets fewer components, and those that are smaller in the end are
-  merged with the closest one, which keeps the mean and the variance of the class. Its count is sent
-  as 0, and the number of samples that it says it drew, which `agg_count=augmented` uses, follows
-  from the counts that it has sent. With `privacy.min_count=0`, the paper's method, a warning
-  names thin mixtures.
+- The paper does not define how to "aggregate" mixtures. Here the server concatenates them, which
+  gives the density of the pooled samples. An average of component k over clients would have no
+  meaning, because the order of components is arbitrary.
+- `num_examples`, and so p_i = N_i / sum N, counts the real samples. `agg_count=augmented` also
+  counts the generated samples.
+- A client keeps its generated samples as uint8. They take a quarter of the memory of float32, and a
+  pixel changes by at most 1/510. The client does not keep the mixtures to draw anew, because their
+  size grows with the number of clients.
+- The paper also decays the learning rate of its baselines FedAvg and FedProx by psi. Here psi is an
+  option of FedGMM, and other methods have a constant rate by default. To compare as the paper does,
+  set `client.lr_decay=0.98` for all three methods: `client.lr_decay` and 1 - psi do not multiply,
+  but the smaller of them applies.
+- The paper claims privacy without analysis. With few samples, components are copies of images.
+  Therefore a class with fewer than `privacy.min_count` samples has no mixture, and the client sends
+  its count as 0. If a mixture has several components, each has at least four times
+  `privacy.min_count` samples. To reach this, EM starts with fewer components, and components that
+  are too small in the end are merged with the closest component. Merging keeps the mean and the
+  variance of the class. The client also sends how many samples it drew, for
+  `agg_count=augmented`. This number follows from the counts that the client has sent. With
+  `privacy.min_count=0`, the paper's method, a warning counts thin mixtures.
 
-Defaults: 5 components and `psi = .02` are the paper's. Its momentum .9, weight decay, batch size
-128 and one local epoch are settings of the client (conf/client).
+Defaults: 5 components and `psi = .02` are the paper's. The paper's momentum .9, weight decay, batch
+size 128 and one local epoch are settings of the client (conf/client).
 
-mixtures.py has the form in which mixtures travel, and gaussians.py the equations.
+mixtures.py defines the form in which mixtures travel, and gaussians.py has the equations.
 """
 
 from __future__ import annotations
@@ -101,25 +104,30 @@ from fedhet.methods.fedgmm.mixtures import (
     unpack,
 )
 
-COUNTS = "fedgmm.counts"  # as the extra is named in messages
-# A class of many samples has so many times privacy.min_count behind each component: with fewer, the
-# distance to a component distinguishes training samples from others (docs/promises_measured.md).
+COUNTS = "fedgmm.counts"  # the extra's name in messages
+# Each of several components of a class has at least so many times privacy.min_count samples. With
+# fewer, the distance to a component distinguishes training samples from other samples
+# (docs/promises_measured.md).
 PER_COMPONENT = 4
 
 
 def weights(params: AnyTree, batch: None, own: Tree) -> Tensor:
-    """1 for each real sample and gen_weight for each generated one, (n,)."""
+    """Return 1 for each real sample and gen_weight for each generated sample, (n,)."""
     return own["weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedGMMPlugin(Plugin):
-    """The phases `fit` and `share`, once each and with everyone, then training on more samples.
+    """Adds the phases `fit` and `share` with all clients, then trains on generated samples, too.
 
-    The server's state is "mixtures", the packed ones of all clients, until they are shared;
-    "global_max", the largest class of any client; "counts", client -> samples by class, until it
-    has drawn; "generated", client -> how many samples it drew; and "lr_decay" of the run. That of a
-    client is "samples": x (m, ...) uint8 and y (m,).
+    The server's state has
+    - "mixtures", the packed mixtures of all clients, until it has shared them;
+    - "global_max", the size of the largest class of any client;
+    - "counts", client -> number of samples by class, until the clients have drawn samples;
+    - "generated", client -> how many samples it drew;
+    - "lr_decay", the run's setting.
+
+    A client's state is "samples": x (m, ...) uint8 and y (m,).
     """
 
     name = "fedgmm"
@@ -155,11 +163,11 @@ class FedGMMPlugin(Plugin):
     # ---- phase "fit"
     @serves
     def fit(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
-        """Fit one mixture to each class of which the client has enough samples, and send them.
+        """Fit a mixture to each class with enough samples, and send the mixtures.
 
-        A class has at least `workspace.min_count` samples, and a component PER_COMPONENT times
-        as many, unless it is the only one of its class: EM starts with fewer components, and those
-        that are smaller in the end are merged with others.
+        A class needs at least `workspace.min_count` samples. If a mixture has several components,
+        each has at least PER_COMPONENT times as many samples: EM starts with few enough components,
+        and components that are smaller in the end are merged with other components.
         """
         workspace, data = ctx.workspace, _unit(ctx, msg.pid)
         classes, d = workspace.task.classes, math.prod(data.x.shape[1:])
@@ -172,7 +180,7 @@ class FedGMMPlugin(Plugin):
         }
         n, k = int(counts.max()), max(components.values(), default=0)
         limits, name = workspace.limits, f"plugin.fedgmm.components={self.components}"
-        limits.check_array(name, max(n, 2 * d), k, width=8)  # of samples, and of components
+        limits.check_array(name, max(n, 2 * d), k, width=8)  # (n, k) in EM; mu and var (k, d) each
         if workspace.noise:
             limits.check_array(name, classes, self.components, d)
         checked_size("this client", sum(components.values()), d, self.max_payload_mb)
@@ -184,14 +192,14 @@ class FedGMMPlugin(Plugin):
                 workspace.seed, f"fedgmm.em.{c}", "fedgmm.fit", msg.step, msg.pid
             )
             mixture, converged = gaussians.fit(x, k, reg_covar=self.reg_covar, seed=seed)
-            # A component's samples are n pi, up to rounding.
+            # A component has n pi samples, up to rounding.
             least = fewest * (1 - 1e-6) / len(x)
             mixtures[c] = gaussians.reduce(mixture, k, least) if fewest else mixture
             if not converged:
                 not_converged += 1
                 log.warning(
-                    "fedgmm: client %d, class %d: EM has not converged; the mixture of its last"
-                    " step is used",
+                    "fedgmm: client %d, class %d: EM has not converged; the client sends the"
+                    " mixture of EM's last step",
                     msg.pid,
                     c,
                 )
@@ -201,9 +209,9 @@ class FedGMMPlugin(Plugin):
         return Result(extras=sent, metrics={"fedgmm.not_converged": float(not_converged)}), state
 
     def _pool(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The merge of `fit`: concatenate the clients' mixtures of each class.
+        """Merge the phase `fit`: concatenate the clients' mixtures of each class.
 
-        They are in the order of client ids, whatever that of the cohort.
+        The mixtures are in the order of client ids, whatever the order of the replies.
         """
         workspace = step.workspace
         replies = sorted(updates, key=lambda update: update.pid)
@@ -216,7 +224,8 @@ class FedGMMPlugin(Plugin):
                 pooled[c] = gaussians.reduce(mixture, self.max_components or len(mixture.pi))
         if absent := [c for c in range(workspace.task.classes) if c not in pooled]:
             log.warning(
-                "fedgmm: no client has a mixture of the classes %s; nothing is generated for them",
+                "fedgmm: no client has a mixture of the classes %s; no samples of these classes are"
+                " generated",
                 absent,
             )
         shares = [
@@ -225,7 +234,7 @@ class FedGMMPlugin(Plugin):
             for c, mixture in sent.items()
         ]
         thin = sum(share < 10 for share in shares)
-        if thin and workspace.min_count < 5:  # components may be of two samples
+        if thin and workspace.min_count < 5:  # a component may have only two samples
             log.warning(
                 "fedgmm: privacy: %d of %s have fewer than 10 samples per component; with"
                 " privacy.min_count=%d their components may be near-copies of images",
@@ -258,7 +267,12 @@ class FedGMMPlugin(Plugin):
         return unpack(tree, _pixels_of(workspace), workspace.task.classes, self.reg_covar)
 
     def _check_mixtures(self, workspace: Workspace, tree: Tree, update: messages.Upload) -> None:
-        """Every class with enough samples has a mixture, of no more components than it may have."""
+        """Refuse missing mixtures, and mixtures with too many components.
+
+        Raises:
+            ValueError: a class with enough samples has no mixture, or a class has more components
+                than its number of samples allows.
+        """
         mixtures = self._unpacked(workspace, tree)
         for c, n in enumerate(update.whole(COUNTS).tolist()):
             enough = n >= self.min_class_samples
@@ -268,7 +282,8 @@ class FedGMMPlugin(Plugin):
                 raise ValueError(
                     f"extra {MIXTURES!r}, class {c}: {counted(k, 'component')} of"
                     f" {counted(n, 'sample')}; expected: at least {min(1, most)}, at most {most},"
-                    f" since a class of min_class_samples={self.min_class_samples} has a mixture"
+                    " because a class with at least"
+                    f" min_class_samples={self.min_class_samples} samples has a mixture"
                 )
 
     # ---- phase "share"
@@ -293,22 +308,29 @@ class FedGMMPlugin(Plugin):
                 )
                 part.copy_(gaussians.sample(mixtures[c], len(part), draws).mul_(255).round_())
         y = torch.arange(classes, dtype=data.y.dtype).repeat_interleave(missing)
-        # How many it lacks follows from its exact counts: it sends what follows from those that it
-        # has sent.
-        said = int(lacking(suppressed(counts, workspace.min_count)).sum())
-        sent: Extras = {} if workspace.noise else {"generated": said}
-        # Also where nothing is missing: the state shows that the phase has been here.
+        # `total` follows from the exact counts. The client reports the number that follows from the
+        # suppressed counts, which it has sent, so that the number reveals nothing more.
+        reported = int(lacking(suppressed(counts, workspace.min_count)).sum())
+        sent: Extras = {} if workspace.noise else {"generated": reported}
+        # The state is set even if no samples are missing: it shows `data` that `share` is done.
         return Result(extras=sent), {"samples": {"x": x.unflatten(1, shape), "y": y}}
 
     def _lacking(self, classes: Collection[int], global_max: int, counts: Tensor) -> Tensor:
-        """How many samples of each class a client with these counts draws, from these classes."""
+        """Return how many samples of each class a client with these counts draws.
+
+        Args:
+            classes: the classes with a mixture.
+            global_max: the size of the largest class of any client.
+            counts: (C,) the client's samples by class.
+        """
         available = torch.tensor([c in classes for c in range(len(counts))])
         return gaussians.generate_counts(counts, available, self.target, global_max)
 
     def _generated(self, state: State, pid: int) -> int | None:
-        """How many samples a client drew, by the counts that it has sent.
+        """Return how many samples a client drew, by the counts that it has sent.
 
-        Where its counts were not accepted, nothing follows, and the number is not used.
+        Return None if the server has not accepted the client's counts. It then ignores the number
+        that the client reports.
         """
         if pid not in state["counts"]:
             return None
@@ -317,9 +339,9 @@ class FedGMMPlugin(Plugin):
         return int(self._lacking(classes, state["global_max"], counts).sum())
 
     def _note(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """The merge of `share`: note how many samples each client drew, and drop the mixtures."""
+        """Merge the phase `share`: note how many samples each client drew; drop the mixtures."""
         after = {**state, "mixtures": {}, "counts": {}}
-        if step.workspace.noise:  # then no client sends how many
+        if step.workspace.noise:  # clients do not send how many
             return Merged({}, after)
         known = [update for update in updates if update.pid in state["counts"]]
         after["generated"] = {update.pid: int(update["generated"]) for update in known}
@@ -369,7 +391,7 @@ class FedGMMPlugin(Plugin):
         return {}
 
     def local(self, step: Step, local: LocalSettings) -> LocalSettings:  # algorithm 1, line 8
-        # The rate has client.lr_decay in it already; of the two decays the stronger applies.
+        # The rate already includes client.lr_decay. The stronger of the two decays applies.
         decay = min(1.0, (1 - self.psi) / step.state["lr_decay"])
         return replace(local, lr=local.lr * decay ** (step.number - 1))
 
@@ -399,21 +421,22 @@ class FedGMMPlugin(Plugin):
 
 
 def _pixels_of(workspace: Workspace) -> int:
-    """The number of pixels of a sample."""
+    """Return the number of pixels of a sample."""
     return math.prod(workspace.task.inputs.shape[1:])
 
 
 def _unit(ctx: ClientContext, pid: int) -> Samples:
-    """The real training samples, with inputs in [0, 1].
+    """Return the real training samples, with inputs in [0, 1].
 
     Raises:
-        ValueError: the inputs are others, or the labels are not classes.
+        ValueError: the inputs are not in [0, 1], or the labels are not classes.
     """
     data, classes = ctx.workspace.unit(pid), ctx.workspace.task.classes
     first, last = (bound.item() for bound in data.y.aminmax())
     if data.y.ndim != 1 or data.y.is_floating_point() or first < 0 or last >= classes:
         raise ValueError(
-            f"fedgmm needs labels 0 to {classes - 1}; client {pid} has {kind(data.y)} with others"
+            f"client {pid} has labels from {first} to {last} ({kind(data.y)}); fedgmm needs one"
+            f" whole number per sample, from 0 to {classes - 1}"
         )
     return data
 

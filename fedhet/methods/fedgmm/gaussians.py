@@ -22,7 +22,7 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class Mixture(NamedTuple):
-    """The weights pi (k,) of sum 1, the means mu (k, d), and the variances var (k, d) > 0."""
+    """The weights pi (k,) with sum 1, the means mu (k, d), and the variances var (k, d) > 0."""
 
     pi: Tensor
     mu: Tensor
@@ -32,7 +32,7 @@ class Mixture(NamedTuple):
 def components(n: int, most: int, least: int = 2) -> int:
     """Return the number of components for n samples, min(most, max(1, n // max(2, least))).
 
-    With k = n, each component would be a training image.
+    With as many components as samples, each component would be a training image.
 
     Args:
         n: the number of samples.
@@ -43,17 +43,20 @@ def components(n: int, most: int, least: int = 2) -> int:
 
 
 def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> tuple[Mixture, bool]:
-    """Fit a mixture of k components to x (n, d) by EM; in float64, and whether EM has converged.
+    """Fit a mixture of k components to x (n, d) by EM.
 
-    EM is scikit-learn's, started by k-means, with at most 100 iterations. After every M-step, and
-    so whether or not EM has converged, the mixture's mean is that of the samples, and its variance
-    is theirs plus reg_covar.
+    EM is scikit-learn's. It starts from k-means, and takes at most 100 iterations. After every
+    M-step, the mixture has the mean of the samples, and the variance of the samples plus reg_covar.
+    This is true even if EM has not converged.
 
     Args:
         x: (n, d) the samples.
         k: the number of components, <= n.
         reg_covar: is added to every variance.
-        seed: the seed of the start by k-means.
+        seed: the seed of k-means.
+
+    Returns:
+        The mixture in float64, and whether EM has converged.
     """
     x = x.double().cpu()
     if k == 1:  # EM's fixed point in closed form; scikit-learn does not accept a single sample
@@ -64,10 +67,10 @@ def fit(x: Tensor, k: int, *, reg_covar: float, seed: int) -> tuple[Mixture, boo
     from sklearn.mixture import GaussianMixture
 
     em = GaussianMixture(k, covariance_type="diag", reg_covar=reg_covar, random_state=seed % 2**32)
-    # EM's last bits depend on the number of BLAS and OpenMP threads. Libraries that are imported
-    # this late are not covered by the limit that was set at start-up.
+    # EM's last bits depend on the number of BLAS and OpenMP threads. The limit that fedhet sets at
+    # start-up does not cover libraries that are imported this late.
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # it is returned
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the caller gets `converged_`
         em.fit(x.numpy())
     mixture = Mixture(*(torch.from_numpy(a) for a in (em.weights_, em.means_, em.covariances_)))
     return mixture, bool(em.converged_)
@@ -83,7 +86,7 @@ def check_mixture(mixture: Mixture, d: int) -> None:
     pi, mu, var = mixture
     if not (len(pi), d) == mu.shape == var.shape:
         raise ValueError(
-            f"mu {tuple(mu.shape)}, var {tuple(var.shape)}; {(len(pi), d)} is expected"
+            f"mu {tuple(mu.shape)}, var {tuple(var.shape)}; {(len(pi), d)} is expected of both"
         )
     if bad := trees.first_nonfinite(mixture._asdict()):
         raise ValueError(f"{bad} holds NaN or infinite values; all must be finite")
@@ -98,9 +101,9 @@ def check_mixture(mixture: Mixture, d: int) -> None:
 
 
 def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixture | None:
-    """Return the mixtures' concatenation in the order given, in float64.
+    """Concatenate the mixtures in the given order, in float64.
 
-    The weights are n_i pi_ik / sum_i n_i, so that the result is the density of the pooled samples.
+    The weights are n_i pi_ik / sum_i n_i, so the result is the density of the pooled samples.
 
     Args:
         counts: n_i, the number of samples behind each mixture.
@@ -109,7 +112,7 @@ def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixt
     Returns:
         The mixture, or None if no client contributes.
     """
-    parts = [(n, *one) for n, one in zip(counts, mixtures, strict=True) if n and one is not None]
+    parts = [(n, *m) for n, m in zip(counts, mixtures, strict=True) if n and m is not None]
     if not parts:
         return None
     n, pi, mu, var = zip(*parts, strict=True)
@@ -120,22 +123,22 @@ def aggregate(counts: Sequence[int], mixtures: Sequence[Mixture | None]) -> Mixt
 def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
     """Reduce the mixture to at most `most` components by merging the closest pairs, in float64.
 
-    Then the lightest component is merged with the one closest to it, until one is left or all have
-    a weight of at least `least`.
+    Then merge the component of least weight with the component closest to it, until every weight is
+    at least `least` or a single component remains.
 
-    The mean and the variance of the whole mixture are preserved. The closest pair is the one with
-    the least increase of Runnalls' bound on the Kullback-Leibler divergence (2007, eq. 16),
+    Merging preserves the mean and the variance of the whole mixture. The closest pair has the
+    smallest increase of Runnalls' bound on the Kullback-Leibler divergence (2007, eq. 16),
 
-        ((pi_i + pi_j) log|V_ij| - pi_i log|V_i| - pi_j log|V_j|) / 2,
+        ((pi_i + pi_j) log|V_ij| - pi_i log|V_i| - pi_j log|V_j|) / 2.
 
-    where V_ij is the variance of the merged pair.
+    Here V_ij is the variance of the merged pair.
     """
     pi, mu, var = (t.double().clone() for t in mixture)
     k = len(pi)
     alive = torch.ones(k, dtype=torch.bool)
 
     def merge(i: int, j: int) -> None:
-        """Put the two components merged in the place of the first."""
+        """Replace component i by its merger with component j, and remove component j."""
         pairs = merged_with(i)
         pi[i], mu[i], var[i] = pairs.pi[j], pairs.mu[j], pairs.var[j]
         alive[j] = False
@@ -173,9 +176,9 @@ def reduce(mixture: Mixture, most: int, least: float = 0.0) -> Mixture:
 def generate_counts(
     counts: Tensor, available: Tensor, target: str | int, global_max: int
 ) -> Tensor:
-    """Return how many samples to generate of each class so that it reaches the target, (..., C).
+    """Return how many samples of each class to generate to reach the target, (..., C).
 
-    Real samples are never discarded.
+    A class above the target keeps all its real samples.
 
     Args:
         counts: (..., C) the client's own numbers of samples by class, integers.
@@ -191,7 +194,7 @@ def generate_counts(
 def sample(mixture: Mixture, n: int, draws: np.random.Generator) -> Tensor:
     """Return n samples, clipped to [0, 1], shape (n, d), float32.
 
-    The number of samples of each component is multinomial; the components follow one another.
+    The numbers of samples by component are multinomial. The samples are ordered by component.
     """
     pi = mixture.pi.double().numpy()
     out = np.empty((n, mixture.mu.shape[1]), dtype=np.float32)

@@ -1,9 +1,9 @@
 """How FedGMM's mixtures travel: one tree for the mixtures of all classes.
 
-Under privacy.noise a client sends a share for every class and the full number of components, all as
-differences from neutral ones: classes that are equally frequent, and mixtures of uniform pixels. A
-class without samples is neutral. So the content has the same form at every client. Counts and
-mixtures that the server accepts are made of it once it is noised.
+Under privacy.noise a client sends a share for every class, and the full number of components. It
+sends them as differences from neutral values, which are equal shares and mixtures of uniform
+pixels. A class without samples has the neutral mixture. Every client's content therefore has the
+same form. After noise was added, the server turns the content into valid counts and mixtures.
 """
 
 from __future__ import annotations
@@ -18,36 +18,41 @@ from fedhet.methods.fedgmm import gaussians
 from fedhet.methods.fedgmm.gaussians import Mixture
 
 MIXTURES = "fedgmm.mixtures"  # as the extra is named in messages
-MEAN, VARIANCE, LARGEST = 0.5, 1 / 12, 0.25  # of uniform pixels; no pixels in [0, 1] vary more
+# The mean and variance of uniform pixels, and the largest variance that pixels in [0, 1] can have.
+MEAN, VARIANCE, LARGEST = 0.5, 1 / 12, 0.25
 ROUNDING = 1e-5
 
 
 def pack(mixtures: dict[int, Mixture], d: int) -> Tree:
-    """Class -> mixture as one tree in float32: label (K,), pi (K,), mu (K, d), var (K, d).
+    """Return mixtures as one tree in float32: label (K,), pi (K,), mu (K, d), var (K, d).
 
-    K is the number of components of all classes, and `label` the class of each.
+    K is the number of components of all classes, and `label` has the class of each component.
+
+    Args:
+        mixtures: class -> mixture.
+        d: the number of pixels.
     """
     label = [c for c, mixture in mixtures.items() for _ in mixture.pi]
-    # Without any mixture, the empty one gives the tensors their shapes.
+    # An empty mixture comes first: without any other, it gives the tensors their shapes.
     parts = [Mixture(torch.zeros(0), torch.zeros(0, d), torch.zeros(0, d)), *mixtures.values()]
     columns = [torch.cat(column).float() for column in zip(*parts, strict=True)]
     return {"label": torch.tensor(label, dtype=torch.int64), **Mixture(*columns)._asdict()}
 
 
 def unpack(tree: Tree, d: int, classes: int, reg_covar: float) -> dict[int, Mixture]:
-    """The inverse of `pack`, with every mixture checked.
+    """Return class -> mixture from the tree that `pack` makes, and check every mixture.
 
-    The result is on the CPU, where scikit-learn fits mixtures and NumPy draws from them.
+    The result is on the CPU, because scikit-learn fits mixtures there, and NumPy draws from them.
 
     Args:
-        tree: the extra as it was received.
+        tree: the received extra.
         d: the number of pixels.
         classes: the number of classes.
-        reg_covar: what EM adds to each variance.
+        reg_covar: the number that EM adds to each variance.
 
     Raises:
-        ValueError: the tree is not one that `pack` makes, or a mixture is not valid; the message
-            names the class.
+        ValueError: the tree does not have the form that `pack` makes, or a mixture is not valid;
+            the message names the class.
     """
     well_formed = (
         {name: t.ndim for name, t in tree.items()} == {"label": 1, "pi": 1, "mu": 2, "var": 2}
@@ -76,30 +81,30 @@ def unpack(tree: Tree, d: int, classes: int, reg_covar: float) -> dict[int, Mixt
 
 
 def _check_pixels(mixture: Mixture, reg_covar: float) -> None:
-    """Refuse a mixture that no inputs in [0, 1] have.
+    """Refuse a mixture that cannot come from inputs in [0, 1].
 
     Raises:
-        ValueError: a mean is outside of [0, 1], or a variance above a quarter of the range squared.
+        ValueError: a mean is outside [0, 1], or a variance is above 1/4 + reg_covar.
     """
     low, high = (float(bound) for bound in mixture.mu.aminmax())
     if low < -ROUNDING or high > 1 + ROUNDING:
-        raise ValueError(f"means from {low:.4g} to {high:.4g}; inputs are in [0, 1]")
+        raise ValueError(f"means from {low:.4g} to {high:.4g}; they must be in [0, 1]")
     most, largest = LARGEST + reg_covar, float(mixture.var.max())
     if largest > most * (1 + ROUNDING):
-        raise ValueError(f"a variance of {largest:.4g}; inputs in [0, 1] have at most {most:.4g}")
+        raise ValueError(f"a variance of {largest:.4g}; inputs in [0, 1] allow at most {most:.4g}")
 
 
-def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:
-    """The size of k packed components of d pixels, in MB.
+def checked_size(owner: str, k: int, d: int, max_mb: float) -> float:
+    """Return the size of k packed components of d pixels, in MB.
 
     Raises:
-        RunFailed: it is above `max_mb`; the message begins with `whose` mixtures these are.
+        RunFailed: the size is above `max_mb`; the message names the `owner` of the mixtures.
     """
     megabytes = k * (8 + 4 * (2 * d + 1)) / 10**6
     if megabytes > max_mb:
         raise RunFailed(
-            f"fedgmm: the mixtures of {whose} are {counted(k, 'component')} of"
-            f" {counted(d, 'pixel')}, {megabytes:.1f} MB, above"
+            f"fedgmm: the mixtures of {owner} have {counted(k, 'component')} of"
+            f" {counted(d, 'pixel')}, or {megabytes:.1f} MB, which is above"
             f" plugin.fedgmm.max_payload_mb={max_mb:g}; use fewer components, max_components, or"
             " smaller images"
         )
@@ -110,13 +115,18 @@ def checked_size(whose: str, k: int, d: int, max_mb: float) -> float:
 def content(
     counts: Tensor, mixtures: dict[int, Mixture], components: int, d: int
 ) -> tuple[Tensor, Tree]:
-    """Return the counts and the mixtures as differences from the neutral ones, in float32.
+    """Return counts and mixtures as differences from the neutral values, in float32.
 
     Args:
-        counts: (C,) the samples of each class.
-        mixtures: those of the classes that have enough, of at most `components` components.
-        components: how many each class has; those that are missing have the weight 0.
+        counts: (C,) the number of samples of each class.
+        mixtures: class -> mixture, for classes with enough samples; at most `components` components
+            each.
+        components: the number of components to send for every class. Missing components have the
+            weight 0.
         d: the number of pixels.
+
+    Returns:
+        (C,) the shares of the classes, and the tree of pi, mu and var, both as differences.
     """
     classes = len(counts)
     shares = counts / counts.sum().clamp(min=1) - 1 / classes
@@ -135,18 +145,18 @@ def content(
 
 
 def counts_in(shares: Tensor, n: int) -> Tensor:
-    """The counts (C,) that noised shares stand for: whole numbers of sum n."""
+    """Return the counts (C,) for noised shares: whole numbers that sum to n."""
     return whole(_weights(shares.double() + 1 / len(shares)), n)
 
 
 def mixtures_in(tree: Tree, counts: Tensor, least: int, smallest: float) -> Tree:
-    """The packed mixtures that noised content stands for.
+    """Return the packed mixtures for noised content.
 
     Args:
-        tree: the content after its noise.
-        counts: (C,) the client's samples of each class, as the server takes them.
-        least: classes with fewer samples have no mixture.
-        smallest: the smallest variance.
+        tree: the content with noise.
+        counts: (C,) the client's counts from `counts_in`.
+        least: classes with fewer samples get no mixture.
+        smallest: the smallest variance that a mixture may have.
     """
     _, components, d = tree["mu"].shape
     pis = _weights(tree["pi"].double() + 1 / components)
@@ -162,14 +172,14 @@ def mixtures_in(tree: Tree, counts: Tensor, least: int, smallest: float) -> Tree
 
 
 def _weights(noised: Tensor) -> Tensor:
-    """The last dimension as weights >= 0 of sum 1; equal ones where none is positive."""
+    """Return weights >= 0 with sum 1 over the last dimension; equal if no value is positive."""
     positive = noised.clamp(min=0)
     total = positive.sum(-1, keepdim=True)
     return torch.where(total > 0, positive / total, 1 / noised.shape[-1])
 
 
 def whole(shares: Tensor, n: int) -> Tensor:
-    """The shares (C,) of n as whole numbers of sum n, by the largest remainders."""
+    """Divide n by the shares (C,) into whole numbers with sum n, by the largest remainders."""
     exact = shares * n
     counts = exact.floor().long()
     missing = n - int(counts.sum())
