@@ -1,10 +1,11 @@
-"""Write the app as other SuperLinks get it: the files of the bundle, with its own pyproject.toml.
+"""Write the app for other SuperLinks: the files of the bundle, with another pyproject.toml.
 
     python scripts/bundle.py build/fedhet
 
-A SuperLink has uv install an app's dependencies before each run. In this repository
-tool.uv.dependency-metadata keeps uv from it, so that `flwr run .` starts at once; elsewhere nothing
-is installed yet. uv also locks optional dependencies, which a run under Flower can do without.
+Before each run, a SuperLink lets uv install the app's dependencies. In this repository,
+tool.uv.dependency-metadata prevents that, so that `flwr run .` starts at once. On other machines
+the dependencies are not installed yet, so the bundle leaves this setting out. It also leaves
+optional dependencies out: uv would lock them, and a run under Flower does not need them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def write(folder: Path) -> None:
-    """Write the app's files into the folder, which `flwr build` and `flwr app publish` take."""
+    """Write the app's files into the folder, for `flwr build` and `flwr app publish`."""
     with tempfile.TemporaryDirectory() as temporary:
         flwr = Path(sys.executable).parent / "flwr"
         subprocess.run([flwr, "build", "--app", ROOT], cwd=temporary, check=True)
@@ -33,8 +34,8 @@ def write(folder: Path) -> None:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     project = content["project"]
     del project["optional-dependencies"]
-    # Only engine=ray and hydra/launcher=ray import Ray. Flower simulates with one of its own, which
-    # must not be hidden by another one.
+    # Only engine=ray and hydra/launcher=ray import Ray. Flower's simulation brings its own Ray, and
+    # another Ray must not hide it.
     every = project["dependencies"]
     project["dependencies"] = [line for line in every if Requirement(line).name != "ray"]
     content["tool"] = {name: content["tool"][name] for name in ("hatch", "flwr")}

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # A real deployment on this machine: one SuperLink and several SuperNodes as separate processes,
-# with TLS and a key per node. The script submits one run to them, streams its log and stops them
-# all. docs/deployment.md describes the same on real machines.
+# with TLS and a key per node. The script submits one run, streams its log and then stops all
+# processes. docs/deployment.md describes a deployment on several machines.
 #
 #   scripts/local_deployment.sh [--nodes 3] [--warm] [--keep] [--site name=path ...] [overrides ...]
 #   scripts/local_deployment.sh method=scaffold 'plugin=[fednorm]' rounds=3
 #
-# --site starts a node with data of its own (dataset=local); give it once for each site, in place of
-# --nodes. --warm starts `python -m fedhet deploy node` in place of flower-supernode, for
-# shorter rounds. --keep keeps the work folder: certificates, keys, logs, client state. The Python
-# environment must be active. The exit code is the run's true status: 0 success, 1 failure, 2 a
-# wrong setting, 130 and 143 interrupted. The last line of stdout is "run folder: <absolute path>",
-# if the run had one.
+# --site starts a node with data of its own (dataset=local). Give it once for each site, instead of
+# --nodes. --warm starts `python -m fedhet deploy node` instead of flower-supernode, for shorter
+# rounds. --keep keeps the work folder: certificates, keys, logs, client states. Activate the Python
+# environment first. The exit code is the status of the run: 0 success, 1 failure, 2 a wrong
+# setting, 130 and 143 interrupted. If the run had a folder, the last line of stdout is
+# "run folder: <absolute path>".
 set -euo pipefail
 
-START_SECONDS=120 # for the SuperLink to start, and then for the nodes
-END_SECONDS=15    # for the processes to exit after SIGTERM, before they are killed
+START_SECONDS=120 # time for the SuperLink to start, and again for the nodes
+END_SECONDS=15    # time for the processes to exit after SIGTERM; then they are killed
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 nodes=3 keep=false folder="" pids="" sites=() supernode=(flower-supernode)
 
@@ -37,8 +37,9 @@ while (($#)); do
   shift || true
 done
 [[ $nodes =~ ^[1-9][0-9]*$ ]] || die 2 "--nodes '$nodes': a whole number of at least 1 is expected"
-for site in ${sites[@]+"${sites[@]}"}; do # bash before 4.4 calls an empty array unset
-  [[ $site == *=* && -e ${site#*=} ]] || die 2 "--site '$site': name=path of its data is expected"
+for site in ${sites[@]+"${sites[@]}"}; do # bash before 4.4 treats an empty array as unset
+  [[ $site == *=* && -e ${site#*=} ]] ||
+    die 2 "--site '$site': name=path is expected, with an existing file or folder of data"
 done
 if ((${#sites[@]})); then nodes=${#sites[@]}; fi
 PATH=${VIRTUAL_ENV:+$VIRTUAL_ENV/bin:}$PATH # Flower starts its helpers by name
@@ -47,7 +48,7 @@ for tool in python flwr flower-superexec flower-supernode openssl ssh-keygen; do
     die 2 "$tool is not on PATH; activate the environment in which fedhet is installed"
 done
 
-# ---- whatever happens, every process that was started is stopped
+# ---- at the end, or after an error, the script stops every process that it has started
 launch() { # launch <command ...>: in the background, in a new process group
   set -m
   "$@" </dev/null &
@@ -94,8 +95,8 @@ await() { # await <what> <command ...>: until the command succeeds
   done
 }
 
-# ---- check the settings before anything is started; the server app needs an absolute run folder
-# As with `python -m fedhet`, packages that FEDHET_TRUST names may lie in the working directory.
+# ---- check the settings before any process is started; the server app needs an absolute run folder
+# As for `python -m fedhet`, packages in FEDHET_TRUST may lie in the working directory.
 if [[ ${FEDHET_TRUST:-} ]]; then export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD; fi
 folder=$(PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} python - "$work/run.toml" "$*" <<'PY'
 import json
@@ -116,7 +117,7 @@ try:
     settings = config.compose(shlex.split(sys.argv[2]))
     run_dir = settings.run_dir
     if Path(run_dir, "summary.json").exists():
-        raise ConfigError(f"hydra.run.dir={run_dir}: the folder already holds a run; name another")
+        raise ConfigError(f"hydra.run.dir={run_dir}: the folder already has a run; name another")
 except (ConfigError, ValueError) as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
@@ -128,7 +129,7 @@ print(run_dir)
 PY
 )
 # shellcheck source=/dev/null
-source "$work/loopback.sh" # whatever proxies there are, this machine is reached without one
+source "$work/loopback.sh" # connections to this machine must not use a proxy
 
 # ---- a CA, the SuperLink's certificate (its SAN lists the names that nodes use), a key per node
 (
@@ -162,7 +163,7 @@ default = "deployment"
 address = "$superlink"
 root-certificates = "$work/ca.crt"
 TOML
-# Killed in whatever way, it leaves none of its processes, as flower-superlink may.
+# However it is killed, it leaves no processes behind; flower-superlink may.
 launch env PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" python -m fedhet deploy link . \
   --host 127.0.0.1 --port "${ports[nodes]}" \
   --enable-supernode-auth --disable-runtime-dependency-installation \
@@ -173,7 +174,7 @@ listening() { # listening <port ...>
   for port; do (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null || return; done
 }
 await "the SuperLink" listening "${ports[nodes]}"
-pids+=" $(pgrep -P "$!")" # its superexec, with the server app, has a process group of its own
+pids+=" $(pgrep -P "$!")" # its superexec, which runs the server app, has its own process group
 
 # ---- the nodes, each with its own home and state folder, as on separate machines
 node() { # node <i>: its key must be registered before it starts
@@ -181,7 +182,7 @@ node() { # node <i>: its key must be registered before it starts
   local config="partition-id=$1 num-partitions=$nodes" site=${sites[$1]:-}
   if [[ $site ]]; then config="site=\"${site%%=*}\" data=\"$(realpath "${site#*=}")\""; fi
   export FLWR_HOME=$work/node$1 FEDHET_STATE_DIR=$work/node$1/state
-  # Of a copy of fedhet, the node command alone; the clients' code comes with the run.
+  # Only `deploy node` uses this copy of fedhet; the clients' code comes with the run.
   if ((${#supernode[@]} > 1)); then export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}; fi
   exec "${supernode[@]}" --superlink "$superlink" --root-certificates "$work/ca.crt" \
     --auth-supernode-private-key "$work/node$1.key" --host 127.0.0.1 --port "${ports[$1]}" \
@@ -193,12 +194,12 @@ online() {
 nodes = json.load(sys.stdin)['nodes']
 sys.exit(sum(node['status'] == 'online' for node in nodes) < $nodes)"
 }
-# The ports are asked first, because Flower's command takes seconds of processor time.
+# Check the ports first, because Flower's command takes seconds of processor time.
 await "$nodes SuperNodes to start" listening "${ports[@]::nodes}"
 await "$nodes SuperNodes" online
 
-# ---- the run. The exit code of flwr run is always 0, so Flower is asked for the status. The log
-# can end a moment before the run.
+# ---- the run. flwr run always exits with 0, so the script asks Flower for the status. The log can
+# end a moment before the run.
 launch flwr run "$root" deployment --stream --run-config "$work/run.toml" >&2
 wait "$!" || die 1 "flwr run did not submit the run, or lost the SuperLink"
 for ((i = 0; i < 20; i++)); do

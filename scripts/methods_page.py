@@ -1,13 +1,13 @@
-"""Make the page about all methods, and what else fedhet says of all of them.
+"""Make the page about all methods, the tables of methods, and conf/combinations.yaml.
 
     python scripts/methods_page.py
 
 A section of pages/methods.md has three sources: the docstring of the method's module (paper,
-equations, messages, deviations), its options in conf/ with defaults and help, and the text that is
-written by hand in docs/methods/ (idea, measurements, commands), if there is one. Methods that share
-a module share a section. The tables of README.md and docs/features.md come from the comments on top
-of the files in conf/. Which plug-ins a method refuses is tried, and written to
-conf/combinations.yaml.
+equations, messages, deviations), its options in conf/ with defaults and help, and the hand-written
+text in docs/methods/ (idea, measurements, commands), if there is one. Methods that share a module
+share a section. The tables of README.md and docs/features.md come from the comments at the top of
+the files in conf/. For conf/combinations.yaml, the script tries every method with every plug-in,
+and writes down which plug-ins a method refuses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # this checkout's fedhet, wherever the command is started
+sys.path.insert(0, str(ROOT))  # use this checkout's fedhet, wherever the command is started
 
 from fedhet.runs.cli import help as cli_help  # noqa: E402
 from fedhet.runs.config import catalogue  # noqa: E402
 
 NOTES = ROOT / "docs" / "methods"
-FIVE = ("fednorm", "fedlex", "fedgmm", "fedsa", "feddisk", "feddiskab")  # of the five papers
-MARK = "<!-- {}: made by `make docs` -->\n"  # before a table; END stands after it
+FIVE = ("fednorm", "fedlex", "fedgmm", "fedsa", "feddisk", "feddiskab")  # from the five papers
+MARK = "<!-- {}: made by `make docs` -->\n"  # stands before a table; END stands after it
 END = "<!-- end -->"
 PAPER = re.compile(r"(?m)^# Paper: (.*)\n")
 SERVER_OPT = "fedhet.core.server.server_opt"
@@ -36,7 +36,7 @@ Choices = list[tuple[str, str]]  # group and name
 
 
 def sections() -> dict[str, Choices]:
-    """What each module defines: FedAvg, the server optimisers, then the others by their titles."""
+    """Return the choices that each module defines: FedAvg, server optimisers, then by title."""
     found: dict[str, Choices] = defaultdict(list)
     for group in ("method", "plugin", "server_opt"):
         for name in catalogue.built_in(group):
@@ -48,31 +48,34 @@ def sections() -> dict[str, Choices]:
 
 
 def module_of(group: str, name: str) -> str:
-    """Where a choice is explained; server optimisers, and the methods of their names, share it."""
+    """Return the module that explains a choice.
+
+    Server optimisers, and the methods with their names, share one module.
+    """
     if name in catalogue.built_in("server_opt"):
         return SERVER_OPT
     return (catalogue.target(group, name) or "").rpartition(".")[0]
 
 
 def titles(choices: Choices) -> list[str]:
-    """What conf/ says of the methods, or else of the plug-ins."""
+    """Return the titles in conf/ of the methods, or of the plug-ins if there are no methods."""
     group = choices[0][0]
     return [catalogue.title(group, name) for kind, name in choices if kind == group]
 
 
 def title(choices: Choices) -> str:
-    """Their names as their papers write them."""
+    """Return the names of the choices, written as in their papers."""
     names = [text.partition(":")[0] for text in titles(choices)]
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def notes(module: str) -> Path:
-    """The file with the text that is written by hand."""
+    """Return the file with the hand-written text."""
     return NOTES / f"{module.rpartition('.')[2]}.md"
 
 
 def page() -> str:
-    """The text of the page.
+    """Return the text of the page.
 
     Raises:
         SystemExit: a file in docs/methods/ belongs to no method.
@@ -81,7 +84,7 @@ def page() -> str:
     known = {"README.md", *(notes(module).name for module in every)}
     present = {path.name for path in NOTES.glob("*.md")}
     if wrong := [f"docs/methods/{name}" for name in sorted(present - known)]:
-        raise SystemExit(f"of no method: {', '.join(wrong)}")
+        raise SystemExit(f"these files belong to no method: {', '.join(wrong)}")
     introduction, details = _notes(NOTES / "README.md")
     lines = ["| method | what it does |", "|---|---|"]
     for choices in every.values():
@@ -113,7 +116,10 @@ def _section(module: str, choices: Choices) -> str:
 
 
 def _notes(path: Path) -> tuple[str, str]:
-    """The text before the first heading, and the rest; headings move down in a method's section."""
+    """Return the text before the first heading, and the rest.
+
+    For a method's section, headings move one level down.
+    """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     text = text.replace("](../", "](../docs/")
     before, heading, after = f"\n{text}".partition("\n## ")
@@ -123,10 +129,10 @@ def _notes(path: Path) -> tuple[str, str]:
 
 
 def _options(group: str, name: str) -> str:
-    """The options in a file of conf/, with their defaults and comments; empty if none has help.
+    """Return the options in a file of conf/, with defaults and comments; "" if none has help.
 
-    Help texts often come in two parts, a comment at the end of the line and one above it, so the
-    file is shown as it is, without what is there for Hydra only.
+    Help texts often have two parts, a comment above the line and a comment at its end. So the page
+    shows the file itself, without the lines that only Hydra needs.
     """
     if not catalogue.settings(f"{group}/{name}"):
         return ""
@@ -142,7 +148,10 @@ def _options(group: str, name: str) -> str:
 
 # ---- the tables
 def table() -> str:
-    """The table of README.md: the methods, those of the five papers first, and the plug-ins."""
+    """Return the table of README.md: first the methods of the five papers, then the other methods.
+
+    The plug-ins come last.
+    """
     methods = catalogue.built_in("method")
     plugins = [name for name in catalogue.built_in("plugin") if name not in methods]
     rows = [_row(name) for name in (*FIVE, *(name for name in methods if name not in FIVE))]
@@ -164,11 +173,11 @@ def _row(name: str) -> str:
 
 
 def features(group: str, choice: str) -> str:
-    """The table of docs/features.md of a group.
+    """Return the table of a group for docs/features.md.
 
     Args:
-        group: it.
-        choice: how a setting names one of its choices.
+        group: the group in conf/, such as "method".
+        choice: the setting that selects a choice, as a format string such as "method={}".
     """
     rows = ["| feature | page | test |", "|---|---|---|"]
     for name in catalogue.built_in(group):
@@ -186,7 +195,7 @@ def features(group: str, choice: str) -> str:
 
 
 def tables() -> dict[Path, str]:
-    """The files with tables of methods -> their text as it has to be."""
+    """Return the files with tables of methods -> their text with up-to-date tables."""
     features_page = ROOT / "docs" / "features.md"
     found: dict[Path, str] = {}
     for path, name, made in (
@@ -199,7 +208,7 @@ def tables() -> dict[Path, str]:
 
 
 def _with(text: str, name: str, made: str) -> str:
-    """The text with a table in the place that its mark names."""
+    """Return the text with the table `made` inserted at the mark with this name."""
     before, mark, rest = text.partition(MARK.format(name))
     _, end, after = rest.partition(END)
     if not (mark and end):
@@ -214,7 +223,7 @@ def write_tables() -> None:
 
 
 def combinations() -> str:
-    """The text of conf/combinations.yaml, for which every pair is built: a minute."""
+    """Return the text of conf/combinations.yaml. It takes a minute, because all pairs are built."""
     methods, plugins = catalogue.built_in("method"), catalogue.built_in("plugin")
     found = {m: {p: cli_help.refusal(m, p) for p in plugins} for m in methods}
     return yaml.safe_dump(found, width=1000)

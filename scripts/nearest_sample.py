@@ -1,23 +1,30 @@
-"""An attack on what clients send: which training sample is nearest to a statistic?
+"""An attack on clients' replies: which training sample is nearest to a statistic?
 
     python scripts/nearest_sample.py method=fedgmm experiment=digits [privacy.min_count=0]
 
-Makes a run in this process, reads the replies of its clients as the server does, and compares each
-statistic with the samples behind it: the means of FedGMM's components with images, FedPCL's
-prototypes and FedNorm's mean latents with what the client's own network, which the attacker is
-assumed to know, makes of images. Of a MADE of FedDisk, which is no statistic, the attacker takes
-the image that it expects (each pixel given those before it), and measures by how much training has
-raised the likelihood of a sample. Of FedGen's label counts, which are of no image, a copy is a
-count of one sample, and the AUC is that of guessing which classes a client has. Prints, of all
-replies together:
+The script makes a run in this process, reads the clients' replies as the server does, and compares
+each statistic with the samples behind it:
 
-    sent    statistics that were sent; if there are none, a line that says so is all
-    copies  the share of them that are a training sample, to 1e-3 of its norm
-    auc     how well the distance to the nearest statistic tells training samples from others:
-            the probability that a training sample of a client and class is nearer than one of the
-            same class in the global test set (FedNorm: than one in the client's own held-out data;
-            FedDisk: that its likelihood has been raised by more; FedGen: that a class of which the
-            client has samples has a larger count than one of which it has none). .5 is chance.
+    FedGMM           the means of its components, with images
+    FedPCL, FedNorm  prototypes and mean latents, with the features of images in the client's own
+                     network (the attacker is assumed to know this network)
+    FedDisk          a MADE is not a statistic. The attacker computes the image that the MADE
+                     expects (each pixel given the pixels before it), and by how much training has
+                     raised the likelihood of a sample.
+    FedGen           label counts belong to no image. A copy is a count of one sample, and the
+                     attacker guesses which classes a client has.
+
+It prints, for all replies together:
+
+    sent    the number of statistics that were sent; if there are none, it prints a line instead
+    copies  the fraction of them that equal a training sample, up to 1e-3 of its norm
+    auc     how well the distance to the nearest statistic separates training samples from others:
+            the probability that a client's training sample of a class is nearer than a sample of
+            the same class in the global test set. .5 is chance.
+            FedNorm: the other samples are the client's own held-out data.
+            FedDisk: the probability that its likelihood was raised by more.
+            FedGen: the probability that a class with samples at the client has a larger count than
+            a class without.
 """
 
 from __future__ import annotations
@@ -53,14 +60,14 @@ TOLERANCE = 1e-3
 
 
 class Target(NamedTuple):
-    """What a reply tells, and of what.
+    """Statistics from a reply, and the samples to compare them with.
 
     Attributes:
-        statistics: (k, d).
-        members: (n, d) the samples behind them.
-        others: (m, d) others of the same kind.
-        scores: (n,) and (m,), where the attacker tells members from others by something else than
-            the distance to the nearest statistic; members should have the smaller ones.
+        statistics: the statistics (k, d).
+        members: the samples behind the statistics (n, d).
+        others: other samples of the same kind (m, d).
+        scores: scores of members (n,) and others (m,), if the attacker separates them by something
+            other than the distance to the nearest statistic. Members should have smaller scores.
     """
 
     statistics: Tensor
@@ -70,13 +77,13 @@ class Target(NamedTuple):
 
 
 def measure(overrides: list[str]) -> dict[str, float | None]:
-    """Make the run, and return `sent`, `copies` and `auc`; None where nothing was sent.
+    """Make the run, and return `sent`, `copies` and `auc`; the last two are None if sent is 0.
 
     Raises:
         RuntimeError: a client failed.
     """
     copies: list[Tensor] = []
-    aucs: list[Tensor] = []  # for each target, repeated for each of its members
+    aucs: list[Tensor] = []  # for each target, one AUC per member
     for target in attacked(overrides):
         distances = torch.cdist(target.statistics, target.members)
         relative = distances / target.members.norm(dim=1).clamp_min(1e-12)
@@ -96,7 +103,7 @@ def measure(overrides: list[str]) -> dict[str, float | None]:
 
 
 def attacked(overrides: list[str]) -> Iterator[Target]:
-    """Make the run, and yield what each reply tells."""
+    """Make the run, and yield the targets in each reply."""
     settings = config.compose(overrides)
     with pinned_threads(settings.run.engine.threads):
         job = Job(settings)
@@ -118,7 +125,7 @@ def attacked(overrides: list[str]) -> Iterator[Target]:
 
 
 def targets(client: FedClient, reply: Upload) -> Iterator[Target]:
-    """What an update tells; the client still holds the network with which it was made."""
+    """Yield the targets in an update; the client must still hold the network that made it."""
     workspace, own = client.workspace, client.workspace.task.clients[client.pid]
     test = workspace.task.test
     if test is None:
@@ -138,18 +145,18 @@ def targets(client: FedClient, reply: Upload) -> Iterator[Target]:
         others = [latents(client, workspace.prepared(part)).x for part in held_out]
         yield Target(z[None], members, torch.cat([members[:0], *others]))
     if COUNTS in reply.extras:
-        told = reply.counts(COUNTS, reply.num_examples, workspace.task.classes)
-        yield from of_counts(told, own.train.y)
+        counts = reply.counts(COUNTS, reply.num_examples, workspace.task.classes)
+        yield from of_counts(counts, own.train.y)
     if client.msg.slot == SLOT and reply.weights:
         images = (flat(workspace.floating(part)) for part in (own.train, test))
         yield from of_density(client, reply, *images)
 
 
-def of_counts(told: Tensor, label: Tensor) -> Iterator[Target]:
-    """What counts of labels tell: where there is one sample, and which classes there are."""
-    counts = told.double()[:, None]
-    yield Target(counts[told > 0], counts.new_ones(1, 1), counts[:0])
-    has = label.bincount(minlength=len(told)) > 0
+def of_counts(sent: Tensor, label: Tensor) -> Iterator[Target]:
+    """Yield the targets in label counts: counts of one sample, and the classes that exist."""
+    counts = sent.double()[:, None]
+    yield Target(counts[sent > 0], counts.new_ones(1, 1), counts[:0])
+    has = label.bincount(minlength=len(sent)) > 0
     yield Target(counts[:0], counts[has], counts[~has], (-counts[has, 0], -counts[~has, 0]))
 
 
@@ -157,7 +164,7 @@ def of_counts(told: Tensor, label: Tensor) -> Iterator[Target]:
 def of_density(
     client: FedClient, reply: Upload, members: Samples, others: Samples
 ) -> Iterator[Target]:
-    """What a MADE tells to someone who knows the one from which its training started."""
+    """Yield the targets in a MADE; the attacker knows the MADE before this training."""
     (plugin,) = (component for component in client.plugins if component.name == "feddisk")
     x, own = members.x, plugin.settings
     masks = densities.masks(x.shape[1], own["hidden"], own["masks"], client.workspace.seed)
@@ -178,27 +185,27 @@ def of_density(
 def by_class(
     statistics: Tensor, label: Tensor, members: Samples, others: Samples
 ) -> Iterator[Target]:
-    """A target for each class of which there are statistics."""
+    """Yield a target for each class that has statistics."""
     for c in label.unique():
         own, rest = members.x[members.y == c], others.x[others.y == c]
         yield Target(statistics[label == c], own, rest)
 
 
 def flat(samples: Samples) -> Samples:
-    """The samples as vectors."""
+    """Return the samples as vectors."""
     return Samples(samples.x.flatten(1), samples.y)
 
 
 @torch.no_grad()
 def latents(client: FedClient, samples: Samples, *, unit: bool = False) -> Samples:
-    """What the last layer of the client's network reads of the samples, of length 1 if `unit`."""
+    """Return the inputs of the last layer of the client's network, with length 1 if `unit`."""
     model = client.workspace.model.eval()
     x = torch.cat([model.features(x).flatten(1) for x in samples.x.split(FORWARD_BATCH)])  # type: ignore[operator]
     return Samples(normalize(x) if unit else x, samples.y)
 
 
 def main(overrides: list[str]) -> int:
-    """Print what the attack finds; return the exit code."""
+    """Print the results of the attack; return the exit code."""
     try:
         found = measure(overrides)
     except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line

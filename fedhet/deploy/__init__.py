@@ -1,4 +1,4 @@
-"""`python -m fedhet deploy`: the files of a deployment, checks of them, and who is online.
+"""`python -m fedhet deploy`: writes and checks a deployment's files, and shows who is online.
 
 It may import core, data, flower and runs.
 """
@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments after `deploy`.
     """
     if argv and argv[0] in ("node", "link"):
-        # These run for months and need no torch, which the other commands import.
+        # These run for months and do not need torch; the other commands import it.
         getattr(import_module("fedhet.deploy.node"), argv[0])(argv[1:])
         return 0
     code: int = import_module("fedhet.deploy.subcommands").main(argv)

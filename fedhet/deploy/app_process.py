@@ -2,9 +2,9 @@
 
     python -P app_process.py <digest of the site's app, or any> <options of flwr-clientapp>
 
-Each line of its stdin is the token of a message, and its end is that of the process. It is a script
-that imports nothing of fedhet, because a run brings its own fedhet, which alone may serve it. What
-it finds of Flower, node.py has checked (fedhet/flower/private.py).
+Each line of stdin is the token of a message; at the end of stdin the process ends. This script
+must not import fedhet: a run brings its own fedhet, and only that one may serve it. node.py has
+checked that Flower has the private names used here (fedhet/flower/private.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Do for each message what `flwr-clientapp` does, but for the end of the process."""
+    """Do what `flwr-clientapp` does for each message, except that the process does not end."""
     (command, *_) = entry_points(group="console_scripts", name="flwr-clientapp")
     flwr_clientapp = command.load()
     module: dict[str, Any] = flwr_clientapp.__globals__["run_clientapp"].__globals__
@@ -26,15 +26,17 @@ def main() -> None:
     install = module["install_from_fab"]
     app, *options = sys.argv[1:]
 
-    # Flower unpacks and checks the app for each message, which takes longer than a small one.
+    # Cached: Flower would unpack and check the app for each message, which takes longer than a
+    # small message itself.
     @lru_cache(maxsize=1)
     def install_from_fab(fab_file: bytes, *args: Any, **others: Any) -> Any:
-        """Flower's, but only of the app that the site executes."""
+        """Install the app by Flower's function, if it is the app that the site executes."""
         found = hashlib.sha256(fab_file).hexdigest()
         if app not in (found, "any"):
             raise PermissionError(
                 f"this site executes the app with the SHA-256 {app}, and not {found}; if the site"
-                " agrees to that code, `deploy code` writes it into its site.toml"
+                " agrees to the new code, it writes the new digest into `code` of its site.toml by"
+                " `deploy code`"
             )
         return install(fab_file, *args, **others)
 
@@ -52,7 +54,7 @@ def main() -> None:
 
 
 def _wait() -> None:
-    """Between messages, Ctrl-C is for the SuperNode; other signals end this process at once."""
+    """Between messages, ignore Ctrl-C (the SuperNode handles it); let other signals end this."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """The certificate authority, the server's certificate, and the keys of nodes.
 
-All keys are NIST P-384: Flower reads node keys as `ssh-keygen -t ecdsa -b 384` writes them.
+All keys are on the curve NIST P-384. Flower reads node keys in the format of
+`ssh-keygen -t ecdsa -b 384`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from fedhet.data.storage import written
 CA_DAYS = 3650
 SERVER_DAYS = 365
 PRIVATE = 0o600
-# The SuperLink's own helper connects to 127.0.0.1, and refuses a certificate without that name.
+# The SuperLink's own helper process connects to 127.0.0.1. It refuses a certificate without this
+# name.
 LOCAL_NAMES = ("127.0.0.1", "localhost")
-_CLOCKS = timedelta(hours=1)  # how far behind a site's clock may be for a new certificate
+_CLOCKS = timedelta(hours=1)  # a new certificate is valid even if a site's clock is so far behind
 _DNS_NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 T = TypeVar("T")
 
@@ -47,7 +49,7 @@ class Authority(NamedTuple):
 
 
 def check_host(name: str, host: str) -> str:
-    """Return a host name or IP address.
+    """Return `host` after checking that it is a host name or IP address.
 
     Raises:
         ConfigError: it is neither.
@@ -57,7 +59,7 @@ def check_host(name: str, host: str) -> str:
 
 
 def new_authority() -> Authority:
-    """A new authority, for one deployment."""
+    """Return a new certificate authority for one deployment."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedhet deployment CA")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -69,13 +71,13 @@ def new_authority() -> Authority:
 def new_server_certificate(
     authority: Authority, host: str, days: int = SERVER_DAYS
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A certificate for the SuperLink, and its key.
+    """Return a certificate for the SuperLink, and its key.
 
     Args:
-        authority: who signs it.
-        host: the name or address by which sites reach the server; the certificate has those of
-            the machine itself as well.
-        days: how long it is valid.
+        authority: the authority that signs the certificate.
+        host: the name or address by which sites reach the server; the certificate also has
+            LOCAL_NAMES.
+        days: how long the certificate is valid.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     issuer = authority.certificate
@@ -135,16 +137,16 @@ def _general_name(host: str, setting: str = "host") -> x509.GeneralName:
             return x509.DNSName(host)
         raise ConfigError(
             f"{setting} {host!r}: must be a host name such as server.example.org, or an IP"
-            " address, without scheme and port"
+            " address, without scheme (https://) and port"
         ) from error
 
 
 # ---- files
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that its owner alone may read.
+    """Write a file that only its owner may read.
 
     Raises:
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     with written(path) as part:
         part.touch(PRIVATE, exist_ok=False)
@@ -152,17 +154,17 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """The certificate as a PEM file has it."""
+    """Return the certificate in PEM format."""
     return certificate.public_bytes(Encoding.PEM)
 
 
 def pem_key(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The key of an authority or a server as a PEM file has it."""
+    """Return the key of an authority or a server in PEM format."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def new_node_key(comment: str) -> tuple[bytes, bytes]:
-    """A node's private and public key, as OpenSSH writes them."""
+    """Return a node's private and public key in OpenSSH format."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -173,16 +175,16 @@ def read_certificate(path: Path) -> x509.Certificate:
     """Read a PEM certificate.
 
     Raises:
-        DataError: the file is missing, or is no certificate.
+        DataError: the file is missing, or is not a certificate.
     """
     return _read(path, x509.load_pem_x509_certificate, "a certificate in PEM format")
 
 
 def read_key(path: Path, *, ssh: bool = False) -> ec.EllipticCurvePrivateKey:
-    """Read a private key of an elliptic curve: of a node (`ssh`), else a PEM file.
+    """Read an elliptic-curve private key, in OpenSSH format (`ssh`, for nodes) or in PEM format.
 
     Raises:
-        DataError: the file is missing, or is no such key.
+        DataError: the file is missing, or is not such a key.
     """
 
     def load(content: bytes) -> ec.EllipticCurvePrivateKey:
@@ -203,7 +205,7 @@ def read_authority(folder: Path) -> Authority:
     """
     authority = Authority(read_certificate(folder / "ca.crt"), read_key(folder / "ca.key"))
     if authority.certificate.public_key() != authority.key.public_key():
-        raise DataError(f"{folder / 'ca.key'} is not the key of ca.crt beside it")
+        raise DataError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}")
     return authority
 
 

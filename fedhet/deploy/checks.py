@@ -21,13 +21,13 @@ from fedhet.data.forms import read_object
 from fedhet.deploy import certificates
 from fedhet.deploy.folders import PLACEHOLDER, ServerFolder, SiteFolder, split_address, versions
 
-RENEWAL = timedelta(days=14)  # before its end a certificate is reported
-# Flower refuses a node whose clock is more than 5 s ahead of the server's or 305 s behind;
-# HTTP's date has whole seconds.
+RENEWAL = timedelta(days=14)  # a certificate that expires within this time is reported
+# Flower refuses a node if its clock is more than 5 s ahead of the server's clock, or 305 s behind.
+# The limits are a little smaller, because HTTP's date has only whole seconds.
 AHEAD, BEHIND = 4, 300
-NODE_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # those that Flower admits
+NODE_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # the curves that Flower accepts
 RENEW = "the operator makes a new certificate with `deploy init --renew`"
-SECONDS = 10.0  # for a server to answer
+SECONDS = 10.0  # a server must answer within this time
 
 
 def checks(
@@ -35,13 +35,14 @@ def checks(
 ) -> Iterator[tuple[str, bool, str]]:
     """Check a server or a site.
 
-    Yields what was checked, whether it is as it should be, and what was found: if it is wrong, what
-    to do.
+    Yields (name of the check, whether it passed, text): the text says what was found, or what is
+    wrong and what to do.
 
     Args:
         place: the server or the site.
-        overrides: those of a run, whose data are then read; none: a site's data are only found.
-        disk_gb: how much must be free where the state is, in GB of 10^9 bytes.
+        overrides: the overrides of a run; the check then reads the run's data. None given: the
+            check only opens a site's data.
+        disk_gb: the free space needed for the state, in GB of 10^9 bytes.
     """
     folder, port = place.folder, place.port
     steps: dict[str, Callable[[], str]] = {"secrets": partial(_secrets, folder)}
@@ -74,34 +75,38 @@ def checks(
 def _secrets(folder: Path) -> str:
     if (folder / "ca.key").exists():
         raise DataError(
-            f"{folder / 'ca.key'} must be with the operator alone: whoever has it can pretend to be"
-            " the server; delete it here, and if others could read it, make a new deployment"
+            f"only the operator may have {folder / 'ca.key'}, because anyone who has it can pretend"
+            " to be the server; delete it here, and if others could read it, make a new deployment"
         )
-    return "the authority's key is not here"
+    return "the authority's key is not here, as it should be"
 
 
 def _mode(path: Path) -> str:
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
-        raise DataError(f"{path} has mode {mode:04o}, so that others can read it: chmod 600 {path}")
-    return f"{path.name} is readable for its owner only"
+        raise DataError(f"{path} has mode {mode:04o}, so others can read it: chmod 600 {path}")
+    return f"only its owner can read {path.name}"
 
 
 def _node_key(path: Path) -> str:
     text = _mode(path)
     curve = certificates.read_key(path, ssh=True).curve.name
     if curve not in NODE_CURVES:
-        raise DataError(f"{path} is on the curve {curve}; Flower admits {NODE_CURVES}")
+        raise DataError(
+            f"{path} is a key on the curve {curve}; Flower accepts {', '.join(NODE_CURVES)}"
+        )
     return f"{text}, {curve}"
 
 
 def _dates(path: Path) -> str:
-    """When the certificate expires."""
+    """Check a certificate's dates, and describe when it expires."""
     certificate = certificates.read_certificate(path)
     now = datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        raise DataError(f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: look at the clock")
+        raise DataError(
+            f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC: check this machine's clock"
+        )
     if end < now + RENEWAL:
         expires = "has expired" if end < now else "expires"
         raise DataError(f"{path} {expires} on {end:%Y-%m-%d}: {RENEW}")
@@ -126,11 +131,11 @@ def _server_certificate(place: ServerFolder) -> str:
 
 
 def check_names(certificate: Path, key: Path, ca: Path, names: Sequence[str]) -> None:
-    """Shake hands with oneself, in memory, under each of the names.
+    """Do a TLS handshake in memory, between a client and a server, under each of the names.
 
     Raises:
-        OSError: a file cannot be read, or the key is not that of the certificate.
-        ssl.SSLError: the client refuses the certificate: an OSError, too.
+        OSError: a file cannot be read, or the key does not fit the certificate.
+        ssl.SSLError: the client refuses the certificate. This is an OSError, too.
     """
     accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     accepting.load_cert_chain(certificate, key)
@@ -144,10 +149,10 @@ def check_names(certificate: Path, key: Path, ca: Path, names: Sequence[str]) ->
 
 
 def client_context(ca: Path) -> ssl.SSLContext:
-    """What a client trusts that knows `ca` alone, as strictly as Python 3.13 and later do it.
+    """Return a client's TLS context that trusts only `ca`, with the strict checks of Python 3.13.
 
     Raises:
-        OSError: the file cannot be read, or is no certificate.
+        OSError: the file cannot be read, or is not a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -157,7 +162,7 @@ def client_context(ca: Path) -> ssl.SSLContext:
 
 # ---- the network
 def _port(port: int, program: str, host: str, ca: Path | None) -> str:
-    """Whether a port is free, or that of the program, which answers by TLS if `ca` is given."""
+    """Check that a port is free, or held by the program (by TLS, if `ca` is given)."""
     if not (process := holder(port)):
         with socket.create_server((host, port)):
             return f"{port} is free on {host}"
@@ -167,19 +172,21 @@ def _port(port: int, program: str, host: str, ca: Path | None) -> str:
         status = error
     if status != http.HTTPStatus.OK:
         raise DataError(
-            f"{port} is held by {process}, another program or a {program} with another certificate"
-            f" ({status}): end it, or choose another port"
+            f"{port} is held by {process}; it is another program, or a {program} with another"
+            f" certificate ({status}): end it, or choose another port"
         )
-    return f"{port} is that of a {program}, which is running"
+    return f"{port} is held by a running {program}"
 
 
 def _ask(host: str, port: int, ca: Path | None) -> tuple[Any, float | None]:
-    """The status of a server's /health, and how far this clock is ahead of its date, if any.
+    """Return the status of a server's /health, and by how much this clock is ahead of its date.
+
+    The second value, in seconds, is None if the answer has no date.
 
     Args:
-        host: its name or address.
-        port: its port.
-        ca: the certificate of the authority by which it is known; None: without TLS.
+        host: the server's name or address.
+        port: the server's port.
+        ca: the certificate of the server's authority; None: without TLS.
     """
     connection = (
         http.client.HTTPConnection(host, port, timeout=SECONDS)
@@ -194,34 +201,34 @@ def _ask(host: str, port: int, ca: Path | None) -> tuple[Any, float | None]:
         asked = begin + (datetime.now(UTC) - begin) / 2
         date = response.getheader("Date", "")
     try:
-        # HTTP's date is cut off to whole seconds, half a second on average.
+        # HTTP's date is rounded down to whole seconds, by half a second on average.
         return response.status, (asked - parsedate_to_datetime(date)).total_seconds() - 0.5
     except ValueError:
         return response.status, None
 
 
 def holder(port: int) -> str:
-    """Which process listens on a port of this machine; "" if none does."""
+    """Return which process listens on a port of this machine; "" if none does."""
     with socket.socket() as probe:
         probe.settimeout(SECONDS)
         if probe.connect_ex(("127.0.0.1", port)):
             return ""
-    with suppress(psutil.Error):  # it is hidden, or has ended meanwhile
-        for one in psutil.net_connections("tcp"):
-            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
-                line = " ".join(psutil.Process(one.pid).cmdline())
-                return f"process {one.pid} ({clean(line, 100)})"
+    with suppress(psutil.Error):  # the process is hidden, or has ended meanwhile
+        for conn in psutil.net_connections("tcp"):
+            if conn.status == psutil.CONN_LISTEN and conn.laddr.port == port and conn.pid:
+                line = " ".join(psutil.Process(conn.pid).cmdline())
+                return f"process {conn.pid} ({clean(line, 100)})"
     return "a process of another user"
 
 
 def _server(place: SiteFolder) -> str:
-    """The server: whether it answers, by which certificate, and what time it is there."""
+    """Check that the server answers, that its certificate is right, and that its clock agrees."""
     try:
         status, skew = _ask(*split_address("server", place.server), place.folder / "ca.crt")
     except ssl.SSLCertVerificationError as error:
         raise DataError(
-            f"the certificate of {place.server} is refused: {error.verify_message}; look at the"
-            f" clock and at `server` in site.toml, or {RENEW}"
+            f"the certificate of {place.server} is refused: {error.verify_message}; check this"
+            f" machine's clock and `server` in site.toml, or {RENEW}"
         ) from error
     except (OSError, http.client.HTTPException) as error:
         raise DataError(
@@ -230,18 +237,19 @@ def _server(place: SiteFolder) -> str:
         ) from error
     if status != http.HTTPStatus.OK or skew is None:
         raise DataError(
-            f"{place.server} is no SuperLink: it answers with {status}"
-            f"{', and does not say what time it is' if skew is None else ''}"
+            f"{place.server} is no SuperLink: it answers with status {status}"
+            f"{' and without a date' if skew is None else ''}"
         )
     if not -BEHIND < skew < AHEAD:
         direction = "ahead of" if skew > 0 else "behind"
         raise DataError(
-            f"this clock is {abs(skew):.0f} s {direction} that of {place.server}, and Flower admits"
-            f" {AHEAD} s ahead and {BEHIND} s behind: let both follow a time server (NTP)"
+            f"this machine's clock is {abs(skew):.0f} s {direction} the clock of {place.server};"
+            f" Flower accepts {AHEAD} s ahead and {BEHIND} s behind: synchronise both clocks with a"
+            " time server (NTP)"
         )
     return (
-        f"{place.server} answers, its certificate is that of our authority, and its clock is"
-        f" {abs(skew):.0f} s from this one"
+        f"{place.server} answers, its certificate is signed by this deployment's authority, and its"
+        f" clock differs by {abs(skew):.0f} s"
     )
 
 
@@ -250,11 +258,11 @@ def _versions(folder: Path) -> str:
     here, there = versions(), read_object(folder / "versions.json")
 
     def counts(found: dict[str, Any], name: str) -> str:
-        """What must be equal: of Python's version the first two numbers."""
+        """Return the part that must be equal: the first two numbers of Python's version, or all."""
         return ".".join(str(found.get(name)).split(".")[: 2 if name == "python" else None])
 
     wrong = [
-        f"{name} is {here[name] or 'not installed'}, the operator has {there.get(name)}"
+        f"{name} is {here[name] or 'not installed'}, but the operator has {there.get(name)}"
         for name in here
         if counts(here, name) != counts(there, name)
     ]
@@ -267,7 +275,9 @@ def _disk(state: Path, gigabytes: float) -> str:
     existing = next(path for path in (state, *state.parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
     if free < gigabytes:
-        raise DataError(f"{existing} has {free:.1f} GB free; make it {gigabytes:g} GB (--disk)")
+        raise DataError(
+            f"{existing} has {free:.1f} GB free; free {gigabytes:g} GB, or require less by --disk"
+        )
     return f"{free:.1f} GB free in {existing}"
 
 
@@ -275,7 +285,7 @@ def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
     if place.data == PLACEHOLDER:
         raise DataError(
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"
-            ' as `data`, or "" if this site has none of its own'
+            ' as `data`, or "" if this site has no data of its own'
         )
     for named in filter(None, place.paths.values()):
         path = Path(named)
@@ -284,7 +294,7 @@ def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
         else:
             path.open("rb").close()
     if not overrides:
-        return f"{place.data or 'none of its own'}; add a run's overrides to compare them"
+        return f"{place.data or 'no data of its own'}; add a run's overrides to compare the data"
     from fedhet.deploy.site_data import compared  # imports torch
 
     return compared(place, overrides)

@@ -1,4 +1,4 @@
-"""The folder of a server or a site: its settings, and how its Flower process is started."""
+"""The folder of a server or a site: its settings, and the command of its Flower process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedhet.runs.process import direct_loopback
 
 PLACEHOLDER = "/path/to/the/data"
 CONNECTION = "fedhet"  # the name of a connection in Flower's config.toml
-NODES = ("fedhet", "flower-supernode")  # the programs of a site
-ANY = "any"  # in place of the digest of an app: a site executes whatever reaches the server
+NODES = ("fedhet", "flower-supernode")  # the programs that a site can run
+ANY = "any"  # instead of an app's digest: a site executes any app that the server sends
 ALLOWED = f'the SHA-256 of an app, 64 digits 0-9 a-f, or "{ANY}"'
 PACKAGES = ("torch", "flwr", "fedhet")
-Text = str  # of a setting that its class checks, because it may be ""
+Text = str  # the type of a text setting that may be ""; its class checks it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class Place(Checked):
     """The folder of a server or a site.
 
     Args:
-        folder: where its settings, certificates and keys are.
-        server: host:port, by which sites reach the server.
-        state: a folder for Flower's own files, and what else its machine keeps.
+        folder: the folder with the settings, certificates and keys.
+        server: the server's host:port, for the sites.
+        state: the folder for Flower's own files and other state of this machine.
     """
 
     FILE: ClassVar[str]
@@ -61,7 +61,7 @@ class ServerFolder(Place):
     The state is its database and the run folders.
 
     Args:
-        listen: the address on which it listens.
+        listen: the address on which the server listens.
     """
 
     FILE = "server.toml"
@@ -73,12 +73,12 @@ class ServerFolder(Place):
 
     @property
     def port(self) -> int:
-        """Of the SuperLink."""
+        """The port of the SuperLink."""
         return split_address("server", self.server)[1]
 
     @property
     def command(self) -> list[str]:
-        """The SuperLink and its options."""
+        """The command line of the SuperLink."""
         return [
             *(sys.executable, "-m", "fedhet", "deploy", "link", str(self.state)),
             *("--host", self.listen, "--port", str(self.port)),
@@ -94,25 +94,26 @@ class ServerFolder(Place):
 class SiteFolder(Place):
     """A site's folder, with site.toml, ca.crt and node.key.
 
-    The state is what its clients remember.
+    The state is the states of the site's clients.
 
     Args:
-        site: its name.
-        number: its number among the sites, from 0.
-        sites: how many there are.
-        data: the absolute path of its data; "" if it has none of its own.
-        port: of the SuperNode, on 127.0.0.1.
+        site: the site's name.
+        number: the site's number, from 0.
+        sites: the number of sites.
+        data: the absolute path of the site's data; "" if it has no data of its own.
+        port: the port of the SuperNode, on 127.0.0.1.
         val, test: absolute paths of further data, for validation and testing; "": there are none.
-        tokenizer: the absolute path of that of its texts; "": the one beside the data, if any.
-        read: how its csv files are written, see `fedhet.data.frames.CsvFormat`.
-        share_counts: whether it tells how many samples of each class it has.
-        evaluate: whether the server is told scores of the site's data.
-        min_count: no statistic of fewer samples is told.
-        min_test: no score of fewer samples is told; 0: all scores are told as they are.
-        max_model: no larger model is built, in MB; 0: any is.
-        max_array: no other setting of a run makes a larger array, in MB; 0: any does.
+        tokenizer: the absolute path of the tokenizer for texts; "": the tokenizer next to the data,
+            if there is one.
+        read: the format of csv files, see `fedhet.data.frames.CsvFormat`.
+        share_counts: whether the site sends how many samples of each class it has.
+        evaluate: whether the site sends scores of its data.
+        min_count: the site sends no statistic of fewer samples.
+        min_test: the site sends no score of fewer samples; 0: it sends all scores exactly.
+        max_model: the largest model that a run may build, in MB; 0: no limit.
+        max_array: the largest array that another setting of a run may make, in MB; 0: no limit.
         node: "fedhet" for `deploy node`, or "flower-supernode", which cannot check the code.
-        code: the digest of the app that it executes, or "any".
+        code: the digest of the app that the site executes, or "any".
     """
 
     FILE = "site.toml"
@@ -149,17 +150,17 @@ class SiteFolder(Place):
                 raise ConfigError(f'{name} = "{path}": must be an absolute path, or ""')
             if path and not self.data:
                 raise ConfigError(f'{name} = "{path}" with data = "": name `data`, too')
-        if '"' in "".join([self.site, *self.paths.values()]):  # Flower has no way to write it there
-            raise ConfigError("a quotation mark can be neither in `site` nor in a path of the data")
+        if '"' in "".join([self.site, *self.paths.values()]):  # --node-config cannot escape it
+            raise ConfigError("`site` and the paths of the data must not contain a quotation mark")
 
     @property
     def paths(self) -> dict[str, str]:
-        """What it has of its own, by the names in its file; "" for what it has not."""
+        """The site's own paths, by the names in site.toml; "" for a path that is not given."""
         return {name: getattr(self, name) for name in ("data", "val", "test", "tokenizer")}
 
     @property
     def node_config(self) -> dict[str, str | int | bool]:
-        """What the SuperNode is told; of a site with data of its own, nothing of the others."""
+        """The SuperNode's node config; with data of its own, it says nothing of the other sites."""
         limits: dict[str, str | int | bool] = {
             "evaluate": self.evaluate,
             "min-count": self.min_count,
@@ -179,8 +180,8 @@ class SiteFolder(Place):
 
     @property
     def command(self) -> list[str]:
-        """The SuperNode and its options."""
-        # Flower reads these as TOML, whose texts, numbers, true and false are those of JSON.
+        """The command line of the SuperNode."""
+        # Flower reads these as TOML, which writes texts, numbers, true and false as JSON does.
         config = " ".join(
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.node_config.items()
@@ -197,27 +198,27 @@ class SiteFolder(Place):
 
 
 def check_code(name: str, code: str) -> None:
-    """Check what a site says of the code that it executes.
+    """Check the setting for the code that a site executes.
 
     Args:
-        name: where it says so.
+        name: the name of the setting, for the message.
         code: the digest of an app, or "any".
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `code` is neither.
     """
     if code != ANY and not re.fullmatch("[0-9a-f]{64}", code):
         raise ConfigError(f"{name}={code!r}: must be {ALLOWED}; `deploy code` prints the digest")
 
 
 def environment(place: ServerFolder | SiteFolder) -> dict[str, str]:
-    """The variables for the Flower process of a server or a site."""
-    # The server's helpers ask it at the address on which it listens.
+    """Return the environment variables for the Flower process of a server or a site."""
+    # The server's helper processes connect to the address on which the server listens.
     own = [place.listen] if isinstance(place, ServerFolder) else []
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # flower-supernode would wait up to a second
         "FEDHET_STATE_DIR": str(place.state),
-        "FEDHET_CACHE": str(place.state / "cache"),  # the user of a service may have no home
+        "FEDHET_CACHE": str(place.state / "cache"),  # a service's user may have no home folder
         **os.environ,
         **flower_environment(place.state / "flwr"),
         **direct_loopback(*own),
@@ -228,7 +229,7 @@ def read(folder: Path) -> ServerFolder | SiteFolder:
     """Read the settings of a server or a site.
 
     Raises:
-        DataError: the folder has neither server.toml nor site.toml, or it cannot be read.
+        DataError: the folder has neither server.toml nor site.toml, or the file cannot be read.
         ConfigError: a setting is missing, unknown or not allowed.
     """
     folder = folder.absolute()
@@ -238,20 +239,20 @@ def read(folder: Path) -> ServerFolder | SiteFolder:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        what = "has neither site.toml nor server.toml" if folder.is_dir() else "does not exist"
+        problem = "has neither site.toml nor server.toml" if folder.is_dir() else "does not exist"
         raise DataError(
-            f"{folder} {what}; name a folder that `python -m fedhet"
+            f"{folder} {problem}; name a folder that `python -m fedhet"
             " deploy init` has written for a site or for the server"
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
-    keys = {one.metadata.get("name") or one.name: one for one in fields(cls)[1:]}
+    keys = {entry.metadata.get("name") or entry.name: entry for entry in fields(cls)[1:]}
     for name in content:
         check.one_of(f"{file}", name, keys)
     required = {
-        one.name: None
-        for one in keys.values()
-        if one.default is MISSING and one.default_factory is MISSING
+        entry.name: None
+        for entry in keys.values()
+        if entry.default is MISSING and entry.default_factory is MISSING
     }
     given: dict[str, Any] = required | {keys[name].name: content[name] for name in content}
     try:
@@ -262,11 +263,11 @@ def read(folder: Path) -> ServerFolder | SiteFolder:
 
 
 def change(file: Path, key: str, value: str | int) -> None:
-    """Give a key of a site.toml another value, and leave the file's comments.
+    """Set a key of a site.toml to another value, and keep the file's comments.
 
     Raises:
         DataError: the file cannot be read.
-        WriteError: it cannot be written.
+        WriteError: the file cannot be written.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -278,11 +279,11 @@ def change(file: Path, key: str, value: str | int) -> None:
 
 
 def connection(address: str, ca: Path) -> str:
-    """Flower's config.toml, by which its commands reach the SuperLink.
+    """Return the text of Flower's config.toml, which tells its commands how to reach the SuperLink.
 
     Args:
-        address: host:port.
-        ca: the absolute path of the authority's certificate; Flower takes no other.
+        address: the SuperLink's host:port.
+        ca: the path of the authority's certificate; Flower requires an absolute path.
     """
     return (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
@@ -291,10 +292,10 @@ def connection(address: str, ca: Path) -> str:
 
 
 def split_address(name: str, address: str) -> tuple[str, int]:
-    """Return host and port of host:port.
+    """Split host:port, and return both.
 
     Raises:
-        ConfigError: the text is no such address.
+        ConfigError: the text is not such an address.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
@@ -303,5 +304,5 @@ def split_address(name: str, address: str) -> tuple[str, int]:
 
 
 def versions() -> dict[str, Any]:
-    """The versions of Python and of what must be equal on all machines; None: not installed."""
+    """Return the versions that must be equal on all machines: Python, PACKAGES (None: missing)."""
     return {"python": platform.python_version(), **check.installed_versions(PACKAGES)}

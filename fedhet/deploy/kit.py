@@ -1,4 +1,4 @@
-"""What `deploy init` writes: folders for the server, the sites and the operator."""
+"""The files that `deploy init` writes: folders for the server, the sites and the operator."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fedhet.runs.templates import filled
 
 TEMPLATES = Path(__file__).with_name("templates.yaml")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
-# What a run merges by: the filter takes its bound from the norms of three updates or more.
-_FEW_SITES = {"merge": "# From three sites on, add merge=norm_filter.", "filter": ""}
+# The merge in run.toml: norm_filter computes its bound from the norms of at least three updates.
+_FEW_SITES = {"merge": "# If there are three or more sites, add merge=norm_filter.", "filter": ""}
 _SITES = {
-    "merge": "# Updates far longer than the others are refused; on the sites' own data, that needs"
-    "\n# dataset.max_samples=<the most samples that you expect of a site>.",
+    "merge": "# merge=norm_filter refuses updates that are far longer than the others. If the sites"
+    "\n# have data of their own, also set dataset.max_samples=<the largest number of a site>.",
     "filter": " merge=norm_filter",
 }
 
 
 class Deployment(NamedTuple):
-    """What operator/deployment.json says.
+    """The content of operator/deployment.json.
 
     Attributes:
-        host: by which sites and operators reach the server.
+        host: the name or address by which sites and operators reach the server.
         port: the server's port.
-        sites: the names of the sites; the place of a name is its number.
+        sites: the names of the sites; a site's number is its index.
         code: the digest of the app that the sites execute.
     """
 
@@ -45,50 +45,53 @@ class Deployment(NamedTuple):
 
     @property
     def address(self) -> str:
-        """host:port, as Flower expects it."""
+        """host:port, in the form that Flower expects."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def write(self, out: Path) -> None:
-        """Write it below the folder of the deployment.
+        """Write the file below the folder of the deployment.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         write_json(out / "operator" / "deployment.json", self._asdict())
 
 
 def check_sites(option: str, names: Sequence[str], taken: Sequence[str] = ()) -> Sequence[str]:
-    """Return names of sites.
+    """Return the names of sites after checking them.
 
     Raises:
-        ConfigError: a name cannot be one, or occurs twice.
+        ConfigError: a name has other characters than allowed, or occurs twice.
     """
     for number, name in enumerate(names):
         if not _SITE_NAME.fullmatch(name):
             raise ConfigError(
-                f"{option}: {name!r} cannot be the name of a site: write letters, digits, _ . -,"
-                " a letter or digit first, at most 63 of them"
+                f"{option}: {name!r} cannot be the name of a site: write at most 63 letters,"
+                " digits, _ . or -, and begin with a letter or digit"
             )
-        # Folders whose names differ in case alone are one on some file systems.
+        # Some file systems do not distinguish folders by case.
         if name.lower() in [other.lower() for other in (*taken, *names[:number])]:
-            raise ConfigError(f"{option}: there are two sites {name!r}; each needs its own name")
+            raise ConfigError(
+                f"{option}: there are two sites {name!r}; each needs its own name (case does not"
+                " count)"
+            )
     return names
 
 
 def create(out: Path, deployment: Deployment) -> None:
-    """Write a new deployment, whole or not at all.
+    """Write a new deployment, either completely or not at all.
 
     Raises:
         ConfigError: the folder exists and is not empty.
-        WriteError: it cannot be written.
+        WriteError: the folder cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            f"--out {out}: exists and is not empty, and its keys are not replaced; name another"
-            " folder, or add sites to this deployment with --add"
+            f"--out {out} exists and is not empty, and fedhet does not replace its keys; name"
+            " another folder, or add sites to this deployment with --add"
         )
     with written_folder(out) as new:
-        write_text(new / ".gitignore", "*\n")  # keys, perhaps inside of a repository
+        write_text(new / ".gitignore", "*\n")  # the folder has keys, and may be in a repository
         operator = new / "operator"
         operator.mkdir(mode=0o700)
         authority = certificates.new_authority()
@@ -101,7 +104,7 @@ def create(out: Path, deployment: Deployment) -> None:
         _fill(operator / "run.toml", "run.toml", deployment, merge)
         words = {
             "title": f"the server, {deployment.address}",
-            "memory": "# A reply is in memory several times before its size is known.\n"
+            "memory": "# A reply is in memory several times before the server checks its size.\n"
             "MemoryMax=80%\n",
             "dotenv": "",
             "more": f'    ports:\n      - "{deployment.port}:{deployment.port}"\n',
@@ -113,7 +116,7 @@ def create(out: Path, deployment: Deployment) -> None:
 
 
 def add(out: Path, names: Sequence[str]) -> Deployment:
-    """Add sites to a deployment, with the same authority, and return it as it is now.
+    """Add sites to a deployment, with the same authority, and return the new deployment.
 
     Raises:
         ConfigError: a name is taken.
@@ -132,7 +135,7 @@ def add(out: Path, names: Sequence[str]) -> Deployment:
 
 
 def remove(out: Path, site: str) -> Deployment:
-    """Take a site out of a deployment, and return it as it is now; its folder stays.
+    """Take a site out of a deployment, and return the new deployment. The site's folder stays.
 
     Raises:
         ConfigError: there is no such site.
@@ -147,16 +150,16 @@ def remove(out: Path, site: str) -> Deployment:
 
 
 def _renumber(out: Path, now: Deployment) -> None:
-    """Write a deployment, and into the folders not handed over yet their numbers, and how many."""
+    """Write a deployment; update `number` and `sites` in the sites' folders that are still here."""
     for number, name in enumerate(now.sites):
         if (settings := out / "sites" / name / "site.toml").exists():
             change(settings, "number", number)
             change(settings, "sites", len(now.sites))
-    now.write(out)  # last: without it, the same command can be repeated
+    now.write(out)  # last: if the command fails before, it can be repeated
 
 
 def renew(out: Path) -> str:
-    """Replace the server's certificate and its key; return when the new one expires.
+    """Replace the server's certificate and its key. Return the new certificate's expiry date.
 
     Raises:
         DataError: the folder is no deployment, or damaged.
@@ -166,22 +169,23 @@ def renew(out: Path) -> str:
 
 
 def renew_code(folder: Path, digest: str) -> list[Path]:
-    """Let a site, or the sites of a deployment that are not handed over, execute another app.
+    """Write another app's digest into one site.toml, or into all that are still in a deployment.
 
-    In a deployment, the versions that `deploy check` demands are then those of the operator now.
+    In a deployment, also write the operator's present versions, which `deploy check` compares, into
+    the folders of the server and the sites.
 
     Returns:
-        The files that were written.
+        The site.toml files that were written.
 
     Raises:
-        DataError: the folder is neither, or damaged.
+        DataError: the folder is neither a site nor a deployment, or is damaged.
         WriteError: a file cannot be written.
     """
     files = [folder / "site.toml"]
     if not files[0].exists():
         read_record(folder)._replace(code=digest).write(folder)
         files = sorted(folder.glob("sites/*/site.toml"))
-        for file in (*folder.glob("server/server.toml"), *files):  # else it was handed over
+        for file in (*folder.glob("server/server.toml"), *files):  # only folders that are here
             write_json(file.with_name("versions.json"), versions())
     for file in files:
         change(file, "code", digest)
@@ -189,11 +193,11 @@ def renew_code(folder: Path, digest: str) -> list[Path]:
 
 
 def read_record(out: Path, site: str | None = None) -> Deployment:
-    """Read what a deployment consists of, among it a site.
+    """Read the record of a deployment. If a site is given, check that the deployment has it.
 
     Raises:
         ConfigError: there is no such site.
-        DataError: the folder is none, or damaged.
+        DataError: the folder is not a deployment, or is damaged.
     """
     path = out / "operator" / "deployment.json"
     form = {"host": str, "port": int, "sites": [str], "code": str}
@@ -210,7 +214,7 @@ def read_record(out: Path, site: str | None = None) -> Deployment:
 
 
 def write_key(out: Path, folder: Path, site: str) -> Path:
-    """Write a new key of a site into its folder, and the public one for the operator.
+    """Write a site's new private key into its folder, and its public key for the operator.
 
     Returns:
         The file with the private key.
@@ -225,7 +229,7 @@ def write_key(out: Path, folder: Path, site: str) -> Path:
 
 
 def _certify(out: Path, deployment: Deployment, authority: certificates.Authority) -> str:
-    """Write the server's certificate and key, and when it expires into the pages; return that."""
+    """Write the server's certificate, key and README files. Return when the certificate expires."""
     certificate, key = certificates.new_server_certificate(authority, deployment.host)
     expires = certificate.not_valid_after_utc.date().isoformat()
     folder = out / "server"
@@ -238,7 +242,7 @@ def _certify(out: Path, deployment: Deployment, authority: certificates.Authorit
 
 
 def _write_site(out: Path, deployment: Deployment, name: str) -> None:
-    """Write the folder of one site, and its public key for the operator."""
+    """Write the folder of one site, and the site's public key for the operator."""
     with written_folder(out / "sites" / name) as folder:
         write_key(out, folder, name)
         shutil.copyfile(out / "operator" / "ca.crt", folder / "ca.crt")
@@ -247,9 +251,9 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
             "site": name,
             "number": str(deployment.sites.index(name)),
             "memory": "",
-            "dotenv": ", and FEDHET_DATA,\n"
-            "# the path that site.toml names as `data`; without data, delete its line below, and"
-            " with\n# `val`, `test` or `tokenizer` add one for each",
+            "dotenv": '\n#   FEDHET_DATA: the path of `data` in site.toml. If `data` is "", delete'
+            " the line with\n#     FEDHET_DATA below. If site.toml names `val`, `test` or"
+            " `tokenizer`, add such a line for each.",
             "more": "      - ${FEDHET_DATA:?the path in site.toml}:${FEDHET_DATA}:ro\n",
         }
         _write(folder, deployment, "site", words)
@@ -257,7 +261,7 @@ def _write_site(out: Path, deployment: Deployment, name: str) -> None:
 
 
 def _write(folder: Path, deployment: Deployment, role: str, words: Mapping[str, str]) -> None:
-    """Write what the folders of the server and of a site have in common."""
+    """Write the files that both the server and a site have."""
     _fill(folder / "fedhet.service", "unit", deployment, {"role": role, **words})
     _fill(folder / "compose.yaml", "compose.yaml", deployment, {"role": role, **words})
     _fill(folder / f"{role}.toml", f"{role}.toml", deployment, words)
@@ -265,7 +269,7 @@ def _write(folder: Path, deployment: Deployment, role: str, words: Mapping[str, 
 
 
 def _fill(path: Path, name: str, deployment: Deployment, words: Mapping[str, str]) -> None:
-    """Write the text of this name in templates.yaml."""
+    """Fill in the template of this name in templates.yaml, and write it to the path."""
     common = {
         "address": deployment.address,
         "port": str(deployment.port),

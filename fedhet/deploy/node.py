@@ -1,10 +1,10 @@
-"""`deploy node`: Flower's SuperNode with short rounds, which executes one app only.
+"""`deploy node`: Flower's SuperNode with short rounds. It executes only one app.
 
-All options, checks and messages are those of flower-supernode. Flower's loop looks for a message
-every 3 s and for a reply every .5 s; here the pauses are a tenth and a fiftieth of the time that it
-has waited, and never longer than Flower's. Its SuperExec starts a process for each message; here
-the messages of a run have one process (app_process.py), which loads code and data once, and unpacks
-no app but the one that the site executes.
+It has the options, checks and messages of flower-supernode, and differs from it in three ways.
+(1) Flower's loop looks for a message every 3 s and for a reply every 0.5 s. Here the pauses are .1
+and .02 of the time waited so far, and never longer than Flower's. (2) Flower's SuperExec starts a
+process for each message. Here one process (app_process.py) serves all messages of a run, and loads
+code and data once. (3) This process unpacks only the app that the site executes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("flwr")
 CLIENT = Path(__file__).with_name("app_process.py")
-PAUSES = {3.0: 0.1, 0.5: 0.02}  # Flower's pause -> its share here of the time waited, 1 s at least
-MOST_RUNS = 2  # that have a process
-IDLE_SECONDS = 900.0  # without a message, after which processes end and give their memory back
+PAUSES = {3.0: 0.1, 0.5: 0.02}  # Flower's pause -> the fraction of the time waited (at least 1 s)
+MOST_RUNS = 2  # so many runs can have a process at the same time
+IDLE_SECONDS = 900.0  # after so long without a message, processes end and free their memory
 
 
 class ServingNode:
-    """Flower's loop with short pauses, in which a process for each run serves its messages.
+    """Flower's loop with short pauses. One process for each run serves the run's messages.
 
     Args:
-        start: Flower's function with the SuperNode's loop, of whose module two names are replaced.
+        start: Flower's function with the SuperNode's loop; two names of its module are replaced.
         app: the digest of the app that the site executes, or "any".
     """
 
@@ -52,38 +52,39 @@ class ServingNode:
         self._one_message = False
         self._state: Any = None
         self._known: set[int] = set()  # runs of the app that the site executes
-        self._pause = 0.0  # the last one of Flower
-        self._since = time.monotonic()  # when that began
-        self._clients: dict[int, subprocess.Popen[bytes]] = {}  # run -> its process; last used last
+        self._pause = 0.0  # the last pause that Flower asked for
+        self._since = time.monotonic()  # when Flower first asked for this pause
+        # run -> its process, in the order of their last use
+        self._clients: dict[int, subprocess.Popen[bytes]] = {}
         start.__globals__.update(
             time=SimpleNamespace(**vars(time) | {"sleep": self._sleep}),
             get_fused_config_from_fab=self._config_of,
         )
 
-    # ---- in place of Flower's functions
+    # ---- replacements of Flower's functions
     def start_client_internal(self, **settings: Any) -> None:
-        """Run the loop, which starts no SuperExec."""
+        """Run Flower's loop without a SuperExec."""
         host, _, port = settings["runtime_api_address"].rpartition(":")
         host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
         root = ["--root-certificates", str(settings["runtime_root_certificates_path"])]
         tls = root if settings["runtime_certificates"] else ["--insecure"]
         self._command = [sys.executable, "-P", str(CLIENT), self._app, *tls]
         self._command += ["--runtime-api-address", f"{host}:{port}"]
-        if settings["runtime_dependency_install"]:  # they are removed after a message
+        if settings["runtime_dependency_install"]:  # Flower removes them after each message
             self._one_message = True
             self._command.append("--allow-runtime-dependency-installation")
         self._state = settings["state_factory"].state()
         self._start(**settings | {"isolation": "process"})
 
     def _config_of(self, fab_file: bytes, run: Any) -> Any:
-        """Flower's, but of another app, which its process will refuse, nothing is read."""
+        """Return Flower's config of an app; {} for another app, which the process will refuse."""
         if self._app not in (hashlib.sha256(fab_file).hexdigest(), ANY):
             return {}
         self._known.add(run.run_id)
         return self._config(fab_file, run)
 
     def _sleep(self, seconds: float) -> None:
-        """Have the message served that has arrived, and pause; Flower does so whenever it waits."""
+        """Serve the messages that have arrived, then pause. Flower calls this whenever it waits."""
         arrived = self._state.get_tasks(statuses=["pending"])
         for task in arrived:
             if token := self._state.claim_task(task.task_id):
@@ -97,11 +98,11 @@ class ServingNode:
 
     # ---- the processes
     def _serve(self, run: int, token: str) -> None:
-        """Give a message to the process of its run, or to a new one."""
+        """Pass a message to the process of its run, or to a new process."""
         client = self._clients.pop(run, None)
         try:
             if client is None or client.poll() is not None:
-                # Without a home, a process has no app that was unpacked earlier.
+                # Without a home folder, the process cannot use an app that was unpacked earlier.
                 home = {} if run in self._known else {"FLWR_HOME": os.devnull}
                 client = subprocess.Popen(
                     self._command,
@@ -111,14 +112,14 @@ class ServingNode:
                     preexec_fn=partial(end_with_parent, os.getpid()),
                 )
             client.stdin.write(f"{token}\n".encode())  # type: ignore[union-attr]
-        except OSError as error:  # Flower gives the message up, as one whose process has ended
+        except OSError as error:  # Flower gives the message up, as if its process had ended
             log.error("[RUN %s] no process can serve the message: %s", run, error)
             return
         self._clients[run] = client
         self._end(*([run] if self._one_message else list(self._clients)[:-MOST_RUNS]))
 
     def _end(self, *runs: int) -> None:
-        """Let the processes of runs end after their messages."""
+        """Make the processes of these runs end after their present messages."""
         for run in runs:
             self._clients.pop(run).stdin.close()  # type: ignore[union-attr]
 
@@ -127,19 +128,20 @@ def node(options: Sequence[str]) -> None:
     """`deploy node`: run a SuperNode.
 
     Args:
-        options: those of flower-supernode, and `--code`.
+        options: the options of flower-supernode, and `--code`.
 
     Raises:
-        ConfigError: it is not said which code is executed.
-        RunFailed: this Flower gives no way to execute one app only, which `--code` demands.
+        ConfigError: `--code` is wrong.
+        RunFailed: `--code` names one app, but this version of Flower lacks a private name that
+            fedhet needs to execute only that app.
     """
     parser = Parser(
         "python -m fedhet deploy node",
         description="Run a SuperNode with short rounds; all other options are flower-supernode's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--code", required=True, help=f"executed: {ALLOWED}")
-    parser.add_argument("--isolation", choices=["subprocess"], help="of Flower")
+    parser.add_argument("--code", required=True, help=f"the only code to execute: {ALLOWED}")
+    parser.add_argument("--isolation", choices=["subprocess"], help="Flower's option")
     args, others = parser.parse_known_args(options)
     check_code("--code", args.code)
     private.without_docs()
@@ -150,8 +152,8 @@ def node(options: Sequence[str]) -> None:
             private.private(name)
     except RunFailed as error:
         if args.code != ANY:
-            raise RunFailed(f'{error}; only with code = "any" can this site do without') from error
-        log.warning("Flower's own SuperNode starts, whose rounds take longer: %s", error)
+            raise RunFailed(f'{error}; this site can run without it if code = "any"') from error
+        log.warning("Flower's own SuperNode starts; its rounds take longer: %s", error)
     else:
         own = ServingNode(private.private(private.START), args.code)
         supernode.__globals__["start_client_internal"] = own.start_client_internal
@@ -159,10 +161,10 @@ def node(options: Sequence[str]) -> None:
 
 
 def link(options: Sequence[str]) -> None:
-    """`deploy link`: run Flower's SuperLink, whose children end with it, without its API's pages.
+    """`deploy link`: run Flower's SuperLink without its API's pages. Its children end with it.
 
     Args:
-        options: the folder below which a relative hydra.run.dir is, and those of flower-superlink.
+        options: first the folder for a relative hydra.run.dir, then flower-superlink's options.
 
     Raises:
         ConfigError: the folder is missing.
@@ -176,9 +178,9 @@ def link(options: Sequence[str]) -> None:
     private.without_docs()
     superlink = private.command("flower-superlink")
     try:
-        os.chdir(folder)  # not before fedhet is imported, which may lie in the working directory
+        os.chdir(folder)  # only after fedhet is imported: it may lie in the working directory
     except OSError as error:
         raise unwritable(Path(folder), error) from error
-    guard_children()  # they do not notice the end of a SuperLink that nobody has waited for
+    guard_children()  # children do not notice that a SuperLink has ended while it is a zombie
     sys.argv = ["flower-superlink", *options]
     superlink()

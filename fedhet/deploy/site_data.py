@@ -1,4 +1,4 @@
-"""The data of a site or the server beside what a run says of them, for `deploy check`."""
+"""Compares the data of a site or the server with a run's declaration, for `deploy check`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def compared(place: SiteFolder, overrides: Sequence[str]) -> str:
     settings = config.compose(overrides)
     if own := OwnData.of(place.node_config):
         described = SiteClient(settings, own, MemoryStore()).description
-        return f"{place.data} is as declared, and the server is lines: {_report(described)}"
+        return f"{place.data} is as declared; the server would learn: {_report(described)}"
     if is_local(settings.cfg):
         raise ConfigError(
-            f"dataset=local is a run on data of each site's own, and {place.folder / 'site.toml'}"
-            ' has data = "": write their absolute path'
+            f"dataset=local runs on each site's own data, but {place.folder / 'site.toml'} has"
+            ' data = "": write their absolute path'
         )
     with confined():
         return _shared(settings)
 
 
 def at_server(overrides: Sequence[str]) -> str:
-    """Read what the server itself reads of a run with these overrides, and describe it in a line.
+    """Read the data that the server itself needs for a run, and describe them in a line.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -47,25 +47,25 @@ def at_server(overrides: Sequence[str]) -> str:
         return _shared(settings)
     declared, _ = declaration(settings.cfg)
     if (test := test_set(declared)) is None:
-        return "the run needs none at the server"
+        return "the run needs no data at the server"
     return f"the global test set is as declared: {len(test)} samples"
 
 
 def _shared(settings: config.Config) -> str:
-    """A data set of which every machine has a copy."""
+    """Describe a data set that every machine has a copy of."""
     record = RunData.of(settings.cfg).partition_record()
     return f"{record['samples']} samples, labels {record['labels']}, partition {record['hash']}"
 
 
 def _report(described: SiteDescription) -> str:
-    """What the server learns of the site's data before the first round."""
+    """Describe what the server learns about the site's data before the first round."""
     train, val, test = described.sizes
     lines = [f"{train} training, {val} validation, {test} test samples"]
     if described.counts is None:
         lines.append("no counts of classes")
     else:
-        counts = ["not sent" if one is None else str(one) for one in described.counts]
+        counts = ["not sent" if count is None else str(count) for count in described.counts]
         lines.append(f"counts of classes: {', '.join(counts)}")
-    what = {"x": "the inputs", "y": "the numbers to predict"}
-    lines += [f"mean and squares of {what[name]}" for name in described.moments]
+    contents = {"x": "the inputs", "y": "the numbers to predict"}
+    lines += [f"mean and squares of {contents[name]}" for name in described.moments]
     return "; ".join(lines)

@@ -31,35 +31,44 @@ def main(argv: Sequence[str]) -> int:
         RunFailed: the SuperLink does not answer.
         WriteError: a file cannot be written.
     """
-    place: Arguments = {"folder": {"type": Path, "help": "that of the server or the site"}}
+    place: Arguments = {"folder": {"type": Path, "help": "the folder of the server or the site"}}
     whole: Arguments = {"folder": {"type": Path, "nargs": "?", "default": Path("deploy")}}
-    site: Arguments = {"site": {"help": "its name"}}
+    site: Arguments = {"site": {"help": "the name of the site"}}
     app: dict[str, Any] = {
         "type": Path,
         "default": APP,
-        "help": "what is run; default: fedhet's source",
+        "help": "the folder of the app that sites execute; default: fedhet's source",
     }
     new: Arguments = {
         "--sites": {"metavar": "A,B", "help": "the names of the sites, for a new deployment"},
-        "--server": {"metavar": "HOST", "help": "by which sites reach the server"},
-        "--port": {"type": int, "help": f"of the server; default: {PORT}"},
-        "--out": {"type": Path, "default": Path("deploy"), "help": "default: deploy"},
+        "--server": {"metavar": "HOST", "help": "the host by which sites reach the server"},
+        "--port": {"type": int, "help": f"the server's port; default: {PORT}"},
+        "--out": {
+            "type": Path,
+            "default": Path("deploy"),
+            "help": "the folder of the deployment; default: deploy",
+        },
         "--add": {"metavar": "C,D", "help": "add sites to the deployment in --out"},
         "--renew": {"action": "store_true", "help": "make a new server certificate"},
         "--app": app,
     }
     code: Arguments = {
-        "folder": {"type": Path, "nargs": "?", "help": "that of a site or of the deployment"},
-        "--app": app | {"help": "default: fedhet's source"},
+        "folder": {"type": Path, "nargs": "?", "help": "the folder of a site or of the deployment"},
+        "--app": app | {"help": "the folder of the app; default: fedhet's source"},
     }
     checked: Arguments = place | {
-        "overrides": {"nargs": "*", "help": "of a run, whose data are then read"},
-        "--disk": {"type": float, "default": 2, "metavar": "GB", "help": "that must be free"},
+        "overrides": {"nargs": "*", "help": "overrides of a run; the check then reads its data"},
+        "--disk": {
+            "type": float,
+            "default": 2,
+            "metavar": "GB",
+            "help": "the disk space that must be free",
+        },
     }
     table: dict[str, tuple[Call | None, str | None, Arguments]] = {
         "init": (_init, "make authority, certificate, keys and folders", new),
-        "code": (_code, "print the digest of the app; let sites execute it", code),
-        "register": (_register, "tell the SuperLink the sites' keys", whole),
+        "code": (_code, "print the app's digest; with a folder, write it for the sites", code),
+        "register": (_register, "register the sites' keys at the SuperLink", whole),
         "remove": (
             _remove,
             "revoke a site's key, and take the site out of the deployment",
@@ -73,8 +82,8 @@ def main(argv: Sequence[str]) -> int:
             place,
         ),
         "status": (_status, "who is online, and the runs", whole),
-        "link": (None, "a SuperLink without /docs: its folder, and its options", {}),
-        "node": (None, "a SuperNode with short rounds; options of flower-supernode", {}),
+        "link": (None, "run a SuperLink without /docs: give its folder and its options", {}),
+        "node": (None, "run a SuperNode with short rounds; options of flower-supernode", {}),
     }
     return subcommand("python -m fedhet deploy", __doc__, table, argv)
 
@@ -84,7 +93,7 @@ def _init(args: argparse.Namespace) -> None:
     changes = {"--add": args.add, "--renew": args.renew or None}
     given = [name for name, value in (changes | new).items() if value is not None]
     if given and given[0] in changes and given[1:]:
-        raise ConfigError(f"{given[0]} with {given[1]}: give one without the other")
+        raise ConfigError(f"{given[0]} with {given[1]}: give only one of them")
     if args.add is not None:
         now = kit.add(args.out, names := args.add.split(","))
         for name in names:
@@ -93,7 +102,7 @@ def _init(args: argparse.Namespace) -> None:
         _print_renumbered("", now)
     elif args.renew:
         print(f"written: {args.out / 'server'}, valid until {kit.renew(args.out)}")
-        print("next: copy server.pem and server.key to the server, and start it again")
+        print("next: copy server.pem and server.key to the server, and restart the server")
     else:
         _create(args)
 
@@ -116,8 +125,8 @@ def _create(args: argparse.Namespace) -> None:
 
 def _print_renumbered(numbers: str, now: kit.Deployment) -> None:
     print(
-        "the other sites need nothing new if they have data of their own; without, each writes"
-        f"{numbers} sites = {len(now.sites)} into its site.toml and starts again"
+        "other sites with data of their own need no change; every other site must write"
+        f"{numbers} sites = {len(now.sites)} into its site.toml and restart"
     )
 
 
@@ -137,22 +146,22 @@ def _register(args: argparse.Namespace) -> None:
 def _remove(args: argparse.Namespace) -> None:
     superlink.revoke(args.folder, args.site)
     now = kit.remove(args.folder, args.site)
-    print(f"revoked: the key of {args.site}; {args.folder / 'sites' / args.site} can be deleted")
+    print(f"revoked: the key of {args.site}; you can delete {args.folder / 'sites' / args.site}")
     numbers = ", ".join(f"{site} {number}" for number, site in enumerate(now.sites))
-    _print_renumbered(f" its number ({numbers}) and", now)
+    _print_renumbered(f" its new number ({numbers}) and", now)
 
 
 def _renew(args: argparse.Namespace) -> None:
     superlink.revoke(args.folder, args.site)
     print(f"written: {kit.write_key(args.folder, args.folder / 'sites' / args.site, args.site)}")
     _register(args)
-    print("next: copy node.key to the site, and start it again")
+    print("next: copy node.key to the site, and restart the site")
 
 
 def _check(args: argparse.Namespace) -> int:
     place = folders.read(args.folder)
     check.number("--disk", args.disk, low=0)
-    # Where `deploy run` will look for what this decodes.
+    # `deploy run` uses the same cache, so it finds the data that this check decodes.
     os.environ["FEDHET_CACHE"] = folders.environment(place)["FEDHET_CACHE"]
     code = 0
     for name, ok, text in checks.checks(place, args.overrides, args.disk):

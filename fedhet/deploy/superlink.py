@@ -1,4 +1,4 @@
-"""What the operator does with Flower's commands: pack the app, register sites, see who is there."""
+"""The operator's use of Flower's commands: pack the app, register sites, see who is online."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedhet.deploy.folders import CONNECTION
 from fedhet.deploy.kit import read_record
 from fedhet.runs import flower_commands
 
-MOST_RUNS = 5  # in a status
-# What is large and in no app.
+MOST_RUNS = 5  # `deploy status` lists so many runs
+# Large folders that are not part of an app.
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "outputs", "multirun", "build")
 Row = tuple[str, str, str, str]
 _IDS: dict[Any, Any] = {str: str}  # the form of nodes.json
@@ -28,8 +28,8 @@ class Node(NamedTuple):
     """A SuperNode as the SuperLink sees it.
 
     Attributes:
-        id: Flower's number of it.
-        status: online, offline or registered (it was never there).
+        id: Flower's id of the node.
+        status: online, offline or registered (it was never online).
         since: the time of the last change, UTC.
     """
 
@@ -39,19 +39,19 @@ class Node(NamedTuple):
 
 
 def digest(app: Path) -> str:
-    """SHA-256 of the FAB, Flower's archive of an app, as `flwr run` makes it from a folder.
+    """Return the SHA-256 of the FAB (Flower's archive of an app) that `flwr run` makes of a folder.
 
-    It depends on names and contents of the app's files alone: they have one date in the archive,
-    and are not compressed.
+    It depends only on the names and contents of the app's files: in the archive all files have the
+    same date, and are not compressed.
 
     Raises:
-        ConfigError: the folder is no app, or cannot be packed.
+        ConfigError: the folder is not an app, or cannot be packed.
     """
     with tempfile.TemporaryDirectory() as temporary:
         home, folder = Path(temporary), app.resolve()
         try:
             if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
-                # `flwr run` takes folders of any name, `flwr build` only those of such a name.
+                # `flwr run` accepts any folder name, but `flwr build` only names like this.
                 copied = shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED)
                 folder = Path(copied)
             flower_commands.flwr(home, "build", "--app", str(folder), cwd=home)
@@ -62,10 +62,10 @@ def digest(app: Path) -> str:
 
 
 def nodes(home: Path) -> list[Node]:
-    """The SuperNodes that the SuperLink knows.
+    """Return the SuperNodes that the SuperLink knows.
 
     Raises:
-        RunFailed: the SuperLink does not say.
+        RunFailed: the SuperLink does not answer.
     """
     since = {"online": "online-at", "offline": "offline-at"}
     return [
@@ -84,7 +84,7 @@ def register(out: Path) -> dict[str, str]:
 
     Raises:
         DataError: the folder is no deployment, or damaged.
-        RunFailed: the SuperLink cannot be reached, or refuses one.
+        RunFailed: the SuperLink cannot be reached, or refuses a site.
     """
     home, sites, ids = out / "operator", read_record(out).sites, read_ids(out)
     known = {node.id for node in nodes(home)}
@@ -98,12 +98,12 @@ def register(out: Path) -> dict[str, str]:
         if found is None:
             raise RunFailed(f"site {site}: Flower has printed no node id: {printed(answer)}")
         ids[site] = found[1]
-        write_json(home / "nodes.json", ids)  # after each one: the next may be refused
+        write_json(home / "nodes.json", ids)  # after each site: the next one may be refused
     return {site: ids[site] for site in new}
 
 
 def revoke(out: Path, site: str) -> None:
-    """Let the SuperLink refuse a site's key from now on, also in the runs in progress.
+    """Make the SuperLink refuse a site's key from now on, also in the runs in progress.
 
     Raises:
         ConfigError: there is no such site.
@@ -119,7 +119,7 @@ def revoke(out: Path, site: str) -> None:
 
 
 def read_ids(out: Path) -> dict[str, str]:
-    """The node ids of the registered sites.
+    """Read the node ids of the registered sites.
 
     Raises:
         DataError: the file with them is damaged.
@@ -135,8 +135,8 @@ def status(out: Path) -> tuple[list[Row], list[Row]]:
     """Ask the SuperLink who is online, and which runs there are.
 
     Returns:
-        (site, status, since, node id) of each site, and (run id, status, step, since) of the newest
-        runs; the step is that of a running one.
+        (site, status, since, node id) of each site, and (run id, status, last step, since) of the
+        newest runs; the step is "" if the run is not running.
 
     Raises:
         DataError: the folder is no deployment, or damaged.

@@ -1,8 +1,8 @@
-"""`deploy run`: the Flower process of a server or a site; a SuperNode is watched.
+"""`deploy run`: start the Flower process of a server or a site, and watch a SuperNode.
 
-A SuperNode can be alive and yet disconnected, for example when the thread that sends its heartbeats
-has ended, or when a connection hangs. No supervisor of processes notices that, so the SuperLink is
-asked whether it sees the node.
+A SuperNode can be alive and yet disconnected, for example if the thread that sends its heartbeats
+has ended, or if a connection hangs. systemd and Docker do not notice that, so this process asks
+the SuperLink whether the node is online.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("fedhet.deploy")
 EVERY = 60.0  # seconds between two looks
-PATIENCE = 3  # looks in a row that do not find the node, before it is ended
-END_SECONDS = 20.0  # for a SuperNode to end after SIGTERM
-_ID = re.compile(r"SuperNode ID: (\d+)")  # which a SuperNode prints when it has connected
+PATIENCE = 3  # the SuperNode is ended after so many looks in a row that do not find it online
+END_SECONDS = 20.0  # a SuperNode must end within this time after SIGTERM
+_ID = re.compile(r"SuperNode ID: (\d+)")  # a SuperNode prints this when it has connected
 
 
 def run(place: ServerFolder | SiteFolder) -> int:
@@ -40,18 +40,18 @@ def run(place: ServerFolder | SiteFolder) -> int:
 
     Raises:
         WriteError: the folder for the state cannot be used.
-        RunFailed: its port is held, or the program cannot be started.
+        RunFailed: another process holds the port, or the program cannot be started.
     """
     if process := checks.holder(place.port):
         raise RunFailed(
-            f"{place.folder}: port {place.port} is held by {process}: end it, or name another in"
-            f" {place.FILE}"
+            f"{place.folder}: port {place.port} is held by {process}: end it, or name another port"
+            f" in {place.FILE}"
         )
     variables = folders.environment(place)
     home = place.state / "flwr"
     write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
     log.info("starting: %s", " ".join(place.command))
-    if isinstance(place, ServerFolder):  # the SuperLink takes the place of this process
+    if isinstance(place, ServerFolder):  # the SuperLink replaces this process
         os.execve(place.command[0], place.command, variables)
 
     def online() -> Mapping[str, str]:
@@ -66,10 +66,10 @@ def supervise(
     ask: Callable[[], Mapping[str, str]],
     every: float = EVERY,
 ) -> int:
-    """Run a SuperNode until it ends, or until it is alive but not online for too long.
+    """Run a SuperNode until it ends; end it if it is alive but not online for too long.
 
-    While the SuperLink cannot be asked, nothing happens: a SuperNode reconnects without help. One
-    that the SuperLink refuses ends, and systemd or Docker starts it again.
+    If the SuperLink does not answer, do nothing: a SuperNode reconnects without help. If the
+    SuperLink refuses a SuperNode, the SuperNode ends, and systemd or Docker starts it again.
 
     Args:
         command: the SuperNode's command line.
@@ -78,10 +78,10 @@ def supervise(
         every: the seconds between two looks.
 
     Returns:
-        The SuperNode's exit code, or 1 if it was ended.
+        The SuperNode's exit code, or 1 if this function has ended it.
 
     Raises:
-        RunFailed: it cannot be started.
+        RunFailed: the SuperNode cannot be started.
     """
     try:
         process = subprocess.Popen(
@@ -105,29 +105,29 @@ def supervise(
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(every)
-                reader.join(1)  # for its last lines
+                reader.join(1)  # to print its last lines
                 return code
             try:
                 status = ask().get(ids[-1] if ids else "", "unknown")
             except RunFailed as error:
-                log.warning("the server cannot be asked whether this site is online: %s", error)
+                log.warning("the server does not answer whether this site is online: %s", error)
                 missed = 0
                 continue
             missed = 0 if status == "online" else missed + 1
             if missed:
                 log.warning(
-                    "the SuperNode is running, but for the server it is %s (%d of %d)",
+                    "the SuperNode is running, but the server sees it as %s (%d of %d)",
                     *(status, missed, PATIENCE),
                 )
             if missed == PATIENCE:
-                log.error("the SuperNode is ended, so that its supervisor starts it again")
+                log.error("ending the SuperNode, so that systemd or Docker starts it again")
                 return 1
     finally:
         _end(process)
 
 
 def _pass_on(process: subprocess.Popen[str], ids: list[str]) -> None:
-    """Print what the SuperNode prints, and note the numbers under which it has connected."""
+    """Pass the SuperNode's output on, and note the node ids under which it has connected."""
     assert process.stdout is not None
     for line in process.stdout:
         ids.extend(_ID.findall(line))
@@ -137,13 +137,13 @@ def _pass_on(process: subprocess.Popen[str], ids: list[str]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the SuperNode, and what is left of its process group."""
+    """End the SuperNode, and the remaining processes of its group."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("the SuperNode did not end within %g s; it is killed", END_SECONDS)
+            log.warning("the SuperNode did not end within %g s; killing it", END_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

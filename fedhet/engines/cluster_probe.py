@@ -1,7 +1,7 @@
-"""Asks the Ray cluster that its argument names what it offers; engines/ray.py runs this file.
+"""Asks a Ray cluster (its argument) for its resources; engines/ray.py runs this file.
 
-A cluster that does not answer keeps `ray.init` waiting for minutes, and deaf to signals. A process
-can be ended meanwhile. The answer is one line of JSON on stdout: the resources of each node.
+If a cluster does not answer, `ray.init` waits for minutes and ignores signals. A separate process
+can be killed while it waits. The answer is one line of JSON on stdout: the resources of each node.
 """
 
 import json
@@ -13,4 +13,4 @@ import ray
 
 ray.init(sys.argv[1], logging_level=logging.CRITICAL, log_to_driver=False)
 print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]), flush=True)
-os._exit(0)  # Ray's own end takes a second
+os._exit(0)  # Ray's own shutdown takes a second

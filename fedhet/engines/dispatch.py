@@ -1,4 +1,4 @@
-"""A run in its engine."""
+"""Runs a configuration in its engine."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
         task: replaces the configured dataset, partition and model.
 
     Raises:
-        ConfigError: the settings do not fit together, or not the task; nothing was run.
+        ConfigError: the settings contradict each other or the task; nothing was run.
         DataError: samples of the task are out of range; nothing was run.
         RunFailed: the run ended with status "failed".
     """
     name = settings.run.engine.name
     if task is not None and name != "local":
         raise ConfigError(
-            f"engine={name} builds the task again in other processes; a Task given as objects runs"
-            " with engine=local"
+            f"engine={name} builds the task again in other processes; a Task given as objects needs"
+            " engine=local"
         )
     if settings.run.deliver and name != "flwr":
         raise ConfigError(
-            f"deliver=true with engine={name}: a simulation has no sites to which the model could"
-            " be delivered; its run folder has all models. engine=flwr tries it on this machine"
+            f"deliver=true with engine={name}: a simulation cannot deliver models, because it has"
+            " no sites; its run folder has all models. To try delivery on this machine, use"
+            " engine=flwr"
         )
     if task is not None:
         check_settings(settings)
@@ -52,8 +53,8 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
             folder = engine.run(job)
         except Exception as error:
             if job.loop is None:
-                raise  # the run had not begun: a setting was wrong; or another process has told it
-            job.loop.end("failed", error)  # also where it has failed outside of its own steps
+                raise  # the run had not begun (a setting was wrong), or another process records it
+            job.loop.end("failed", error)  # also if the run failed outside of its steps
             raise RunFailed(reason_of(error), str(job.folder)) from error
     run = load_run(folder)
     terminal.print_summary(run.summary, run.dir)

@@ -1,8 +1,8 @@
-"""Submits the run through `flwr run` to a SuperLink of its own on this machine.
+"""Submits a run through `flwr run` to a SuperLink of its own on this machine.
 
-`flwr run --stream` exits with 0 even if the run fails, leaves a daemon behind, and a later run gets
-that daemon's environment. So each run has its own FLWR_HOME and ports, `flwr ls` is asked for the
-status, and every process that was started is ended.
+`flwr run --stream` exits with 0 even if the run fails. It also leaves a daemon behind, and a later
+run would get that daemon's environment. So each run has its own FLWR_HOME and ports, `flwr ls`
+gives the status, and every started process is ended.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from fedhet.runs.record.run_folder import RUNNING
 from fedhet.runs.record.schema import read_or_empty
 from fedhet.runs.record.start import check_run
 
-STATES = "states"  # in the run folder: what the clients remember, while the run may go on
+STATES = "states"  # folder in the run folder: the clients' states, while the run can be resumed
 LOOK_SECONDS = 0.1  # between two looks at the run folder
-LAST_LINES = 5  # of what Flower has printed, in a message
-LAST_SECONDS = 1.0  # for the last lines of the log, of which the run folder has all that counts
+LAST_LINES = 5  # an error message quotes so many lines of Flower's output
+LAST_SECONDS = 1.0  # wait so long for the log's last lines; the run folder has all that matters
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
 
 def run(job: Job) -> Path:
-    """Run the job. The server app writes the run folder, of which it gets the absolute path.
+    """Run the job. The server app gets the absolute path of the run folder, and writes the folder.
 
     Raises:
         ConfigError: a setting does not fit, or fedhet's source folder is missing.
@@ -51,23 +51,24 @@ def run(job: Job) -> Path:
     folder = Path(job.config.run_dir).resolve()
     if not (app / "pyproject.toml").exists():
         raise ConfigError(
-            f"engine=flwr submits fedhet's source folder; {app} is none: `pip install -e .` a clone"
+            f"engine=flwr submits fedhet's source folder, but {app} is not one (it has no"
+            " pyproject.toml): clone fedhet and run `pip install -e .` in the clone"
         )
     if (folder / "summary.json").exists() and not job.config.resumes:
-        raise ConfigError(f"hydra.run.dir={folder}: that folder already holds a run; name another")
-    before = read_or_empty(folder / "summary.json")  # of an earlier part of the run
+        raise ConfigError(f"hydra.run.dir={folder}: that folder already has a run; name another")
+    before = read_or_empty(folder / "summary.json")  # the summary of an earlier part of the run
 
     def recorded_end() -> dict[str, Any]:
-        """The run's summary; empty if it does not say yet how the run has ended."""
+        """Return the run's summary; {} if it does not say yet how the run has ended."""
         summary = read_or_empty(folder / "summary.json")
         return {} if summary == before or summary.get("reason") == RUNNING else summary
 
     def has_ended() -> bool:
-        """Whether the server app has done all, figures and a tracker's files among it."""
+        """Whether the server app has finished, including figures and a tracker's files."""
         return bool(recorded_end()) and not (folder / LOCK).exists()
 
-    _ = job.strategy  # a setting that does not fit is reported here, not in a log
-    if job.config.resumes:  # and so is a run that cannot go on
+    _ = job.strategy  # so that a wrong setting is reported here, not in a log
+    if job.config.resumes:  # report here, too, if the run cannot be resumed
         Lock(folder).release()
         check_run(folder, job.config.cfg, job.partition, given=False)
     with ExitStack() as stack:
@@ -75,7 +76,7 @@ def run(job: Job) -> Path:
         home = Path(stack.enter_context(temporary))
         environment = {**_environment(home, folder), **temporary.environment}
         stack.enter_context(_interruption_recorded(folder))
-        # At once, because Flower's and Ray's own ends take up to a minute and then leave some.
+        # Kill at once: Flower's and Ray's own shutdown takes up to a minute, and leaves processes.
         stack.callback(temporary.end_processes)
         (home / "config.toml").write_text(SUPERLINK)
         sent.save(replace(job.config, run_dir=str(folder)), Path(environment[SUBMITTED]))
@@ -84,22 +85,22 @@ def run(job: Job) -> Path:
         run_id = _submit(command, environment, has_ended, temporary.end_processes)
         if not (end := recorded_end()):
             runs = listed(home, "runs", "ls", "local", variables=environment)
-            said = {run["run-id"]: f"{run['status']}: {run['status-details']}" for run in runs}
-            end = {"reason": f"Flower reports {said.get(run_id, 'unknown')}"}
+            states = {run["run-id"]: f"{run['status']}: {run['status-details']}" for run in runs}
+            end = {"reason": f"Flower reports {states.get(run_id, 'unknown')}"}
     if end.get("status") != "ok":
         raise RunFailed(end["reason"], str(folder))
-    if not (folder / "checkpoints").exists():  # the run can take no more rounds
+    if not (folder / "checkpoints").exists():  # the run cannot be resumed
         shutil.rmtree(folder / STATES, ignore_errors=True)
     return folder
 
 
-# ---- what Flower is given
+# ---- Flower's options and environment
 def _resources(job: Job) -> str:
-    """The number of nodes, and the CPUs and GPUs of each client."""
+    """Return Flower's options for the number of nodes, and the CPUs and GPUs of each client."""
     engine = job.config.run.engine
     if engine.num_cpus != int(engine.num_cpus):
         raise ConfigError(
-            f"engine.num_cpus={engine.num_cpus}: `flwr run` takes whole CPUs per client"
+            f"engine.num_cpus={engine.num_cpus}: `flwr run` needs a whole number of CPUs per client"
         )
     nodes = engine.workers or len(job.task.sizes)
     return (
@@ -109,16 +110,16 @@ def _resources(job: Job) -> str:
 
 
 def _environment(home: Path, folder: Path) -> dict[str, str]:
-    """The environment of Flower's commands: a home and ports of this run, and nothing online."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        http, control = one.getsockname()[1], two.getsockname()[1]
+    """Return the environment of Flower's commands: its own home and ports, without online calls."""
+    with socket.socket() as http_socket, socket.socket() as control_socket:
+        http_socket.bind(("127.0.0.1", 0))
+        control_socket.bind(("127.0.0.1", 0))
+        http, control = http_socket.getsockname()[1], control_socket.getsockname()[1]
     return {
         "FEDHET_STATE_DIR": str(folder / STATES),
         delivery.VARIABLE: str(folder / "delivered"),
         **os.environ,
-        # The packages and folders of one's own pieces that this process finds.
+        # So that Flower's processes find the user's own packages and folders of components.
         "PYTHONPATH": os.pathsep.join(str(Path.cwd() / path) for path in sys.path),
         components.SEARCH_PATH: os.pathsep.join(map(str, components.search_path())),
         SUBMITTED: str(home / "settings.json"),
@@ -139,10 +140,10 @@ def _submit(
     """Submit the run, copy its log to stderr until it ends, and return its id.
 
     Args:
-        arguments: of `flwr`.
-        environment: its environment.
-        has_ended: whether the server app has done all.
-        end_processes: kills the command and all that it has started.
+        arguments: the arguments of `flwr`.
+        environment: the environment of `flwr`.
+        has_ended: returns whether the server app has finished.
+        end_processes: kills the command and all processes that it has started.
 
     Raises:
         RunFailed: Flower did not accept the run.
@@ -158,30 +159,30 @@ def _submit(
         copy = threading.Thread(target=_copy_log, args=(process.stdout, log), daemon=True)
         copy.start()
         try:
-            # Flower goes on until every client has ended, also one that hangs.
+            # Flower would wait until every client has ended, even a client that hangs.
             while copy.is_alive() and not has_ended():
                 copy.join(LOOK_SECONDS)
             copy.join(LAST_SECONDS)
         finally:
             if copy.is_alive():
-                end_processes()  # all of them: while one holds the pipe, it cannot be closed
+                end_processes()  # all of them: the pipe stays open while one process holds it
                 copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
     if not run_id or (process.returncode and not has_ended()):
-        told = ["".join(log[-LAST_LINES:])]
-        for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # which are removed
+        texts = ["".join(log[-LAST_LINES:])]
+        for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # will be removed soon
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            told.append(f"; the end of {path.name}: " + "\n".join(lines[-LAST_LINES:]))
-        what = "lost" if run_id else "did not accept"
+            texts.append(f"; the end of {path.name}: " + "\n".join(lines[-LAST_LINES:]))
+        problem = "lost" if run_id else "did not accept"
         raise RunFailed(
-            f"`flwr run` {what} the run (exit code {process.returncode}):"
-            f" {' '.join(map(printed, told))}"
+            f"`flwr run` {problem} the run (exit code {process.returncode}):"
+            f" {' '.join(map(printed, texts))}"
         )
     return run_id[1]
 
 
 def _copy_log(lines: Iterable[str], log: list[str]) -> None:
-    with suppress(ValueError):  # it is closed
+    with suppress(ValueError):  # the pipe is closed
         for line in lines:
             log.append(line)
             print(line, end="", file=sys.stderr, flush=True)
@@ -189,7 +190,7 @@ def _copy_log(lines: Iterable[str], log: list[str]) -> None:
 
 @contextmanager
 def _interruption_recorded(folder: Path) -> Iterator[None]:
-    """Record an interruption: a server app that is killed may record a failure, or nothing."""
+    """Record an interruption, because a killed server app may record a failure or nothing."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""The in-process engine, which needs no Ray: messages reach the clients by reference.
+"""The engine without Ray: clients get messages by reference, in this process.
 
 With more than one worker, long-lived processes serve the clients, largest first, and tensors travel
-in shared memory. Replies are put back in order, so the sums and the final bytes are those of one
+in shared memory. Replies are put back in order, so sums and final bytes are the same as with one
 worker.
 """
 
@@ -26,7 +26,7 @@ def run(job: Job) -> Path:
     """Run the job to its end; its record is complete when this returns or raises.
 
     Raises:
-        ConfigError: there is no number of worker processes.
+        ConfigError: engine.workers is null.
         RunFailed: a client failed and on_failure is "stop", or no client succeeded.
     """
     if job.config.run.engine.workers is None:

@@ -14,8 +14,8 @@ class LocalTransport:
     """Serves each message when the merge asks for its reply, so that one update exists at a time.
 
     Args:
-        make: makes the client of one message.
-        store: where the clients that it makes keep their states.
+        make: returns a client for one message.
+        store: the store of the clients' states.
     """
 
     def __init__(self, make: Callable[[], FedClient], store: Store) -> None:

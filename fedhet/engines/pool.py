@@ -1,6 +1,6 @@
-"""The transport to clients in worker processes, whose messages travel in shared memory.
+"""The transport to clients in worker processes; messages travel in shared memory.
 
-The order in which workers are given messages is that of Ray's (ray.py), too.
+ray.py uses the same class `Pool` to hand out messages to workers.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ from fedhet.runs.process import (
 from fedhet.runs.stores import DiskStore
 
 END_SECONDS = 3.0  # how long the workers may take to end before they are killed
-# Bytes of replies that are received but whose turn has not come. Beyond them no further message is
-# handed out, as long as at least as many replies are held as there are workers.
+# Limit on the bytes of replies that were received before their turn. Above it, no further message
+# is handed out while at least as many replies are held as there are workers.
 AHEAD_BYTES = 2**28
 
 
 @dataclass
 class PoolExchange:
-    """Where the messages of one step are.
+    """The state of one step's messages.
 
     Attributes:
-        waiting: the messages that no worker has had yet.
+        waiting: the messages that no worker has got yet.
         idle: the workers without a message.
-        enough: after so many replies, the others are awaited for the grace only; None: all are.
+        enough: after so many replies the server waits only `replies.grace` seconds longer; None:
+            it waits for all replies.
         busy: worker -> its message.
-        due: worker -> when it must have replied, on the monotonic clock.
-        closing: when the replies are no longer awaited at all.
-        held: client -> its reply, whose turn has not come.
-        arrived: how many replies have come, without failures.
+        due: worker -> its deadline, on the monotonic clock.
+        closing: when the server stops waiting for all replies, on the monotonic clock.
+        held: client -> its reply, if the reply arrived before its turn.
+        arrived: the number of replies so far, without failures.
     """
 
     waiting: deque[Broadcast]
@@ -67,23 +68,23 @@ class PoolExchange:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the next worker is overdue; None if none ever is."""
+        """The seconds until the next worker is overdue; None if there is no deadline."""
         soonest = min([self.closing, *(self.due[worker] for worker in self.busy)])
         return None if soonest == inf else max(0.0, soonest - time.monotonic())
 
     @property
     def held_bytes(self) -> int:
-        """The size of the replies whose turn has not come."""
+        """The size of the replies that arrived before their turn."""
         uploads = [reply for reply in self.held.values() if isinstance(reply, Upload)]
-        return sum(sum(payload("", one.weights, one.extras).values()) for one in uploads)
+        return sum(sum(payload("", up.weights, up.extras).values()) for up in uploads)
 
 
 class Pool(ABC):
-    """Gives each worker one message at a time, and the next as soon as it has replied.
+    """Gives each worker one message at a time, and the next message as soon as it has replied.
 
     Args:
-        limits: how long replies are awaited.
-        some: whether `replies.enough` holds.
+        limits: how long to wait for replies.
+        some: whether to obey `replies.enough`.
     """
 
     def __init__(self, limits: ReplyLimits, *, some: bool = False) -> None:
@@ -117,15 +118,15 @@ class Pool(ABC):
             with clock("broadcast"):
                 worker = self._send(exchange.idle.pop(0), msg)
             exchange.busy[worker] = msg
-            # A client ends its work itself at the deadline, unless it hangs outside of Python.
+            # A client stops at its deadline by itself, unless it hangs outside of Python.
             seconds = inf if msg.deadline is None else msg.deadline + self._limits.grace
             exchange.due[worker] = time.monotonic() + seconds
 
     def _end_overdue(self, exchange: PoolExchange) -> None:
-        """Kill and replace the workers whose time is over."""
+        """Kill and replace the workers that are overdue."""
         now = time.monotonic()
         closed = exchange.closing <= now
-        overdue = [one for one in exchange.busy if closed or exchange.due[one] <= now]
+        overdue = [worker for worker in exchange.busy if closed or exchange.due[worker] <= now]
         failed = [exchange.busy.pop(worker) for worker in overdue]
         for worker in overdue:
             self._remove(worker, kill=True)
@@ -150,7 +151,8 @@ class Pool(ABC):
             exchange.idle.append(worker)
         except (EOFError, OSError):
             code = self._remove(worker)
-            if code in (-signal.SIGTERM, None):  # as of a batch system, which sends it to us too
+            # A batch system may have sent SIGTERM to all processes: then wait for our own.
+            if code in (-signal.SIGTERM, None):
                 time.sleep(TOGETHER_SECONDS)
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
             reply = Failure(msg.pid, msg.phase, msg.step, cause)
@@ -160,34 +162,38 @@ class Pool(ABC):
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 
-    # ---- what workers of a kind have of their own
+    # ---- for subclasses
     @abstractmethod
     def _begin(self, plan: list[Broadcast]) -> None:
-        """What is done before a step with these messages."""
+        """Prepare a step with these messages."""
 
     @abstractmethod
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
-        """The workers that have replied or died, at the latest after so many seconds."""
+        """Wait at most so many seconds, and return the workers that have replied or died."""
 
     @abstractmethod
     def _send(self, worker: Any, message: Broadcast) -> Any:
-        """Send to this worker, or to a new one if it has died since its last reply."""
+        """Send to this worker, or to a new worker if this one has died since its last reply.
+
+        Returns:
+            The worker that has got the message.
+        """
 
     @abstractmethod
     def _receive(self, worker: Any) -> Reply:
-        """The worker's reply.
+        """Return the worker's reply.
 
         Raises:
-            EOFError, OSError: it has died.
+            EOFError, OSError: the worker has died.
         """
 
     @abstractmethod
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
-        """Clean up after a worker that has died, or is killed; its exit code, if that is known."""
+        """Clean up after a dead worker, or kill it. Return its exit code, or None if unknown."""
 
     @abstractmethod
     def _replacement(self) -> list[Any]:
-        """A new worker in place of one that was removed, or none."""
+        """Return a new worker in place of a removed one, or []."""
 
 
 @dataclass
@@ -196,8 +202,8 @@ class Worker:
 
     Attributes:
         process: the process.
-        reader: reads its replies.
-        replies: the path of the files to which it writes them.
+        reader: reads the worker's replies.
+        replies: the path of the files with these replies.
     """
 
     process: Any
@@ -206,12 +212,12 @@ class Worker:
 
 
 class PoolTransport(Pool):
-    """Processes of this machine, each at the other end of a pipe.
+    """Worker processes on this machine, connected by pipes.
 
     Args:
         workers: how many processes to start.
-        job: what each of them serves.
-        folder: where messages and clients' states are kept.
+        job: the run that they serve.
+        folder: the folder for messages and clients' states.
     """
 
     def __init__(self, workers: int, job: Job, folder: Path) -> None:
@@ -225,7 +231,7 @@ class PoolTransport(Pool):
     def __enter__(self) -> PoolTransport:
         self._writer = Writer(self._folder / "broadcast")
         if not self._can_fork():
-            # The first process to be spawned would start this one too, which unblocks signals.
+            # The first spawned process would start this tracker, too, which unblocks signals.
             resource_tracker.ensure_running()
         try:
             for _ in range(self._count):
@@ -275,27 +281,27 @@ class PoolTransport(Pool):
         forked = self._can_fork()
         context: Any = multiprocessing.get_context("fork" if forked else "spawn")
         here, there = context.Pipe()
-        # A forked worker inherits our ends of all pipes, and must close them: while one is open
-        # somewhere, the worker at its other end cannot notice that we have ended.
+        # A forked worker inherits the parent's ends of all pipes, and must close them. While a copy
+        # of an end is open, the worker at the other end cannot notice that the parent has ended.
         inherited = [*self._workers, here] if forked else []
         self._started += 1
         replies = self._folder / f"reply-{self._started}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=work, args=arguments, daemon=True)
-        # A worker that Ctrl-C met before `work` would print a traceback, as would one whose parent
-        # it keeps from sending what the worker is to do.
+        # Ctrl-C in a worker before `work`, or in the parent while it sends the arguments, would
+        # make the worker print a traceback.
         with signals_deferred():
             process.start()
             there.close()
-            # Copies, because the worker writes its next reply over this one.
+            # Copies, because the worker overwrites this reply with its next one.
             self._workers[here] = Worker(process, Reader(copy=True), replies)
         return here
 
     def _can_fork(self) -> bool:
-        """Whether a worker may be a fork, which shares the data at no cost.
+        """Whether a worker may be a fork of this process, which shares the data at no cost.
 
-        CUDA, OpenMP's threads and those of autograd do not survive a fork. Autograd starts its own
-        with the first gradient on a machine with a GPU, even one that is computed on the CPU.
+        CUDA and the threads of OpenMP and autograd do not survive a fork. On a machine with a GPU,
+        autograd starts its threads with the first gradient, even for a gradient on the CPU.
         """
         return (
             sys.platform == "linux"
@@ -320,7 +326,7 @@ def work(
     connection: Connection, job: Job, folder: Path, replies: Path, inherited: list[Connection]
 ) -> None:
     """A worker process: serve messages until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
@@ -333,14 +339,14 @@ def work(
     while True:
         try:
             msg = connection.recv()
-        except (EOFError, ConnectionResetError):  # the latter if a reply was still unread
+        except (EOFError, ConnectionResetError):  # ConnectionResetError: a reply was still unread
             return
         try:
             reply: Reply = job.client(store).handle(reader.message(msg))
             if isinstance(reply, Upload):
                 (reply,) = writer.write([reply])
-        # The client's own errors are Failures by now. This is one of the worker, such as a full
-        # disk.
+        # `handle` turns the client's own errors into Failures. This is an error of the worker, such
+        # as a full disk.
         except Exception as error:
             log.debug("client %d", msg.pid, exc_info=True)
             reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")

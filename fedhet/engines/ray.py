@@ -1,6 +1,6 @@
-"""Clients in Ray's processes, on this machine or those of a cluster.
+"""The engine that runs clients in Ray's processes, on this machine or in a cluster.
 
-A client's state travels with its messages, so that any process can serve it.
+A client's state travels with its messages, so that any process can serve the client.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from fedhet.runs.job import Job, begin
 from fedhet.runs.process import SIGNALS, pin_threads
 from fedhet.runs.stores import MemoryStore
 
-SIGNAL_SECONDS = 0.05  # in which a signal is noticed: Ray's own calls ignore them
+SIGNAL_SECONDS = 0.05  # signals are noticed within this time: Ray's own calls ignore them
 INTERRUPTED = 130  # exit code
-REACH_SECONDS = 8.0  # how long a cluster may take to answer
+REACH_SECONDS = 8.0  # a cluster must answer within this time
 PROBE = Path(__file__).with_name("cluster_probe.py")
-# Ray reads them when it is imported: how often and how long it tries to reach what does not answer.
+# Ray reads these when it is imported: how often and how long it tries to reach a silent cluster.
 PATIENCE = {"RAY_NUM_REDIS_GET_RETRIES": "3", "RAY_gcs_server_request_timeout_seconds": "3"}
 
 
 def run(job: Job) -> Path:
-    """Run the job under Ray: on a cluster of its own, or on the one that engine.address names.
+    """Run the job under Ray, on a new local cluster or on the cluster at engine.address.
 
     Raises:
-        ConfigError: the cluster does not answer or refuses us, or no client can ever fit.
+        ConfigError: the cluster does not answer or refuses us, or no machine is large enough for a
+            client.
         RunFailed: Ray did not start, a client failed and on_failure is "stop", or no client
             succeeded.
     """
@@ -66,19 +67,19 @@ def run(job: Job) -> Path:
 
 @contextmanager
 def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
-    """The arguments of `ray.init`, inside the block."""
+    """Yield the arguments of `ray.init`; their folders exist inside the block."""
     if address is None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         temporary = TemporaryFolder("fedhet-ray-")
         variables = {"PYTHONPATH": path, **temporary.environment}
         with temporary as folder, ExitStack() as stack:
-            stack.callback(temporary.end_processes)  # one that a signal has met ends in seconds
+            stack.callback(temporary.end_processes)  # an interrupted process may take seconds
             yield {
-                "address": "local",  # not one that RAY_ADDRESS or an earlier `ray start` names
+                "address": "local",  # not a cluster of RAY_ADDRESS or of an earlier `ray start`
                 "include_dashboard": False,
                 "logging_level": logging.ERROR,
-                # Without a working_dir Ray searches the current folder first, so clients might
-                # find another fedhet there than the one that runs.
+                # Without a working_dir, Ray searches the current folder first. Clients might then
+                # find another fedhet there.
                 "runtime_env": {"env_vars": variables, "working_dir": folder},
             }
         return
@@ -88,10 +89,10 @@ def ray_arguments(address: str | None) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _started(arguments: dict[str, Any]) -> Iterator[None]:
-    """Ray, inside the block. Its start takes seconds, so that it happens in a thread.
+    """Run Ray inside the block. Ray takes seconds to start, so a thread starts it.
 
     Raises:
-        RunFailed: it did not start.
+        RunFailed: Ray did not start.
     """
     import ray
 
@@ -104,16 +105,16 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
     def start() -> None:
         try:
             ray.init(**arguments)
-        except Exception as error:  # noqa: BLE001 -- the thread that waits reports it
+        except Exception as error:  # noqa: BLE001 -- the waiting thread reports it
             problems.append(error)
         started.set()
         ended.wait()  # Ray's processes end with the thread that has started them
 
-    def leave() -> None:  # in the middle of its start, Ray's own end crashes
+    def leave() -> None:  # in the middle of its start, Ray's own shutdown crashes
         if not started.is_set():
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(INTERRUPTED)  # the kernel then ends what Ray has started
+            os._exit(INTERRUPTED)  # the kernel then ends the processes that Ray has started
 
     main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
@@ -122,14 +123,14 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
         waiting = True
         while waiting:
             waiting = not started.wait(SIGNAL_SECONDS)
-            for number, handler in handlers.items():  # Ray's own dumps the stack
+            for number, handler in handlers.items():  # Ray's own handler dumps the stack
                 signal.signal(number, handler)
         if problems:
-            told = printed(str(problems[0]))
-            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {told}")
+            text = printed(str(problems[0]))
+            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {text}")
         yield
     finally:
-        logging.getLogger("ray").setLevel(logging.CRITICAL)  # of each thing that this breaks
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # no log of connections cut here
         if started.is_set():
             ray.shutdown()
             ended.set()
@@ -138,7 +139,7 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
 
 
 class ClientStates:
-    """The states of clients, a store for each: it travels with the client's messages."""
+    """The clients' states: each client has a store, which travels with its messages."""
 
     def __init__(self) -> None:
         self.of: dict[int, MemoryStore] = defaultdict(partial(MemoryStore, sys.maxsize))
@@ -151,10 +152,10 @@ class ClientStates:
 
 
 class RayTransport(Pool):
-    """As many processes as fit, each of which is an actor of Ray.
+    """Serves clients in Ray actors: as many processes as fit.
 
     Args:
-        job: what they serve.
+        job: the run that they serve.
     """
 
     def __init__(self, job: Job) -> None:
@@ -164,8 +165,9 @@ class RayTransport(Pool):
         super().__init__(job.config.run.replies, some=True)
         self.store = ClientStates()
         engine = job.config.run.engine
-        self._grows = engine.address is None  # elsewhere that could wait for a machine that is lost
-        # Not restarted by Ray, which would serve a message once more, also in a run that ends.
+        # In a cluster, a new actor might wait for a machine that is lost.
+        self._grows = engine.address is None
+        # Ray must not restart actors: it would serve a message again, even while the run ends.
         asked: Any = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus, "max_restarts": 0}
         actor: Any = ray.remote(**asked)(RayClients)
         self._actor = partial(
@@ -177,7 +179,7 @@ class RayTransport(Pool):
             self._replacement(first=True)
 
     def _begin(self, plan: list[Broadcast]) -> None:
-        self._sent: dict[int, tuple[Tree, Any]] = {}  # weights that several messages share, once
+        self._sent: dict[int, tuple[Tree, Any]] = {}  # shared weights are put into Ray only once
 
     def _send(self, worker: Any, message: Broadcast) -> Any:
         key = id(message.weights)
@@ -204,7 +206,7 @@ class RayTransport(Pool):
 
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
         del self._workers[worker]
-        self._ray.kill(worker)  # it may be just out of reach
+        self._ray.kill(worker)  # the worker may be alive and only out of reach
         return None
 
     def _replacement(self, *, first: bool = False) -> list[Any]:
@@ -213,16 +215,16 @@ class RayTransport(Pool):
             self._workers[actor] = None
             return [actor]
         if not self._workers:
-            raise RunFailed("all processes of clients are lost")
+            raise RunFailed("all processes of clients in the Ray cluster are lost")
         return []
 
 
 class RayClients:
-    """A process of clients, on whichever machine Ray has started it.
+    """A process that serves clients, on any machine of the cluster.
 
     Args:
-        settings: the composed configuration, whose files need not exist on this machine.
-        folder: to which its relative paths are relative.
+        settings: the composed configuration; its yaml files need not exist on this machine.
+        folder: the base of its relative paths.
         data: the digest of the data that every machine must have.
     """
 
@@ -239,23 +241,23 @@ class RayClients:
         job = Job(config, engine="ray")
         if job.data_digest != self._data:
             raise ConfigError(
-                "its samples, or how they are shared out, are not those of the server: every"
+                "its samples, or their split over the clients, differ from the server's: every"
                 " machine must hold the whole data set"
             )
         return job
 
     def serve(self, msg: Broadcast, weights: Tree, store: MemoryStore) -> tuple[Reply, MemoryStore]:
-        """The reply to a message, and the client's states after it."""
+        """Return the reply to a message, and the client's states after it."""
         try:
             return self._job.client(store).handle(replace(msg, weights=weights)), store
-        except Exception as error:  # the client's own errors are Failures: this one is the node's
+        except Exception as error:  # `handle` returns client errors as Failures; this is the node's
             logging.getLogger("fedhet").debug("client %d", msg.pid, exc_info=True)
             cause = f"its node cannot serve this run: {type(error).__name__}: {error}"
             return Failure(msg.pid, msg.phase, msg.step, cause), store
 
 
 def _places(node: dict[str, float], engine: Engine) -> int:
-    """How many clients fit on a node."""
+    """Return how many clients fit on a node."""
     needs = {"CPU": engine.num_cpus, "GPU": engine.num_gpus}
     return int(min(node.get(name, 0.0) / needed for name, needed in needs.items() if needed))
 
@@ -263,16 +265,16 @@ def _places(node: dict[str, float], engine: Engine) -> int:
 def check_resources(
     address: str | None, group: str, needs: Mapping[str, float], each: str = ""
 ) -> None:
-    """Refuse what can never fit: Ray would wait for a place without end.
+    """Refuse resources that no machine has: Ray would wait for them for ever.
 
     Args:
-        address: of the cluster, `<group>.address`; None: this machine.
-        group: of the settings, for messages.
+        address: the address of the cluster, `<group>.address`; None: this machine.
+        group: the group of the settings, for messages.
         needs: the settings `num_cpus` and `num_gpus`.
-        each: whose they are, for messages.
+        each: the unit that needs them, for messages, such as " per client".
 
     Raises:
-        ConfigError: no machine has so many, or the cluster cannot be used.
+        ConfigError: no machine has so many CPUs or GPUs, or the cluster cannot be used.
     """
     if address is None:
         import torch
@@ -280,7 +282,7 @@ def check_resources(
         nodes = [{"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}]
     else:
         nodes = reach(address, f"{group}.address")
-    where = "this machine has" if address is None else "the largest node of the cluster has"
+    where = "this machine has only" if address is None else "the cluster's largest node has only"
     for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
         if needs[name] > most:
@@ -292,8 +294,8 @@ def reach(address: str, setting: str = "engine.address") -> list[dict[str, float
     """Return the resources of each node of the cluster at `<host>:<port>` or "auto".
 
     Args:
-        address: where the cluster is.
-        setting: what names it, for messages.
+        address: the address of the cluster.
+        setting: the setting that names the address, for messages.
 
     Raises:
         ConfigError: this process cannot use the cluster; the message says why.
@@ -303,7 +305,7 @@ def reach(address: str, setting: str = "engine.address") -> list[dict[str, float
             f"{setting}={address}: it must be auto, or <host>:<port> with the port of"
             " `ray start --head` (6379 by default)"
         )
-    # -P: the probe must not import ray.py, which is beside it, in place of Ray.
+    # -P: the probe must not import ray.py, which lies next to it, instead of Ray.
     command = [sys.executable, "-P", str(PROBE), address]
     try:
         process = subprocess.run(
@@ -321,29 +323,30 @@ def reach(address: str, setting: str = "engine.address") -> list[dict[str, float
     if not answers:
         last = printed(log.strip().rpartition("\n")[2])
         raise ConfigError(
-            f"{setting}={address}: no Ray cluster has answered there within {REACH_SECONDS:g} s"
-            " to this machine, which must be one of its nodes and, where it asks for a token, have"
-            f" it (docs/scaling.md); Ray says: {last}"
+            f"{setting}={address}: no Ray cluster has answered there within {REACH_SECONDS:g} s;"
+            " this machine must be one of the cluster's nodes, and have its token if it uses tokens"
+            f" (docs/scaling.md); Ray says: {last}"
         )
     nodes: list[dict[str, float]] = json.loads(answers[-1])
     return nodes
 
 
-# ---- what travels to the nodes
+# ---- the code for the nodes
 @contextmanager
 def runtime_env() -> Iterator[dict[str, Any]]:
-    """Ray's description of what each node gets: the code of this process, and its settings.
+    """Yield Ray's `runtime_env`, by which each node gets this process's code and variables.
 
-    fedhet itself is always sent, because equal bytes take equal code. A trusted package is sent
-    unless it is installed as the dependencies are, which every node must have anyway. The code is
-    the `working_dir` of the clients' processes, because Ray would otherwise prefer what lies in
-    the folder of the same name as ours on their machine. It must exist until Ray has read it.
+    fedhet itself is always sent, because equal results need equal code. A trusted package is sent,
+    unless it is installed in site-packages like the dependencies, which every node must have
+    anyway. The code is the `working_dir` of the clients' processes. Otherwise Ray would prefer the
+    code in a folder with the same name as ours on their machine. The folder must exist until Ray
+    has read it.
     """
     with TemporaryFolder("fedhet-ray-") as folder:
         for name in {name.partition(".")[0] for name in trusted()}:
             _copy_code(name, Path(folder))
         inside = Path(folder, "fedhet", "conf")
-        if not inside.exists():  # it lies beside the package in a clone
+        if not inside.exists():  # in a clone, conf lies next to the package
             shutil.copytree(CONF, inside)
         variables = {name: value for name, value in os.environ.items() if name[:7] == "FEDHET_"}
         yield {"working_dir": folder, "env_vars": variables}
@@ -353,7 +356,7 @@ def _copy_code(package: str, folder: Path) -> None:
     """Copy the folder or file of a package, if it must be sent."""
     spec = find_spec(package)
     if spec is None:
-        return  # the run has no need of it, or its own error says that it is missing
+        return  # the run does not need it, or the run's own error says that it is missing
     locations = list(spec.submodule_search_locations or ())
     source = Path(locations[0] if locations else spec.origin or "")
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]

@@ -1,7 +1,7 @@
-"""Tensors of messages between processes of one machine, in files that all of them map to memory.
+"""Sends messages' tensors between processes of one machine, in files mapped to shared memory.
 
-What goes through a pipe is the message with a `Slice` in place of each tensor. So a model is
-written once for a whole cohort and read where it is.
+The pipe carries the message with a `Slice` in place of each tensor. So a model is written once for
+a whole cohort, and clients read it in place.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Message = TypeVar("Message", Broadcast, Upload)
 
 
 class Slice(NamedTuple):
-    """Where a tensor is.
+    """The place of a tensor in a file.
 
     Attributes:
         file: the path of the file.
         start: the tensor's first byte in the file.
-        dtype: its type.
-        shape: its shape.
+        dtype: the tensor's type.
+        shape: the tensor's shape.
     """
 
     file: str
@@ -43,7 +43,7 @@ class Slice(NamedTuple):
 class Writer:
     """Writes the tensors of messages to a file `<path>.<its size>`.
 
-    What is written takes the place of what was written before.
+    Each call overwrites the tensors of the call before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,9 +51,10 @@ class Writer:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def write(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with slices in place of tensors, one for a tensor that several share.
+        """Write the messages' tensors, and return the messages with slices in place of tensors.
 
-        No reader may still need the messages before them.
+        A tensor that several messages share is written once. No reader may still need the messages
+        of an earlier call.
         """
         tensors: dict[int, Tensor] = {}
         for message in messages:
@@ -73,7 +74,8 @@ class Writer:
         self._file = self._path.with_name(f"{self._path.name}.{size}")
         try:
             with self._file.open("wb") as file:
-                # On a full disk this is an error; without it, the first use would end the process.
+                # On a full disk this raises an error. Without it, the first use of the memory would
+                # kill the process.
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
@@ -82,7 +84,7 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` of another process has written.
+    """Reads the tensors that a `Writer` of another process has written.
 
     Args:
         copy: whether messages get copies of the tensors; else they get views of the shared memory,
@@ -94,7 +96,7 @@ class Reader:
         self._open: tuple[str, Tensor] = "", torch.empty(0)  # the last file, and its memory
 
     def message(self, message: Message) -> Message:
-        """The message with its tensors in place of slices."""
+        """Return the message with tensors in place of slices."""
         return _mapped(message, self._get)
 
     def _get(self, where: Slice) -> Tensor:
@@ -105,7 +107,7 @@ class Reader:
 
 
 def _mapping(file: str, size: int) -> Tensor:
-    """The file's bytes as a tensor in shared memory."""
+    """Return the file's bytes as a tensor in shared memory."""
     return torch.from_file(file, shared=True, size=size, dtype=torch.uint8)
 
 
@@ -115,7 +117,7 @@ def _view(memory: Tensor, where: Slice) -> Tensor:
 
 
 def _mapped(message: Message, convert: Any) -> Message:
-    """The message with `convert` applied to each of its tensors or slices."""
+    """Return the message with `convert` applied to each of its tensors or slices."""
 
     def each(value: Any) -> Any:
         if isinstance(value, dict):

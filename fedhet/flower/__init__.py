@@ -1,4 +1,4 @@
-"""Flower's side: a method in an app of one's own, and what carries fedhet's own runs.
+"""Flower's side: methods in a Flower app of your own, and the transport of fedhet's own runs.
 
 In an app with Flower's `@app.main()`, `@app.train()` and `@app.evaluate()`:
 
@@ -6,12 +6,12 @@ In an app with Flower's `@app.main()`, `@app.train()` and `@app.evaluate()`:
     reply = fedhet.flower.train(msg, context, task)
     reply = fedhet.flower.evaluate(msg, context, task)
 
-In one with `ServerApp(server_fn=...)` and `ClientApp(client_fn=...)`:
+In an app with `ServerApp(server_fn=...)` and `ClientApp(client_fn=...)`:
 
     strategy = fedhet.flower.strategy("scaffold", task(), plugins=["fednorm"])
     app = fedhet.flower.client_app("scaffold", task, plugins=["fednorm"])
 
-docs/flower.md has both.
+docs/flower.md describes both.
 
 It may import core, data and runs.
 """
@@ -49,22 +49,22 @@ def train(
     task: Task | Callable[[Context], Task],
     loop: OwnLoop | None = None,
 ) -> Message:
-    """Serve a message to the train function of an app whose server runs a `Strategy`.
+    """Answer a message to the train function of an app. The app's server must run a `Strategy`.
 
-    The node has one client. What the client remembers is in files of this machine, so that it
+    The node has one client. The client keeps its state in files on this machine, so that the state
     outlives Flower's processes.
 
     Args:
-        msg, context: as Flower gives them.
-        task: the task of the node, or what makes it. Its `clients` are the `ClientData` of the
-            node's own client, or all clients in order, of whom the node takes its own: number
-            `partition-id` of `num-partitions` in `context.node_config`.
-        loop: your own training, (model, data, config) -> metrics, in place of fedhet's: it trains
-            the model in place, and returns numbers by name, one number ("train_loss") or None.
-            `data` is a TensorDataset of the client's training samples; `config` has "server-round",
-            "lr", "local-epochs" and "batch-size" of the run, and what `Strategy.start` was given as
-            `train_config`. A method that needs local steps of fedhet's refuses it, before the first
-            round if its class says so.
+        msg, context: from Flower.
+        task: the task of the node, or a function of `context` that returns it. Its `clients` are
+            either the `ClientData` of the node's own client, or all clients in order; then the node
+            takes client `partition-id` of `num-partitions` (both in `context.node_config`).
+        loop: your own training loop, (model, data, config) -> metrics, instead of fedhet's. It
+            trains the model in place, and returns numbers by name, one number (recorded as
+            "train_loss") or None. `data` is a TensorDataset of the client's training samples.
+            `config` has the run's "server-round", "lr", "local-epochs" and "batch-size", and the
+            `train_config` of `Strategy.start`. A method that needs fedhet's local steps refuses the
+            loop; if its class declares this need, it does so before the first round.
     """
     from fedhet.flower.apps import answer, client_of
 
@@ -72,10 +72,10 @@ def train(
 
 
 def evaluate(msg: Message, context: Context, task: Task | Callable[[Context], Task]) -> Message:
-    """Serve a message to the evaluate function of such an app: score the client's models.
+    """Answer a message to the evaluate function of such an app: score the client's models.
 
     Args:
-        msg, context, task: as for `train`.
+        msg, context, task: see `train`.
     """
     return train(msg, context, task)
 
@@ -88,25 +88,25 @@ def strategy(
     overrides: Sequence[str] = (),
     at_end: Callable[[dict[str, Tensor], list[dict[str, Any]]], None] | None = None,
 ) -> FedStrategy:
-    """A method as a strategy for Flower's own `ServerApp` and `Server`.
+    """Return a method as a strategy for Flower's own `ServerApp` and `Server`.
 
-    Its `num_rounds` counts the rounds of phases before the training, too. The first round waits
+    Its `num_rounds` includes the rounds of phases before the training. The first round waits
     until all nodes have joined (`replies.join`, `replies.min_nodes`).
 
     Args:
         method: its name in the configuration.
-        task: model, criterion and the clients, of whom the server needs the training sizes, or
-            their number alone: then it believes each node's own size. Without a global test set
-            the server evaluates nothing.
+        task: model, criterion and clients. The server needs the clients' training sizes. If it gets
+            only the number of clients, it trusts the size that each node reports. Without a global
+            test set the server evaluates nothing.
         plugins: the names of plug-ins.
         overrides: settings as on the command line, such as "rounds=5" and "client.lr=0.1".
-        at_end: is called once after the last round, with the global model's state dict and the
-            history, in which each step is a dictionary as in rounds.jsonl. Of a method without a
-            global model (FedBN, ...) the state dict has what the clients share, and lacks the
-            rest. An exception in it ends the run.
+        at_end: a function that is called once, after the last round. It gets the global model's
+            state dict and the history (each step is a dictionary as in rounds.jsonl). If a method
+            has no global model (FedBN, ...), the state dict has only the tensors that clients
+            share. An exception in `at_end` ends the run.
 
     Raises:
-        ConfigError: the settings do not fit together, or not the task.
+        ConfigError: the settings contradict each other or the task.
     """
     from fedhet.flower.adapter import StrategyAdapter
     from fedhet.flower.serverapp import accounts, job_of, lines_of, settings_of
@@ -123,16 +123,15 @@ def client_app(
     plugins: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> ClientApp:
-    """The clients of a method as a Flower `ClientApp`, for nodes with one client each.
+    """Return the clients of a method as a Flower `ClientApp`, for nodes with one client each.
 
-    What a client remembers is kept in Flower's `Context.state`.
+    Each client keeps its state in Flower's `Context.state`.
 
     Args:
-        method: its name in the configuration, as for `strategy`.
-        task: makes the task of a node. Its `clients` are the `ClientData` of the node's own client,
-            or all clients in order, of whom the node takes its own: number `partition-id` of
-            `num-partitions` in `context.node_config`.
-        plugins: the names of plug-ins, as for `strategy`.
+        method: its name in the configuration; the same as for `strategy`.
+        task: a function of Flower's context that returns the task of a node; its `clients` are as
+            in `train`.
+        plugins: the names of plug-ins; the same as for `strategy`.
         overrides: the same settings as for `strategy`.
     """
     from flwr.client import ClientApp

@@ -1,4 +1,4 @@
-"""A method in Flower's own Server: what its Strategy is asked, answered by the run's loop."""
+"""A method in Flower's own Server: the run's loop answers the calls to Flower's Strategy."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from fedhet.flower.nodes import Answer, Members, nodes_of
 
 AtEnd = Callable[[Tree, list[Row]], None]
 Reader = Callable[[Broadcast, str, Any], Reply]
-ClientProxy = Any  # a node in Flower's server, whose documented packages do not have the class
+ClientProxy = Any  # a node in Flower's server; Flower's documented packages lack its class
 
 
 class Rounds(Callback):
-    """A run's loop, which Flower drives: it asks for the messages of a round, and answers them.
+    """A run's loop that Flower drives: Flower fetches the messages of a round, and brings replies.
 
-    Flower runs a fixed number of rounds, the phases before the training among them
+    Flower runs a fixed number of rounds, including the phases before the training
     (`FedStrategy.num_rounds`). A round past the end of the timetable asks no client. The server and
-    the clients evaluate after the rounds for which an evaluation is due. Where a step is taken
-    again, because of an outlier, the next round does so. Where the clients' losses undo a step, the
-    next round asks them to evaluate again, and trains nothing. What needs a run folder does not
-    happen, unless `callbacks` do it.
+    the clients evaluate after the rounds for which an evaluation is due. If a step must be repeated
+    because of an outlier, the next round repeats it. If the clients' losses undo a step, the
+    next round asks the clients to evaluate again, and trains nothing. Nothing is written to a run
+    folder, unless `callbacks` do it.
 
     Args:
         method: the run's strategy.
-        callbacks: what listens to the run.
+        callbacks: are called during the run.
         at_end: is called after the last step, see `fedhet.flower.strategy`.
 
     Attributes:
@@ -75,7 +75,7 @@ class Rounds(Callback):
         self.rows.append(row | recorded_numbers(loop.current))
 
     def begin(self, server_round: int, members: Members) -> None:
-        """Begin a round of Flower's.
+        """Begin one of Flower's rounds.
 
         Raises:
             RunFailed: too few nodes have joined.
@@ -95,12 +95,12 @@ class Rounds(Callback):
 
     @property
     def evaluating(self) -> bool:
-        """Whether the messages that are due are those of an evaluation."""
+        """Whether evaluation messages are due."""
         return self._request is not None and self._loop.evaluating
 
     @property
     def last(self) -> Row:
-        """The row of the last step, which is not over while its evaluation is due."""
+        """The row of the last step. The step is not over while its evaluation is due."""
         return self._loop.row or self._row
 
     @property
@@ -117,12 +117,12 @@ class Rounds(Callback):
     def in_order(
         self, arrived: Mapping[str, Any], read: Reader, silent: str = "no reply to Flower"
     ) -> Iterator[Reply]:
-        """The replies of all clients that are asked, each of whom is on a node of its own.
+        """Yield one reply for each client with a message; each client has a node of its own.
 
         Args:
-            arrived: node -> what has arrived from it.
-            read: (message, node, what has arrived) -> the reply.
-            silent: why another node has not replied.
+            arrived: node -> its result in Flower's form.
+            read: (message, node, Flower's result) -> the reply.
+            silent: the cause of failure for clients without a result.
         """
         for pid, msg in self.awaited.items():
             node = self._hosts.get(pid) or ""
@@ -130,13 +130,13 @@ class Rounds(Callback):
             yield read(msg, node, arrived[node]) if node in arrived else missing
 
     def answer(self, replies: Iterable[Reply]) -> None:
-        """Go on with the replies to the messages that are due.
+        """Continue the run with the replies to the messages that are due.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
         """
         if not self.evaluating:
-            self._row = {}  # remains so if the step is to be taken again
+            self._row = {}  # stays empty if the step must be repeated
         try:
             self._request = self._steps.send(replies)
         except StopIteration:
@@ -146,13 +146,13 @@ class Rounds(Callback):
 
 
 def final_weights(method: FedStrategy) -> Tree:
-    """The global model's tensors; without a global model, those that clients share."""
+    """Return the global model's tensors; without a global model, the tensors that clients share."""
     known = method.weights["model"] if "global" in method.views else method.sent("model")
     return {name: t.detach().cpu().clone() for name, t in known.items()}
 
 
 def means_of(method: FedStrategy, row: Row) -> dict[str, float]:
-    """The scores of a row on the clients' data, by the row's names, and the deciding one."""
+    """Return a row's scores on the clients' data, by the row's names, and the deciding score."""
     target = method.workspace.task.scoring
     scored = ("acc_", "loss_", *(f"{key}_" for key in target.keys.values()))
     means = {
@@ -166,7 +166,7 @@ def means_of(method: FedStrategy, row: Row) -> dict[str, float]:
 
 
 def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
-    """The loss and the scores of a row on the global test set; {} without one."""
+    """Return a row's loss and scores on the global test set; {} without such a set."""
     keys = {**method.workspace.task.scoring.keys, "loss": "loss"}
     found = {score: row.get(f"{key}_global") for score, key in keys.items()}
     return {score: value for score, value in found.items() if value is not None}
@@ -174,10 +174,10 @@ def global_of(method: FedStrategy, row: Row) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ManagerMembers:
-    """The nodes that are connected, as the ClientManager of Flower's own Server tells them.
+    """The connected nodes, from the ClientManager of Flower's own Server.
 
     Attributes:
-        manager: it.
+        manager: the ClientManager.
     """
 
     manager: ClientManager
@@ -188,15 +188,15 @@ class ManagerMembers:
         return set(self.manager.all())
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
-        """The nodes' properties, for each of which Flower waits so many seconds."""
+        """Yield each node's properties. Flower waits so many seconds for each node."""
         nodes = self.manager.all()
 
-        def told(cid: str) -> Answer:
+        def properties_of(cid: str) -> Answer:
             try:
                 answer = nodes[cid].get_properties(
                     GetPropertiesIns({}), timeout=seconds, group_id=0
                 )
-            # Flower's way to report that the node has failed or left, or an unreadable answer
+            # Flower raises this if the node has failed or left, or if its answer is unreadable.
             except Exception as error:  # noqa: BLE001
                 return f"{type(error).__name__}: {error}"
             return (
@@ -204,15 +204,15 @@ class ManagerMembers:
             )
 
         with ThreadPoolExecutor(len(ids)) as threads:
-            yield from zip(ids, threads.map(told, ids), strict=True)
+            yield from zip(ids, threads.map(properties_of, ids), strict=True)
 
 
 class StrategyAdapter(Rounds, Strategy):
-    """Answers the six methods of a Strategy that Flower's Server calls, for a run's strategy.
+    """Implements the six methods of a Strategy that Flower's Server calls, for a run's strategy.
 
     Args:
-        method: the run's strategy, to which the adapter is attached.
-        callbacks, at_end: as for `Rounds`.
+        method: the run's strategy; the adapter attaches itself to it.
+        callbacks, at_end: see `Rounds`.
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class StrategyAdapter(Rounds, Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """The messages of the round; none past the end of the timetable.
+        """Return the messages of the round; none past the end of the timetable.
 
         Raises:
-            RunFailed: too few nodes have joined; or the parameters are not those that the method
-                returned: a strategy around it has changed them, and that would have no effect.
+            RunFailed: too few nodes have joined; or a strategy around this one has changed the
+                parameters that the method returned, which would have no effect.
         """
         self._check_own(parameters)
         self.begin(server_round, ManagerMembers(client_manager))
@@ -243,7 +243,7 @@ class StrategyAdapter(Rounds, Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Any]]:
-        """The aggregated model's shared tensors, and the means of the clients' metrics.
+        """Return the aggregated model's shared tensors, and the means of the clients' metrics.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -256,7 +256,7 @@ class StrategyAdapter(Rounds, Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Messages to all clients with data after a round for which an evaluation is due.
+        """Return messages to all clients with data, if an evaluation is due after this round.
 
         Under privacy.noise clients evaluate nothing.
         """
@@ -267,9 +267,9 @@ class StrategyAdapter(Rounds, Strategy):
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[Any, Any]], failures: list[Any]
     ) -> tuple[float | None, dict[str, Any]]:
-        """The loss over all clients' test samples, and means named as in rounds.jsonl.
+        """Return the loss over all clients' test samples, and means named as in rounds.jsonl.
 
-        The deciding score, such as "accuracy", is that over all clients' test samples.
+        The deciding score, such as "accuracy", is computed over all clients' test samples.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -283,13 +283,13 @@ class StrategyAdapter(Rounds, Strategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Any]] | None:
-        """Loss and scores of the global model on the global test set.
+        """Return loss and scores of the global model on the global test set.
 
-        None after a round for which no evaluation is due, and where there is no global test set or
-        no global model. Round 0 is the initial model.
+        Return None if no evaluation is due after this round, or if there is no global test set or
+        no global model. Round 0 scores the initial model.
 
         Raises:
-            RunFailed: the parameters are not those that the method returned.
+            RunFailed: a strategy around this one has changed the parameters.
         """
         self._check_own(parameters)
         method = self._method
@@ -297,13 +297,13 @@ class StrategyAdapter(Rounds, Strategy):
         return (scores.pop("loss"), dict(scores)) if "loss" in scores else None
 
     def _asked(self, manager: ClientManager) -> list[tuple[ClientProxy, Broadcast]]:
-        """The messages that are due, with their nodes.
+        """Return the messages that are due, with their nodes.
 
-        Where there is no such node, Flower's Server does not ask for the results: then all clients
-        have failed.
+        If none of these nodes is connected, Flower's Server does not call `aggregate_fit` or
+        `aggregate_evaluate`. Then all clients have failed.
 
         Raises:
-            RunFailed: they have, and the run does not go on without them.
+            RunFailed: all clients have failed, and the run cannot continue without them.
         """
         hosted = self.hosted(ManagerMembers(manager))
         if not hosted and not self.over:
@@ -312,14 +312,15 @@ class StrategyAdapter(Rounds, Strategy):
         return [(proxies[node], msg) for node, msg in hosted]
 
     def _in_order(self, results: list[tuple[Any, Any]], failures: list[Any]) -> Iterator[Reply]:
-        """The replies of the clients that were asked.
+        """Yield the replies of the clients that were asked.
 
-        Of Flower's failures, pairs of a node and its result are of that node's client; exceptions
-        name no node, so each is a cause for all who are silent.
+        Some of Flower's failures are pairs of a node and its result, and belong to that node's
+        client. The others are exceptions that name no node; all clients without a reply get them
+        as their cause.
         """
-        pairs = [*results, *(one for one in failures if isinstance(one, tuple))]
+        pairs = [*results, *(failed for failed in failures if isinstance(failed, tuple))]
         arrived = {proxy.cid: res for proxy, res in pairs}
-        raised = {clean(str(one)) for one in failures if not isinstance(one, tuple)}
+        raised = {clean(str(error)) for error in failures if not isinstance(error, tuple)}
         causes = "; ".join(sorted(raised)) or "Flower reports none"
         more_bytes = self._method.setup.replies.max_bytes
 
@@ -337,8 +338,8 @@ class StrategyAdapter(Rounds, Strategy):
 
 
 CHANGED = (
-    "Flower's parameters are not the method's: a strategy around it has changed them, which has no"
-    " effect on fedhet's model; for differential privacy set privacy.noise"
+    "a strategy around fedhet's has changed Flower's parameters, which has no effect on fedhet's"
+    " model; for differential privacy set privacy.noise"
 )
 
 

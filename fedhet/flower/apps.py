@@ -1,4 +1,4 @@
-"""What Flower's two apps consist of: the client of one message, and the server of a run.
+"""The contents of Flower's two apps: the client for one message, and the server of a run.
 
 client_app.py and server_app.py in the repository's root are the apps for `flwr run`.
 """
@@ -55,7 +55,7 @@ from fedhet.runs.process import pin_threads
 from fedhet.runs.record import terminal
 from fedhet.runs.stores import store_at_site
 
-# The keys of the run config that set one setting each, most by the names that other apps use.
+# Keys of the run config that set one setting each. Most are names that other Flower apps use, too.
 FLOWER_NAMES = {
     "num-server-rounds": "rounds",
     "fraction-train": "fraction",
@@ -71,14 +71,14 @@ FLOWER_NAMES = {
 
 
 def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) -> Message:
-    """The reply to a message of a run: to a step, an evaluation, or who the node is.
+    """Return the reply to a message of a run: a step, an evaluation, or the question who it is.
 
-    Where this machine cannot serve the run, because it lacks a piece, a package or data, the reply
-    is an error of Flower's with what `told` says of the reason.
+    If this machine cannot serve the run, because it lacks a component, a package or data, the reply
+    is a Flower error with the `public_text` of the reason.
 
     Args:
-        message, context: as Flower gives them.
-        make: makes the client that serves it.
+        message, context: from Flower.
+        make: returns the client that serves the message.
     """
     try:
         return Message(served(make(), message.content), reply_to=message)
@@ -88,20 +88,20 @@ def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) 
             "cannot serve this run: %s", clean(str(error)), exc_info=None if expected else error
         )
         site = context.node_config.get("site")
-        whose = f"the node of site {site!r}" if site else "its node"
-        reason = clean(f"{whose} cannot serve this run: {public_text(error)}")
+        node = f"the node of site {site!r}" if site else "its node"
+        reason = clean(f"{node} cannot serve this run: {public_text(error)}")
         return Message(Error(RAISED, reason), reply_to=message)
 
 
 def served(client: NumPyClient, content: RecordDict) -> RecordDict:
-    """What the client returns for the content of a message, or tells of itself.
+    """Return the client's reply to the content of a message, or its properties if it is asked.
 
     Raises:
         Rejected: the message is damaged.
     """
     if ASKS in content:
-        about = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
-        return RecordDict({ASKS: about})
+        properties = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
+        return RecordDict({ASKS: properties})
     tensors, carried = opened(content)
     arrays, examples, metrics = client.fit(list(map(wire.read_array, tensors)), carried)
     tensors = ndarrays_to_parameters(arrays).tensors
@@ -111,11 +111,11 @@ def served(client: NumPyClient, content: RecordDict) -> RecordDict:
 def client_for(
     message: Message, context: Context, store: Store | Callable[[str], Store]
 ) -> NumPyClient:
-    """The client of one message, which may be for any of the clients that its node hosts.
+    """Return the client for one message. The message may be for any client that the node hosts.
 
     Args:
-        message, context: as Flower gives them.
-        store: where the clients' states are; where that depends on the run, a function.
+        message, context: from Flower.
+        store: the store of the clients' states, or a function from the run to the store.
 
     Raises:
         ConfigError, DataError, ImportError, OSError: this machine cannot serve the run, or the node
@@ -133,10 +133,10 @@ def client_for(
 
 
 def settings_in(message: Message) -> Config:
-    """The run's settings, which every message has.
+    """Return the run's settings; every message contains them.
 
     Raises:
-        ConfigError: there are none, or this machine cannot have them.
+        ConfigError: the message has no settings, or they are not valid on this machine.
     """
     return _read(_text_in(message))
 
@@ -145,8 +145,8 @@ def _text_in(message: Message) -> str:
     text = message.content.config_records.get(SETTINGS, {}).get(SETTINGS)
     if not isinstance(text, str):
         raise ConfigError(
-            "the message has no settings of a run: start a fedhet.flower.Strategy in the server's"
-            " @app.main()"
+            "the message has no settings of a run (a text in its record 'fedhet.settings'): start a"
+            " fedhet.flower.Strategy in the server's @app.main()"
         )
     return text
 
@@ -159,10 +159,10 @@ def _read(text: str) -> Config:
 
 
 def check_threads(settings: Config) -> None:
-    """Compute with the run's number of threads in this process from now on.
+    """Use the run's number of threads in this process from now on.
 
     Raises:
-        ConfigError: this node has not so many cores.
+        ConfigError: this node has fewer cores than that.
     """
     threads, cores = settings.run.engine.threads, os.cpu_count() or 1
     if threads > cores:
@@ -172,49 +172,49 @@ def check_threads(settings: Config) -> None:
 
 @lru_cache(maxsize=1)
 def _cached_job(text: str, limits: Limits) -> Job:
-    """The job of this process, so that it loads data and model once for all its messages.
+    """Return the job of this process; cached, so that data and model are loaded only once.
 
     Raises:
-        DataError: the data cannot be read, or are not as the run's settings say.
+        DataError: the data cannot be read, or do not fit the run's settings.
     """
     job = Job(_read(text), engine="flwr", limits=limits)
     try:
         if not is_local(job.config.cfg):
             with foreign():
                 _ = job.data_digest
-    except ConfigError as error:  # which may have values of samples
+    except ConfigError as error:  # its message may contain values of samples
         raise DataError(str(error)) from error
     return job
 
 
 def foreign() -> AbstractContextManager[None]:
-    """What a run from another machine may read; engine=flwr submits those of this one."""
+    """Confine a run from another machine to FEDHET_DATA_DIR; not a run that engine=flwr submits."""
     return nullcontext() if SUBMITTED in os.environ else confined()
 
 
 @lru_cache(maxsize=1)
 def _cached_site(text: str, own: OwnData, store: Store | Callable[[str], Store]) -> SiteClient:
-    """The site of this process, which reads its data once for all messages of a run."""
+    """Return the site of this process; cached, so that it reads its data once in a run."""
     return SiteClient(_read(text), own, store)
 
 
-# ---- at a node of an app of one's own
+# ---- at a node of a user's own app
 def client_of(
     message: Message,
     context: Context,
     task: Task | Callable[[Context], Task],
     loop: OwnLoop | None,
 ) -> NumPyClient:
-    """The client that serves a message of a `Strategy`.
+    """Return the client that serves a message of a `Strategy`.
 
     Args:
-        message, context: as Flower gives them.
-        task: as for `fedhet.flower.train`.
-        loop: the owner's training loop; None for fedhet's.
+        message, context: from Flower.
+        task: see `fedhet.flower.train`.
+        loop: the app owner's training loop; None for fedhet's.
 
     Raises:
-        ConfigError, DataError, ImportError, OSError: the message is of something else, the node's
-            configuration is wrong, or this machine cannot serve the run.
+        ConfigError, DataError, ImportError, OSError: the message is not from a `Strategy`, the
+            node's configuration is wrong, or this machine cannot serve the run.
     """
     client = client_at(context, settings_in(message), task, store_at_site)
     config = dict(message.content.config_records.get(CONFIG, {}))
@@ -236,16 +236,16 @@ def client_at(
     task: Task | Callable[[Context], Task],
     store: Store | Callable[[str], Store],
 ) -> FedClient:
-    """The client of a node that has one.
+    """Return the client of a node with one client.
 
     Args:
         context: Flower's context of the node.
-        settings: the run's.
-        task: as for `fedhet.flower.train`.
-        store: where the client's state is.
+        settings: the run's settings.
+        task: see `fedhet.flower.train`.
+        store: the store of the client's state, or a function from the run to the store.
 
     Raises:
-        ConfigError, DataError: the settings do not fit the node, or not the task.
+        ConfigError, DataError: the settings do not fit the node or the task.
     """
     place = place_of(context.node_config)
     check_threads(settings)
@@ -253,18 +253,18 @@ def client_at(
     job = job_of(settings, whole.at(*place.values()), Limits.of(context.node_config))
     with foreign():
         sizes = dict(zip(PARTS, job.task.part_sizes[place["partition-id"]], strict=True))
-        return job.client(store, place | sizes)  # the node tells its client's samples
+        return job.client(store, place | sizes)  # the node reports how many samples it has
 
 
 # ---- at the server
 class ConfiguredStrategy(Strategy):
-    """The method of a run under `flwr run`, whose settings say all, and where it is recorded.
+    """The strategy of a run under `flwr run`: the settings define all of it, and its run folder.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
 
     Attributes:
-        job: what is made of them.
+        job: the objects built from the settings.
 
     Raises:
         ConfigError: the settings do not fit together.
@@ -286,14 +286,14 @@ class ConfiguredStrategy(Strategy):
         return self._sites or Nodes(job.config.run.replies, job.data_digest)
 
     def _loop(self, job: Job) -> Loop:
-        if self._sites:  # by now they have said what the strategy needs to know of their data
+        if self._sites:  # by now the sites have described their data as the strategy needs it
             data = LocalData.agreed_on(job.config.cfg, self._sites.agreed_on)
             self.job = replace(job, local=data)
         return begin(self.job)
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """Carry out a run under `flwr run`; the last line of its log names the run folder.
+    """Execute a run under `flwr run`; the last line of its log names the run folder.
 
     Args:
         grid: Flower's grid of the run.
@@ -310,13 +310,13 @@ def serve(grid: Grid, context: Context) -> None:
         recorded = strategy.job.loop is not None
         if not recorded:
             log.error("the run does not begin: %s", error)
-        # Flower would print the error too, with a traceback and an exit code of its own.
+        # Flower would also print the error, with a traceback and its own exit code.
         if not recorded or SUBMITTED not in os.environ or traceback_wanted():
             raise
 
 
 def strategy_of(context: Context) -> ConfiguredStrategy:
-    """The strategy of a run under `flwr run`.
+    """Return the strategy of a run under `flwr run`.
 
     Args:
         context: Flower's context of the run.
@@ -325,7 +325,7 @@ def strategy_of(context: Context) -> ConfiguredStrategy:
         ConfigError: a setting is wrong.
     """
     terminal.log_to_stderr()
-    # Flower sets its lines apart by empty ones; at the end of a run nothing else would follow.
+    # Flower puts empty lines between its log lines. At the end of a run, only those would follow.
     logging.getLogger("flwr").addFilter(lambda record: bool(record.getMessage().strip()))
     file = os.environ.get(SUBMITTED)
     settings = sent.load(Path(file)) if file else _composed(context)
@@ -334,12 +334,12 @@ def strategy_of(context: Context) -> ConfiguredStrategy:
 
 
 def _composed(context: Context) -> Config:
-    """The configuration that the run config of another machine describes.
+    """Return the configuration that the run config from another machine describes.
 
-    It has the overrides in its text `overrides`, and some settings by names of their own.
+    The run config has overrides in its text `overrides`, and some settings as keys of their own.
 
     Raises:
-        ConfigError: a setting is wrong, is given twice, or would read this machine.
+        ConfigError: a setting is wrong, is given twice, or would read a variable of this machine.
     """
     given = context.run_config
     named = [
@@ -351,7 +351,9 @@ def _composed(context: Context) -> Config:
     refuse_repeated(lines)
     for line in lines:
         if "${" in line:
-            raise ConfigError(f"{line!r}: a run from another machine has values alone, and no ${{")
+            raise ConfigError(
+                f"{line!r}: a run from another machine must give values; ${{...}} is not allowed"
+            )
     settings = compose(lines)
     experiment_file.refuse(lines)
     return settings

@@ -16,57 +16,59 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
 
 POLL_SECONDS = 1.0
-MOST_NODES = 1_000_000  # a node that claims more would occupy the server's memory
-ASK_SECONDS = 60.0  # how long a node has, at least, to say who it is
-OWN_LOOP = "own-loop"  # the property of a node that trains by a loop of its owner's
+MOST_NODES = 1_000_000  # a larger claim by a node would fill the server's memory
+ASK_SECONDS = 60.0  # the server waits at least so long for a node's properties
+OWN_LOOP = "own-loop"  # the property of a node that trains by its owner's loop
 PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
-Answer = dict[str, Any] | str  # what a node tells of itself, or why it does not
+Answer = dict[str, Any] | str  # a node's properties, or the reason why there are none
 
 
 def place_of(node_config: Mapping[str, Any], otherwise: str = "") -> dict[str, int]:
-    """Which number a node has, of how many.
+    """Return a node's number, and the number of nodes, by the names in PLACE.
 
     Args:
         node_config: Flower's configuration of the node.
-        otherwise: what it may be started with instead, for the message.
+        otherwise: the alternative way to start the node, for the error message.
 
     Raises:
-        ConfigError: it was not started with these numbers.
+        ConfigError: the node was not started with these two numbers.
     """
     given = [str(node_config.get(name)) for name in PLACE]
-    whole = all(re.fullmatch("[0-9]{1,9}", one) for one in given)
+    whole = all(re.fullmatch("[0-9]{1,9}", text) for text in given)
     if not whole or not int(given[0]) < int(given[1]):
         missing = [f"without {name!r}" for name in PLACE if name not in node_config]
         pairs = " and ".join(f"{name}={node_config.get(name)!r}" for name in PLACE)
         raise ConfigError(
-            f"this SuperNode was started {missing[0] if missing else f'with {pairs}'}; give it"
-            " --node-config 'partition-id=0 num-partitions=3' with its own number, from 0, and how"
-            f" many there are{otherwise}"
+            f"this SuperNode was started {missing[0] if missing else f'with {pairs}'}; start it"
+            " with --node-config 'partition-id=0 num-partitions=3': its own number, counted from 0,"
+            f" and the number of nodes{otherwise}"
         )
     return dict(zip(PLACE, map(int, given), strict=True))
 
 
 class Members(Protocol):
-    """What knows the nodes by their ids in Flower: GridMembers, or ManagerMembers."""
+    """The connected nodes, by their ids in Flower: GridMembers or ManagerMembers."""
 
     def ids(self) -> set[str]:
         """The nodes that are connected now."""
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterable[tuple[str, Answer]]:
-        """The nodes that answer within the seconds, with what they tell of themselves."""
+        """Yield (node, answer) for each of these nodes that answers within the seconds."""
 
 
 class Nodes:
     """The nodes of a run by partition-id.
 
-    Flower's node ids are random, so each node is asked for its partition-id once.
+    Flower's node ids are random, so the server asks each node for its partition-id once.
 
     Attributes:
         limits: how long to wait for nodes, and how many are enough.
-        clients: those of whom each has a node, which tells how many samples it has; or None.
-        data: a digest of the data that every node must have, too; None: it is not compared.
-        own_loop: whether a node trains by a loop of its owner's.
-        agreed: what every message repeats of what was agreed on with the nodes; None for nothing.
+        clients: the clients, if each has a node of its own that reports its number of samples;
+            otherwise None.
+        data: the digest of the data; every node must have the same. None: it is not compared.
+        own_loop: whether a node trains by its owner's loop.
+        agreed: the data statistics agreed with the nodes before round 1; every message includes
+            them. None: there are none.
     """
 
     def __init__(
@@ -82,10 +84,10 @@ class Nodes:
         self.agreed: dict[str, list[float]] | None = None
 
     def join(self, members: Members) -> None:
-        """Wait for the nodes, unless the settings of the run say all that the server must know.
+        """Wait for the nodes, unless the run's settings say all that the server needs.
 
         Raises:
-            RunFailed: too few have joined within the time that they have for it.
+            RunFailed: too few nodes have joined within `limits.join` seconds.
         """
         if self.data is None:
             self.hosts((), members)
@@ -93,10 +95,10 @@ class Nodes:
             self.clients.begin()
 
     def hosts(self, pids: Iterable[int], members: Members) -> dict[int, str | None]:
-        """Client -> the node that hosts it, or None if the run goes on without it.
+        """Return client -> the node that hosts it, or None if the node is not connected.
 
         Raises:
-            RunFailed: too few nodes have joined within the time that they have for it.
+            RunFailed: too few nodes have joined within `limits.join` seconds.
         """
         known = self._by_partition
         if len(known) < max(1, self._total) or not members.ids() >= set(known.values()):
@@ -104,7 +106,7 @@ class Nodes:
         return {pid: known.get(pid % self._total) for pid in pids}
 
     def _gather(self, members: Members) -> None:
-        """Ask new nodes who they are. The first time, wait until all have joined."""
+        """Ask new nodes for their properties. The first time, wait until all have joined."""
         deadline = time.monotonic() + (0.0 if self._begun else self.limits.join)
         last_status = ""
         while True:
@@ -113,7 +115,7 @@ class Nodes:
             complete = self._total and not missing
             if complete or time.monotonic() > deadline:
                 if not (complete or self._begun):
-                    self._go_on_without(missing)
+                    self._begin_without(missing)
                 self._begun = True
                 return
             status = (
@@ -125,11 +127,11 @@ class Nodes:
                 last_status = status
             time.sleep(min(POLL_SECONDS, self.limits.join))
 
-    def _go_on_without(self, missing: list[int]) -> None:
+    def _begin_without(self, missing: list[int]) -> None:
         """Begin without the missing nodes, if enough others have joined.
 
         Raises:
-            RunFailed: they have not.
+            RunFailed: too few nodes have joined.
         """
         joined = len(self._by_partition)
         if self.limits.min_nodes is None or joined < self.limits.min_nodes:
@@ -143,20 +145,21 @@ class Nodes:
         log.warning("the run begins without %s", self.names(missing))
 
     def names(self, pids: Iterable[int]) -> str:
-        """The nodes that host these clients, for messages."""
+        """Return the names of the nodes that host these clients, for messages."""
         return f"nodes with partition-id {sorted({pid % self._total for pid in pids})}"
 
     def _ask_new(self, members: Members) -> None:
-        """Enter the nodes that are new, and forget those that have left.
+        """Enter the nodes that are new, and forget the nodes that have left.
 
         Raises:
-            RunFailed: before the run has begun, a node does not say who it is, or two are the same.
+            RunFailed: before the run has begun, a node gives no valid answer, or two nodes claim
+                the same partition-id.
         """
         present = members.ids()
         for partition, cid in list(self._by_partition.items()):
             if cid not in present:
                 del self._by_partition[partition]
-                self._asked.discard(cid)  # one that comes back keeps its id
+                self._asked.discard(cid)  # a node that comes back keeps its id
         new = sorted(present - self._asked)
         seconds = max(ASK_SECONDS, self.limits.join)
         answers = dict(members.ask(new, seconds) if new else ())
@@ -165,49 +168,53 @@ class Nodes:
             try:
                 answer = answers.get(cid, f"no answer within {seconds:g} s")
                 if isinstance(answer, str):
-                    raise ValueError(f"it does not say who it is: {answer}")
+                    raise ValueError(f"it does not report its properties: {answer}")
                 self._enter(cid, answer)
             except ValueError as error:
-                if cid not in members.ids():  # it has left meanwhile, and may come back
+                if cid not in members.ids():  # the node has left meanwhile, and may come back
                     self._asked.discard(cid)
                     continue
                 problem = f"node {cid}: {clean(str(error))}"
                 if not self._begun:
                     raise RunFailed(problem) from error
-                log.warning("%s; the run goes on without it", problem)
+                log.warning("%s; the run continues without this node", problem)
 
     def _enter(self, cid: str, answer: dict[str, Any]) -> None:
-        """Note which partition-id the node has.
+        """Note the node's partition-id.
 
         Raises:
-            ValueError: it does not say, or contradicts the other nodes.
+            ValueError: the answer lacks it, or contradicts the other nodes.
         """
         partition, total = (answer.get(name) for name in PLACE)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:
-            raise ValueError(f"it has partition-id={partition!r} and num-partitions={total!r}")
+            raise ValueError(
+                f"it has partition-id={partition!r} and num-partitions={total!r}; expected: whole"
+                " numbers, 0 <= partition-id < num-partitions"
+            )
         if total > MOST_NODES:
             raise ValueError(f"it has num-partitions={total}; at most {MOST_NODES} are served")
         if self._total not in (0, total):
             raise ValueError(
-                f"it has num-partitions={total}, others have {self._total}; all must have the same"
+                f"it has num-partitions={total}, but other nodes have {self._total}; all nodes must"
+                " have the same number"
             )
         found = answer.get("data")
         if self.data not in (None, found):
             raise ValueError(
-                "its samples, or how they are shared out, are not those of the server (digest"
+                "its samples, or their split over the clients, differ from the server's (digest"
                 f" {str(found)[:16]!r}, here {self.data!r}): every machine must hold the whole data"
-                " set; dataset=local is for sites with data of their own"
+                " set; for sites with data of their own, use dataset=local"
             )
         if partition in self._by_partition:
             raise ValueError(
-                f"two nodes have partition-id={partition}; each of 0..{total - 1} must be given to"
+                f"two nodes have partition-id={partition}; give each of 0..{total - 1} to exactly"
                 " one node"
             )
         if self.clients is not None:
             if total != len(self.clients):
                 raise ValueError(
-                    f"it has num-partitions={total}, and the server's Task {len(self.clients)}"
-                    " clients, which have a node each"
+                    f"it has num-partitions={total}, but the server's Task has {len(self.clients)}"
+                    " clients; each client needs a node of its own"
                 )
             self.clients.learn(partition, answer)
         self._by_partition[partition] = cid
@@ -216,7 +223,7 @@ class Nodes:
 
 
 def nodes_of(method: FedStrategy) -> Nodes:
-    """The nodes of a method in an app of one's own, which have one client each."""
+    """Return the nodes of a method in a user's own app, with one client on each node."""
     clients = method.workspace.task.clients
     held = clients if isinstance(clients, HeldClients) else None
     return Nodes(method.setup.replies, clients=held)

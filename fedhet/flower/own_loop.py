@@ -1,7 +1,7 @@
-"""A training loop of the app's owner in the place of fedhet's local steps.
+"""The app owner's training loop, in place of fedhet's local steps.
 
-It serves every method whose server needs no more of the clients than what they have trained. What
-plug-ins send besides, such as FedNorm's latents, is computed after it.
+The loop works with every method that needs only the trained models from its clients. Further
+values that plug-ins send, such as FedNorm's latents, are computed after the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fedhet.core.workspace import Workspace
 OwnLoop = Callable[[nn.Module, TensorDataset, dict[str, Any]], Mapping[str, float] | float | None]
 LOSS = "train_loss"  # the name of a single number that a loop returns
 REFUSES = "refuses a training loop of your own:"
-# Why, by the words of fedhet.core.kernel.WORDS that a piece needs, and that a method breaks.
+# Word of fedhet.core.kernel.WORDS -> why a component that needs it, or a method that breaks it,
+# refuses the loop.
 NEEDS = {
     "local steps": "it adds to fedhet's local steps",
     "sgd steps": "it relies on local steps of SGD",
@@ -35,10 +36,10 @@ BREAKS = {"local steps": "its clients take no local steps"}
 
 
 def check_own_loop(method: Method, plugins: Sequence[Component]) -> None:
-    """Refuse pieces that need local steps of fedhet's.
+    """Refuse components that need fedhet's local steps.
 
     Raises:
-        ConfigError: it names the piece, and the reason.
+        ConfigError: a component needs them; the message names the component and the reason.
     """
     reasons = [
         (
@@ -57,14 +58,15 @@ def check_own_loop(method: Method, plugins: Sequence[Component]) -> None:
 
 
 class OwnersContext(ClientContext):
-    """Calls the owner's loop where the clients of a method take local steps.
+    """Calls the owner's loop when a method's client would take local steps.
 
-    Training whose result is not sent, such as FedBABU's fine-tuning, is fedhet's.
+    fedhet still does all training with results that stay at the client, such as FedBABU's
+    fine-tuning.
 
     Args:
-        workspace, msg, identity: as for `ClientContext`.
+        workspace, msg, identity: see `ClientContext`.
         loop: the owner's loop.
-        config: what the owner has given to `Strategy.start` for it.
+        config: the `train_config` that the owner has given to `Strategy.start`.
     """
 
     def __init__(
@@ -89,11 +91,11 @@ class OwnersContext(ClientContext):
     def fit(
         self, start: AnyTree, terms: Sequence[Term] = (), *, alone: bool = False, **how: Any
     ) -> Fitted:
-        """As `ClientContext.fit`, by the owner's loop.
+        """Train as `ClientContext.fit` does, but by the owner's loop.
 
         Raises:
-            ConfigError: the training is not plainly of the model on the client's samples, or the
-                loop returns something else than numbers.
+            ConfigError: the method wants more than plain training of the model on the client's
+                samples, or the loop returns something other than numbers.
         """
         if alone:
             return super().fit(start, terms, alone=True, **how)

@@ -1,9 +1,9 @@
 """Pack a message between a `Strategy` and a client into few of Flower's objects.
 
-Flower sends each record, each array and each chunk of an array as a separate object, with a request
-at every station between the server's app and the client's. fedhet therefore packs what wire.py
-makes of a message, arrays included, into one record. Arrays of more than 256 KiB in total are
-joined into one array in a second record, which Flower sends in chunks as usual.
+Flower sends each record, each array and each chunk of an array as a separate object. Each object
+costs a request at every hop between the server's app and the client's app. wire.py turns a message
+into arrays and a header; this module packs both into one record. If the arrays exceed 256 KiB in
+total, they are joined into one array in a second record, which Flower sends in chunks as usual.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from fedhet.core.errors import Rejected, clean
 
-RECORD = "fedhet.parcel"  # the record
-DATA = "fedhet.parcel.data"  # the record with the content of large arrays
-ARRAYS, SIZES = "arrays", "sizes"  # content of small arrays; all sizes
+RECORD = "fedhet.parcel"  # name of the record
+DATA = "fedhet.parcel.data"  # name of the second record, with the content of large arrays
+ARRAYS, SIZES = "arrays", "sizes"  # keys in the record: content of small arrays; sizes of all
 INLINE_BYTES = 2**18  # arrays up to this total size travel in the first record
-# What Flower raises for bytes that no SuperNode of its own would send.
+# Flower raises these for bytes that none of its own SuperNodes would send.
 UNDECODABLE = (
     ArithmeticError,
     AttributeError,
@@ -34,7 +34,7 @@ UNDECODABLE = (
 
 
 class RecordPacker:
-    """Packs messages; large arrays that several messages share are joined once."""
+    """Packs messages. If several messages share large arrays, it joins these arrays only once."""
 
     def __init__(self) -> None:
         # The joined arrays are kept alive, so that Python cannot reuse their ids.
@@ -47,7 +47,7 @@ class RecordPacker:
             inline = {**carried, SIZES: sizes, ARRAYS: b"".join(arrays)}
             return RecordDict({RECORD: ConfigRecord(inline)})
         packed = RecordDict({RECORD: ConfigRecord({**carried, SIZES: sizes})})
-        packed[DATA] = joined = ArrayRecord()  # which would copy what it is made of
+        packed[DATA] = joined = ArrayRecord()  # filled below: its constructor would copy the array
         joined["data"] = self._join(arrays)
         return packed
 
@@ -63,7 +63,7 @@ def opened(packed: RecordDict) -> tuple[list[bytes], dict[str, Any]]:
     """Return the arrays and the named values of a packed message.
 
     Raises:
-        Rejected: the records are no packed message, or are damaged.
+        Rejected: the records are not a packed message, or are damaged.
     """
     try:
         carried: dict[str, Any] = dict(packed.config_records[RECORD])

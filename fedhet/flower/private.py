@@ -1,7 +1,7 @@
-"""The names of Flower that fedhet uses although Flower promises none of them.
+"""Private names of Flower that fedhet uses. Flower does not promise to keep them.
 
-All else that fedhet uses are Flower's commands, and what its documented packages export. Nothing
-compares versions: a name is looked for where it is needed, with the parameters that are passed.
+Otherwise fedhet uses only Flower's commands and the exports of its documented packages. No version
+is compared: fedhet looks for each name and its parameters when it needs the name.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
-# Each is the name of a command, and what follows it is found name by name: after a function among
-# the global variables of its module, which that module's functions use. Then come the parameters
-# that are passed, to Flower's function or to what replaces it.
+# Path -> the parameters that fedhet passes to this function, or that Flower passes to fedhet's
+# replacement. A path begins with the name of a command. The names after it are looked up one by
+# one: after a function, among the global variables of its module, if the module's functions use
+# the name; otherwise among the attributes.
 SUPERNODE = "flower-supernode"
 START = f"{SUPERNODE}:start_client_internal"
 _CLIENT = "flwr-clientapp:run_clientapp"
@@ -38,10 +39,10 @@ OF_NODES = [name for name in NAMES if name.startswith((START, _CLIENT))]
 
 
 def private(name: str) -> Any:
-    """What Flower has under one of NAMES.
+    """Return Flower's object under one of NAMES.
 
     Raises:
-        RunFailed: it has none, does not use it, or it takes other parameters.
+        RunFailed: Flower does not have it, does not use it, or it takes other parameters.
     """
     start, _, rest = name.partition(":")
     found = command(start)
@@ -59,18 +60,22 @@ def _missing(name: str) -> RunFailed:
 
 
 def _part(owner: Any, name: str) -> Any:
-    """What a module, a class, or the module of a function has under a name, or None."""
+    """Return a name's value in a module, a class, or the module of a function; None without one."""
     if not inspect.isfunction(owner):
         return getattr(owner, name, None)
     found = owner.__globals__.get(name)
-    own = [one for one in owner.__globals__.values() if inspect.isfunction(one)]
-    # Otherwise what replaces it would never be called.
-    used = any(name in one.__code__.co_names for one in own if one.__globals__ is owner.__globals__)
+    functions = [value for value in owner.__globals__.values() if inspect.isfunction(value)]
+    # If no function of the module uses the name, its replacement would never be called.
+    used = any(
+        name in function.__code__.co_names
+        for function in functions
+        if function.__globals__ is owner.__globals__
+    )
     return found if used or inspect.isclass(found) else None
 
 
 def command(name: str) -> Any:
-    """The function of one of Flower's commands.
+    """Return the function of one of Flower's commands.
 
     Raises:
         RunFailed: Flower has no such command.
@@ -81,9 +86,9 @@ def command(name: str) -> Any:
 
 
 def without_docs() -> None:
-    """Let the servers of this process describe their API to nobody: no /docs, no /openapi.json.
+    """Switch off /docs and /openapi.json in the servers of this process.
 
-    Flower makes the one of a SuperNode while it is imported.
+    Call it before Flower is imported: the import already makes the server of a SuperNode.
     """
     with suppress(ModuleNotFoundError):  # then Flower has other servers
         from fastapi import FastAPI

@@ -1,4 +1,4 @@
-"""A method as a strategy of flwr.serverapp, for an app with `@app.main()`."""
+"""A method as a strategy of flwr.serverapp, for a Flower app with `@app.main()`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from fedhet.runs.record import terminal
 from fedhet.runs.record.run_folder import Recorder
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-EVALUATED, SERVER = "evaluate.", "server."  # before the names of what the owner's functions score
-# What the round of Flower's own `start` cannot do -> the settings that ask for it.
+EVALUATED, SERVER = "evaluate.", "server."  # prefixes of the scores by the owner's functions
+# Setting that Flower's own `start` cannot obey -> its value in the run.
 NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
     "replies.deadline": lambda method: method.setup.replies.deadline,
     "replies.enough": lambda method: method.setup.replies.enough,
@@ -57,28 +57,28 @@ NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
 
 
 class Strategy(FlowersStrategy):
-    """A method, with its plug-ins and settings, in the place of Flower's `FedAvg`.
+    """A method, with its plug-ins and settings, in place of Flower's `FedAvg`.
 
-    `start` runs fedhet's own round. Flower's own `start` can run the method, too, by the four
-    methods that a strategy has: then the phases before the training are rounds of Flower's, which
-    waits for every reply, and settings of deadlines and early stopping are refused.
+    `start` runs fedhet's own rounds. Flower's own `start` can also run the method, through the four
+    methods of a Flower strategy. Then the phases before the training are Flower rounds, too, and
+    Flower waits for every reply; settings for deadlines and early stopping are refused.
 
     Args:
         method: its name in the configuration.
-        task: model, criterion and the clients, of whom the server needs the training sizes, or
-            their number alone: then it believes each node's own size. Without a global test set
-            the server evaluates nothing.
+        task: model, criterion and clients. The server needs the clients' training sizes. If it gets
+            only the number of clients, it trusts the size that each node reports. Without a global
+            test set the server evaluates nothing.
         plugins: the names of plug-ins.
         overrides: settings as on the command line, such as "client.lr=0.1".
-        fraction_evaluate: the share of the nodes that evaluate the global model after each round of
-            the training by an evaluate function of your own, which gets Flower's messages. None:
-            all clients evaluate by `fedhet.flower.evaluate`.
+        fraction_evaluate: the fraction of nodes that evaluate the global model after each training
+            round by your own evaluate function, which gets Flower's messages. None: all clients
+            evaluate by `fedhet.flower.evaluate`.
 
     Attributes:
         history: the steps of the last run, each a dictionary as in rounds.jsonl.
 
     Raises:
-        ConfigError: the settings do not fit together, or not the task.
+        ConfigError: the settings contradict each other or the task.
     """
 
     def __init__(
@@ -98,12 +98,13 @@ class Strategy(FlowersStrategy):
         self._task = task
         self._job = job_of(settings_of(self._lines), task)
         check_cohorts(self._job.strategy)
-        self._own: FedAvg | None = None  # whose messages the owner's evaluate function gets
+        self._own: FedAvg | None = None  # makes the messages to the owner's evaluate function
         if fraction_evaluate is not None:
             if self._job.workspace.noise or "global" not in self._job.strategy.views:
                 raise ConfigError(
-                    f"fraction_evaluate={fraction_evaluate}: under privacy.noise, and of a method"
-                    " without a global model, no client evaluates by a function of your own"
+                    f"fraction_evaluate={fraction_evaluate}: clients cannot evaluate by your own"
+                    " function under privacy.noise, or with a method without a global model; leave"
+                    " it out"
                 )
             self._own = FedAvg(
                 fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1, min_available_nodes=1
@@ -125,40 +126,42 @@ class Strategy(FlowersStrategy):
         run_dir: str | Path | None = None,
         resume: bool = False,
     ) -> Result:
-        """Run the method: Flower's arguments, and a folder.
+        """Run the method. The arguments are Flower's, plus a run folder.
 
         Args:
-            grid: as Flower gives it to `@app.main()`.
-            initial_arrays: the model to begin with; None for that of the task and the seed, with
-                which the weights are those of `fedhet.run`.
-            num_rounds: of the training, in place of the setting `rounds`. Phases before it come on
-                top.
-            timeout: seconds that a client may take for a message, and all nodes for an evaluation
-                by a function of your own, in place of `replies.deadline`.
-            train_config: what a training loop of your own gets besides the run's settings; without
-                such a loop it is refused.
-            evaluate_config: what an evaluate function of your own gets.
-            evaluate_fn: (round, arrays) -> what you score of the global model, before the first
-                round and after each.
-            run_dir: a folder on the server's machine where the run is recorded, as fedhet's own
-                runs are; None for nowhere.
-            resume: whether the run in that folder goes on, after its last checkpoint.
+            grid: the Grid that Flower passes to `@app.main()`.
+            initial_arrays: the initial model. None: the task's model, initialised by the seed; then
+                the final weights equal those of `fedhet.run`.
+            num_rounds: the number of training rounds; replaces the setting `rounds`. Phases before
+                the training are extra.
+            timeout: replaces `replies.deadline`: the seconds for a client's reply, and for all
+                nodes together in an evaluation by your own function.
+            train_config: further settings for your own training loop, in addition to the run's;
+                refused without such a loop.
+            evaluate_config: the settings for your own evaluate function.
+            evaluate_fn: (round, arrays) -> your scores of the global model; is called before the
+                first round and after each round.
+            run_dir: a folder on the server's machine that records the run, like fedhet's own run
+                folders; None: the run is not recorded.
+            resume: whether to resume the run in that folder from its last checkpoint.
 
         Returns:
-            The final model, by the names of its state dict, and by round the means of the clients'
-            metrics, of their scores, and the scores on the server. Of a method without a global
-            model the arrays are what the clients share.
+            The final model, by the names of its state dict. By round, the means of the clients'
+            metrics and of their scores, and the scores on the server. If a method has no global
+            model, the arrays are the tensors that clients share.
 
         Raises:
-            ConfigError: the settings do not fit together, or not the arrays.
+            ConfigError: the settings contradict each other or the arrays.
             RunFailed: too few nodes have joined, a client failed and on_failure is "stop", or no
                 client succeeded.
         """
         terminal.log_to_stderr()
         if evaluate_config and self._own is None:
-            raise ConfigError("evaluate_config without fraction_evaluate has no effect: set eval.*")
+            raise ConfigError(
+                "evaluate_config has no effect without fraction_evaluate; set eval.* instead"
+            )
         if resume and run_dir is None:
-            raise ConfigError("resume=True without run_dir, the folder of the run that goes on")
+            raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
         if resume and not Path(str(run_dir)).is_dir():
             raise ConfigError(f"resume=True: there is no run in run_dir={run_dir}")
         more = [] if num_rounds is None else [f"rounds={num_rounds}"]
@@ -180,27 +183,32 @@ class Strategy(FlowersStrategy):
             job.own_loop = nodes.own_loop
             loop = self._loop(job)
             for row in (
-                row for one in loop.callbacks if isinstance(one, Recorder) for row in one.rows
+                row
+                for recorder in loop.callbacks
+                if isinstance(recorder, Recorder)
+                for row in recorder.rows
             ):
-                results.add(loop.method, row)  # of a run that goes on
-            loop.callbacks.insert(0, results)  # so that the record has what the owner scores
+                results.add(loop.method, row)  # the earlier steps of a resumed run
+            loop.callbacks.insert(0, results)  # first, so that the record gets the owner's scores
             loop.run(FlowerTransport(members, nodes))
         return results.result
 
     def _begun(self, lines: tuple[str, ...], arrays: ArrayRecord | None, **folder: Any) -> Job:
-        """The objects of a run that begins with these arrays."""
+        """Return the objects of a run that begins with these arrays."""
         settings = replace(settings_of(lines), **folder)
         job = job_of(settings, self._task)
         workspace = job.workspace
         given = {} if arrays is None else arrays.to_torch_state_dict()
         shapes = {name: t.shape for name, t in workspace.initial.items()}
         if given and shapes != {name: t.shape for name, t in given.items()}:
-            raise ConfigError("initial_arrays have other names or shapes than the task's model")
+            raise ConfigError(
+                "initial_arrays must have the names and shapes of the task's model, and have others"
+            )
         new = [n for n, t in given.items() if not torch.equal(t, workspace.initial[n].cpu())]
         if own := [name for name in new if name not in workspace.shared]:
             raise ConfigError(
-                f"initial_arrays has other values of {own[0]!r} than the task's model, which"
-                f" clients of method={job.strategy.name} are not sent: leave initial_arrays out"
+                f"initial_arrays changes {own[0]!r} of the task's model, but the server of"
+                f" method={job.strategy.name} does not send this tensor: leave initial_arrays out"
             )
         if new:
             model = partial(_with, self._task.model, given)
@@ -208,11 +216,11 @@ class Strategy(FlowersStrategy):
         return job
 
     def _nodes(self, job: Job) -> Nodes:
-        """Which node hosts which client; it waits for those that the job has to know."""
+        """Return the job's nodes: which of them hosts which client."""
         return nodes_of(job.strategy)
 
     def _loop(self, job: Job) -> Loop:
-        """The run's steps, once those nodes have joined."""
+        """Return the loop over the run's steps. The nodes have joined."""
         if job.config.run_dir_given:
             return begin(job)
         account.check_run(job.strategy)
@@ -227,18 +235,18 @@ class Strategy(FlowersStrategy):
     # ---- Flower's own start
     @property
     def num_rounds(self) -> int:
-        """The rounds for Flower's own `start`, with those of phases before the training."""
+        """The number of rounds for Flower's own `start`, with the phases before the training."""
         return self._job.strategy.num_rounds
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """The messages of the round; none past the end of the timetable.
+        """Return the messages of the round; none past the end of the timetable.
 
         Raises:
-            ConfigError: before the first round, settings ask for what this cannot do.
-            RunFailed: too few nodes have joined; or the arrays are not those that the method
-                returned: a strategy around it has changed them, and that would have no effect.
+            ConfigError: before the first round, a setting has no effect under Flower's own start.
+            RunFailed: too few nodes have joined; or a strategy around this one has changed the
+                arrays that the method returned, which would have no effect.
         """
         if self._rounds is None:
             self._rounds = self._under_flower(arrays)
@@ -251,7 +259,7 @@ class Strategy(FlowersStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new model, and the means of the clients' metrics.
+        """Return the new model, and the means of the clients' metrics.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -266,7 +274,7 @@ class Strategy(FlowersStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Messages to all clients with data after a round for which an evaluation is due."""
+        """Return messages to all clients with data, if an evaluation is due after this round."""
         if self._own is not None:
             return list(self._own.configure_evaluate(server_round, arrays, config, grid))
         if self._rounds is None or not self._rounds.evaluating:
@@ -276,7 +284,7 @@ class Strategy(FlowersStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The clients' scores, named as in rounds.jsonl.
+        """Return the clients' scores, named as in rounds.jsonl.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -294,12 +302,12 @@ class Strategy(FlowersStrategy):
         for name, asked in NOT_THERE.items():
             if (value := asked(job.strategy)) is not None:
                 raise ConfigError(
-                    f"{name}={value} has no effect under Flower's own start: call that of"
-                    " fedhet.flower.Strategy, or leave it out"
+                    f"{name}={value} has no effect under Flower's own start: call `start` of"
+                    f" fedhet.flower.Strategy, or leave {name} out"
                 )
         log.warning(
-            "Flower's own start runs as many rounds as it was told; %d are all of this run, with"
-            " %d before the training",
+            "Flower's own start runs only as many rounds as you ask for; this run needs %d"
+            " rounds, and %d of them come before the training",
             *(self.num_rounds, self.num_rounds - job.config.run.rounds),
         )
         account.check_run(job.strategy)
@@ -308,7 +316,7 @@ class Strategy(FlowersStrategy):
         return rounds
 
     def _in_order(self, rounds: Rounds, replies: Iterable[Message]) -> Iterator[Reply]:
-        """The replies of the clients that were asked: each is on a node of its own."""
+        """Yield the replies of the clients that were asked; each has a node of its own."""
         arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
         more_bytes = self._job.strategy.setup.replies.max_bytes
 
@@ -319,22 +327,22 @@ class Strategy(FlowersStrategy):
 
 
 def _messages(rounds: Rounds, members: GridMembers) -> list[Message]:
-    """The messages that are due."""
+    """Return the messages that are due."""
     packer, pack = wire.MessagePacker(), RecordPacker()
     asked = rounds.hosted(members)
     return [message_of(msg, packer, pack, int(node), members.records) for node, msg in asked]
 
 
 class FlowersResult(Callback):
-    """Makes Flower's Result of a run.
+    """Builds Flower's Result of a run.
 
     Args:
-        evaluate_fn: as for `Strategy.start`.
-        ask: (round, arrays) -> the means of what the nodes' own functions score; None: they have
-            none.
+        evaluate_fn: see `Strategy.start`.
+        ask: (round, arrays) -> the mean scores by the nodes' own evaluate functions; None: there
+            are no such functions.
 
     Attributes:
-        result: it.
+        result: Flower's Result, filled so far.
         rows: the steps, as in rounds.jsonl.
     """
 
@@ -364,7 +372,7 @@ class FlowersResult(Callback):
         self.add(loop.method, row | recorded_numbers(loop.current))
 
     def add(self, method: FedStrategy, row: Row) -> None:
-        """Add a step, as it stands in rounds.jsonl."""
+        """Add a step, given as its line in rounds.jsonl."""
         self.rows.append(row)
         named = row["metrics"].items()
         evaluated, scored = (
@@ -392,7 +400,7 @@ def _evaluated(
     server_round: int,
     arrays: ArrayRecord,
 ) -> MetricRecord | None:
-    """The means of what the nodes' own evaluate functions return within the seconds."""
+    """Return the means of the scores that the nodes' own functions send within the seconds."""
     asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
     return own.aggregate_evaluate(server_round, grid.send_and_receive(asked, timeout=seconds))
 
@@ -402,12 +410,12 @@ def _metrics(numbers: Mapping[str, Any]) -> MetricRecord:
 
 
 def accounts(job: Job) -> list[Callback]:
-    """What counts the releases of a run with privacy.noise."""
+    """Return the callback that counts the releases of a run with privacy.noise; [] without it."""
     return [account.Account(noise)] if (noise := job.workspace.noise) else []
 
 
 def _with(build: Callable[[], nn.Module], values: Mapping[str, Tensor]) -> nn.Module:
-    """A model that begins with these values."""
+    """Build a model with these values."""
     model = build()
     model.load_state_dict(values)
     return model
@@ -419,10 +427,10 @@ def _bytes(arrays: ArrayRecord) -> list[bytes]:
 
 # ---- a run on the task of an app's owner
 def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
-    """The settings of a run as overrides.
+    """Return the settings of a run as overrides.
 
     Raises:
-        ConfigError: a text stands for a list, or the method or the plug-ins are given twice.
+        ConfigError: a list is a text instead, or the method or the plug-ins are given twice.
     """
     for name, given in (("plugins", plugins), ("overrides", overrides)):
         if isinstance(given, str):
@@ -431,18 +439,18 @@ def lines_of(method: str, plugins: Sequence[str], overrides: Sequence[str]) -> t
     for line in overrides:
         if (key := key_of(line)) in twice:
             raise ConfigError(
-                f"the strategy was made with {key}={twice[key]!r}, and its overrides have {line}:"
-                " leave one out"
+                f"the strategy has the argument {key}={twice[key]!r}, and its overrides have"
+                f" {line}: leave one of them out"
             )
     chosen = [f"method={method}", *([f"plugin=[{','.join(plugins)}]"] if plugins else [])]
     return (*chosen, *overrides)
 
 
 def settings_of(lines: tuple[str, ...]) -> Config:
-    """The settings of a run on a task of its own.
+    """Return the settings of a run on a user's own task.
 
     Raises:
-        ConfigError: one of the overrides is wrong, or has no effect with a task.
+        ConfigError: one of the overrides is wrong, or has no effect with such a task.
     """
     settings = cached(lines)
     check_settings(settings)
@@ -450,15 +458,15 @@ def settings_of(lines: tuple[str, ...]) -> Config:
 
 
 def job_of(settings: Config, task: Task, limits: Limits = UNLIMITED) -> Job:
-    """The objects of the run.
+    """Return the objects of the run.
 
     Args:
-        settings: the run's.
-        task: what is learned.
-        limits: what the node of this process allows.
+        settings: the run's settings.
+        task: the user's task.
+        limits: the limits that this process's node sets.
 
     Raises:
-        ConfigError: the settings do not fit together, or not the task.
+        ConfigError: the settings contradict each other or the task.
     """
     job = Job(settings, task, "flwr", limits=limits)  # its clients may be real ones
     check_task(job.workspace)

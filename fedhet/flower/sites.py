@@ -1,8 +1,8 @@
 """Sites with data of their own (dataset=local): the client at a site, and how sites join a run.
 
-Before the first round each site says who it is, that its data are as declared, and how many samples
-it has; it contributes to the normalisation once. Only then does the server know what it needs to
-build the strategy.
+Before the first round each site sends its name, how many samples it has, and its part of the
+normalisation statistics. It also confirms that its data are as declared. The server needs all
+this to build the strategy.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _KEYS = ("site", *_PATHS, "read", "share-counts")
 
 @dataclass(frozen=True)
 class OwnData:
-    """The data of a SuperNode, as its own operator has named them; no run says anything about it.
+    """The data of a SuperNode, as its operator has configured them; no run can change this.
 
     Attributes:
         site: the site's name.
-        files: where its data are.
-        shares: whether it tells how many samples of each class it has.
-        limits: what it tells at most.
+        files: the files with its data.
+        shares: whether it sends how many samples of each class it has.
+        limits: its limits on what leaves it and on what a run may build there.
     """
 
     site: str
@@ -59,10 +59,11 @@ class OwnData:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> OwnData | None:
-        """What the node config says; None for a node without data of its own.
+        """Read the node config; return None for a node without data of its own.
 
         Raises:
-            ConfigError: it is incomplete, or a path is not absolute or a value not allowed.
+            ConfigError: the config is incomplete, a path is not absolute, or a value is not
+                allowed.
         """
         given = {key: node_config[key] for key in _KEYS if key in node_config}
         if not given:
@@ -70,8 +71,8 @@ class OwnData:
         for key in ("site", "data"):
             if not isinstance(given.get(key), str):
                 raise ConfigError(
-                    f"this SuperNode's node config has {', '.join(given)} without {key!r} as a"
-                    f" text; start it with {EXAMPLE}"
+                    f"this SuperNode's node config has {', '.join(given)}, but {key!r} is missing"
+                    f" or not a text; start it with {EXAMPLE}"
                 )
         paths = {key: Path(str(given[key])) for key in _PATHS if key in given}
         for key, path in paths.items():
@@ -83,20 +84,22 @@ class OwnData:
 
 
 class SiteClient(NumPyClient):
-    """Answers a run's question who it is, and each message with the normalisation agreed on.
+    """The client at a site. It describes the site's data to the server, and answers all messages.
+
+    Every message includes the normalisation agreed before the first round.
 
     Args:
         settings: the run's configuration.
-        own: the site.
-        store: where the client's state is.
+        own: the site's data.
+        store: the store of the client's state, or a function from the run to the store.
 
     Attributes:
-        pid: the client that the site is.
+        pid: the site's number as a client.
 
     Raises:
-        ConfigError: the run is not about the sites' own data, does not declare this site, or has
+        ConfigError: the run does not use the sites' own data, does not declare this site, or has
             less privacy than this machine demands.
-        DataError: the site's data are not as declared, or so few that no statistic may be sent.
+        DataError: the site's data are not as declared, or too few to send any statistic.
     """
 
     def __init__(
@@ -105,21 +108,23 @@ class SiteClient(NumPyClient):
         cfg = settings.cfg
         if not is_local(cfg):
             raise ConfigError(
-                f"dataset={settings.choices['dataset']} would cut a data set that all machines hold"
+                f"dataset={settings.choices['dataset']} divides a data set that all machines hold"
                 f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
-                " it takes part in runs with dataset=local"
+                " it takes part only in runs with dataset=local"
             )
-        noise = allowed_here(settings.run.noise)  # no less than the owner of this machine demands
+        noise = allowed_here(settings.run.noise)  # at least the noise that this machine demands
         self._declared, scheme = declared_elsewhere(settings)
         if noise and self._declared.auto:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g}: what a site tells of its data has no noise;"
-                f" give {' and '.join(self._declared.auto)} as numbers in place of 'auto'"
+                f"privacy.noise={noise.multiplier:g}: a site's statistics of its data are sent"
+                f" without noise; give {' and '.join(self._declared.auto)} as numbers instead of"
+                " 'auto'"
             )
         if noise and own.shares:
             raise ConfigError(
-                f"privacy.noise={noise.multiplier:g}: what a site tells of its data has no noise;"
-                f" start the SuperNode of site {own.site!r} without share-counts=true"
+                f"privacy.noise={noise.multiplier:g}: a site's statistics of its data are sent"
+                f" without noise; start the SuperNode of site {own.site!r} without"
+                " share-counts=true"
             )
         self.pid = self._declared.number_of(own.site)
         self._hosted = {"partition-id": self.pid, "num-partitions": len(self._declared.sites)}
@@ -132,18 +137,18 @@ class SiteClient(NumPyClient):
         self._least = least_count(settings.run.min_count, own.limits)
         if self._declared.auto and len(self._parts["train"]) < self._least:
             raise DataError(
-                f"site {own.site!r} has fewer than min_count={self._least} training samples, and"
-                f" would tell their mean and spread: give {' and '.join(self._declared.auto)} as"
-                " numbers, with which no site tells any"
+                f"site {own.site!r} has fewer than min_count={self._least} training samples, so it"
+                f" may not send their mean and spread: give {' and '.join(self._declared.auto)} as"
+                " numbers instead of 'auto'; then no site sends them"
             )
 
     @property
     def description(self) -> SiteDescription:
-        """What the server is told of the site's data."""
+        """The description of the site's data that the server gets."""
         own = self._own
-        told = self._least if own.shares else None
-        about = self._declared, own.site, self._parts
-        return SiteDescription.of(*about, min_count=told, least=self._least)
+        min_count = self._least if own.shares else None
+        site_data = self._declared, own.site, self._parts
+        return SiteDescription.of(*site_data, min_count=min_count, least=self._least)
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
@@ -153,7 +158,7 @@ class SiteClient(NumPyClient):
         cfg = self._settings.cfg
         data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
-        with confined():  # the model's file of weights, which the run names
+        with confined():  # the run may name a file with the model's weights
             client = job.client(self._store, self._hosted)
         client.site_name = self._own.site
         return client
@@ -165,30 +170,30 @@ class SiteClient(NumPyClient):
 
 
 def declared_elsewhere(settings: Config) -> tuple[Declaration, Sites]:
-    """The declaration of a run that comes from another machine, and its partition.
+    """Return the declaration and the partition of a run that comes from another machine.
 
     Raises:
-        ConfigError: it names paths of sites, or is wrong.
+        ConfigError: the declaration names paths of sites, or is wrong.
     """
     declared, scheme = declaration(settings.cfg)
     if declared.files is not None:
         raise ConfigError(
-            f"dataset.files={dict(declared.files)}: a deployed run names no path of a site; each"
-            f" SuperNode is started with its own ({EXAMPLE}), and dataset.files is for simulations"
+            f"dataset.files={dict(declared.files)} is only for simulations: a deployed run names no"
+            f" paths of sites, and each SuperNode is started with its own paths ({EXAMPLE})"
         )
     return declared, scheme
 
 
 # ---- at the server
 class SiteNodes(Nodes):
-    """The nodes of a run by site: the number of a site takes the place of the partition-id.
+    """The nodes of a run by site; a site's number takes the place of the partition-id.
 
     Args:
         limits: how long to wait for nodes, and how many are enough.
-        declared: what the sites have in common.
+        declared: the declaration that all sites share.
 
     Attributes:
-        agreed_on: what the sites have told, once they have joined.
+        agreed_on: the joint description of the sites' data; set once the sites have joined.
     """
 
     agreed_on: Agreement
@@ -197,40 +202,41 @@ class SiteNodes(Nodes):
         super().__init__(limits)
         self._declared = declared
         self._total = len(declared.sites)
-        # client -> the node that alone is its site in this run, and what that has told
+        # client -> the only node that may be its site in this run, and the node's description
         self._bound: dict[int, tuple[str, SiteDescription]] = {}
 
     def join(self, members: Members) -> None:
-        """Wait for the sites, and join what they tell of their data.
+        """Wait for the sites, and combine the descriptions of their data.
 
         Raises:
-            RunFailed: a node is no declared site, its data do not fit, or too few have joined.
-            Rejected: what they tell does not fit together.
+            RunFailed: a node is not a declared site, its data do not fit, or too few have joined.
+            Rejected: the descriptions contradict each other.
         """
         self._gather(members)
-        told = [self._bound.get(pid, ("", None))[1] for pid in range(self._total)]
-        agreed = Agreement.of(self._declared, told)
+        descriptions = [self._bound.get(pid, ("", None))[1] for pid in range(self._total)]
+        agreed = Agreement.of(self._declared, descriptions)
         for site, sizes in zip(self._declared.sites, agreed.sizes, strict=True):
             log.info("site %s: %d training, %d validation, %d test samples", site, *sizes)
         self._warn(agreed)
         self.agreed_on, self.agreed = agreed, agreed.statistics
 
     def _warn(self, agreed: Agreement) -> None:
-        """Say which site outweighs all others together: nobody can count its samples."""
+        """Warn if one site outweighs all others together: the server cannot check its claim."""
         trained = [train for train, *_ in agreed.sizes]
         most, others = max(trained), sum(trained) - max(trained)
         if len(trained) > 2 and most > others:
             log.warning(
-                "site %s claims %d training samples, and all others together %d: it outweighs them"
-                " in every mean; dataset.max_samples limits what a site may claim",
+                "site %s claims %d training samples, and all other sites together %d: this site"
+                " outweighs them in every mean; dataset.max_samples limits what a site may claim",
                 *(self._declared.sites[trained.index(most)], most, others),
             )
 
     def _enter(self, cid: str, answer: dict[str, Any]) -> None:
-        """Note which site the node is; no other one, and no other data, can take its place.
+        """Note which site the node is. Later, only this node with the same data can be the site.
 
         Raises:
-            ValueError: it is none, or another node is, or its data are others.
+            ValueError: the node is no declared site, another node is this site, or the site's data
+                have changed.
         """
         description = self._description(answer)
         site = description.site
@@ -238,15 +244,18 @@ class SiteNodes(Nodes):
         expected = str((self._declared.nodes or {}).get(site, cid))
         node, before = self._bound.get(pid, (expected, description))
         if cid != node:
-            raise ValueError(f"it claims to be site {site!r}, which is node {node}")
+            raise ValueError(f"it claims to be site {site!r}, but that site is node {node}")
         if before != description:
-            raise ValueError(f"site {site!r} has other data than when the run began")
+            raise ValueError(f"the data of site {site!r} have changed since the run began")
         self._by_partition[pid], self._bound[pid] = cid, (cid, description)
 
     def _description(self, properties: dict[str, Any]) -> SiteDescription:
         text = properties.get("description")
         if not isinstance(text, str) or len(text) > DESCRIPTION_LIMIT:
-            raise ValueError("it does not say which site it is")
+            raise ValueError(
+                "it does not say which site it is: it sent no description of at most"
+                f" {DESCRIPTION_LIMIT} characters"
+            )
         try:
             return SiteDescription.read(self._declared, json.loads(text))
         except RecursionError as error:

@@ -1,8 +1,8 @@
-"""Flower's transport of a step, by Flower's public Grid.
+"""The transport of a step through Flower's public Grid.
 
-Who is connected, who the nodes are, and what has arrived. A message has two records besides that of
-packing.py: the run's settings and, in an app of one's own, what the owner gives to their own
-training loop.
+It finds the connected nodes, asks them who they are, sends messages and collects replies. Each
+message has the record of packing.py and the record of the run's settings. In a user's own app a
+third record has the owner's settings for their training loop.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from fedhet.flower import packing, wire
 from fedhet.flower.nodes import Answer, Nodes
 from fedhet.runs.config import Config, sent
 
-CLOCKS_SECONDS = 5  # by which Flower lets the clocks of its machines differ
-# Beyond the deadline, for a node's first message in a run: it imports, and reads the site's data.
+CLOCKS_SECONDS = 5  # Flower allows its machines' clocks to differ by so much
+# Added to the deadline of a node's first message in a run: the node imports and reads its data.
 START_SECONDS = 120.0
-PATIENCE = 180.0  # seconds of a step after which the log says who is missing; then twice as many
+PATIENCE = 180.0  # seconds into a step: the log names missing clients; then at twice as many
 
-SETTINGS = "fedhet.settings"  # the record with the run's settings, under its own name
-CONFIG = "config"  # Flower's name of the record that the owner gives to `start` as train_config
+SETTINGS = "fedhet.settings"  # the record with the run's settings, and the settings' key in it
+CONFIG = "config"  # Flower's name for the record with the owner's train_config
 ASKS = "fedhet.asks"  # the record of the question who a node is, and of the answer
 RAISED = 2  # Flower's code of an error that an app at a node has raised
-AGAIN_SECONDS = 30.0  # after which a node that has not answered is asked again; then twice as long
-# Seconds between two looks for replies: often in a simulation; over HTTP less and less often.
+AGAIN_SECONDS = 30.0  # a silent node is asked again after so long; then after twice as long
+# Seconds between two looks for replies: few in a simulation, a growing number over HTTP.
 NEAR_SECONDS = 0.02
-LOOKS_PER_SECOND = 5000  # of a simulation, whose looks cost the more, the more clients there are
+LOOKS_PER_SECOND = 5000  # in a simulation, looks times clients: a look costs more with more clients
 FAR_SECONDS = (0.1, 1.0)
 
 
 def settings_records(
     settings: Config, config: Mapping[str, object] | None = None
 ) -> dict[str, ConfigRecord]:
-    """The records that each message of a run has besides Flower's.
+    """Return the records that every message of a run has in addition to its content.
 
     Args:
-        settings: the run's.
-        config: what the owner gives to their own training loop.
+        settings: the run's settings.
+        config: the owner's settings for their own training loop.
     """
-    told = {SETTINGS: ConfigRecord({SETTINGS: sent.written(settings)})}
-    return {**told, CONFIG: ConfigRecord(dict(config))} if config else told  # type: ignore[arg-type]
+    run = {SETTINGS: ConfigRecord({SETTINGS: sent.written(settings)})}
+    return {**run, CONFIG: ConfigRecord(dict(config))} if config else run  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class GridMembers:
-    """The nodes that are connected, as a Grid tells them.
+    """The connected nodes, from a Grid.
 
     Attributes:
         grid: the Grid.
-        records: are part of each message to a node.
+        records: the records that every message to a node includes.
     """
 
     grid: Grid
@@ -73,14 +73,14 @@ class GridMembers:
         return set(map(str, self.grid.get_node_ids()))
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
-        """Ask nodes who they are, by the function that every app of a method has: `train`.
+        """Ask nodes who they are, with messages to their `train` function: every app has one.
 
-        A node that is silent is asked again, because a SuperNode does not send a reply again that
-        the SuperLink could not take. Its first answer counts.
+        A silent node is asked again: if the SuperLink could not take a reply, the SuperNode does
+        not repeat it. The node's first answer counts.
 
         Args:
             ids: the nodes.
-            seconds: how long they have.
+            seconds: how long to wait for answers.
         """
         silent, asked = dict.fromkeys(ids), dict[str, str]()
         again = began = time.monotonic()
@@ -107,29 +107,29 @@ class GridMembers:
 
 
 def read_answer(reply: Message | Rejected) -> Answer:
-    """What a node tells of itself, or why it does not."""
+    """Return a node's properties, or the reason why there are none."""
     if isinstance(reply, Rejected):
         return str(reply)
     if reply.has_error():
         return str(reply.error.reason)
-    told = reply.content.config_records.get(ASKS)
-    return "its app does not answer the question" if told is None else dict(told)
+    properties = reply.content.config_records.get(ASKS)
+    return "its app does not answer the question" if properties is None else dict(properties)
 
 
 def pulled(grid: Grid, names: list[str]) -> Iterator[tuple[str, Message | Rejected]]:
-    """The replies that have arrived, each with the name of the message that it answers.
+    """Yield the replies that have arrived, each with the id of the message that it answers.
 
-    From other machines they are taken one at a time: what cannot be decoded takes the others of
-    its pull with it.
+    Replies from other machines are pulled one at a time. Otherwise one undecodable reply would lose
+    all others of the same pull.
     """
-    for some in [names] if near(grid) else [[name] for name in names]:
+    for group in [names] if near(grid) else [[name] for name in names]:
         try:
-            found = list(grid.pull_messages(some))
+            found = list(grid.pull_messages(group))
         except packing.UNDECODABLE as error:
-            if len(some) > 1:
+            if len(group) > 1:
                 raise
             problem = f"Flower cannot decode it: {type(error).__name__}: {error}"
-            yield some[0], Rejected("unreadable", problem)
+            yield group[0], Rejected("unreadable", problem)
             continue
         for reply in found:
             yield reply.metadata.reply_to_message_id, reply
@@ -140,14 +140,14 @@ def near(grid: Grid) -> bool:
     return run_of(grid, "primary_task_type") == "flwr-simulation"
 
 
-@lru_cache(maxsize=4)  # a Grid asks a database each time
+@lru_cache(maxsize=4)  # a Grid queries a database each time
 def run_of(grid: Grid, name: str) -> str:
-    """What Flower's Grid says of the run, or "" if it does not."""
+    """Return an attribute of the Grid's run as a text, or "" if there is none."""
     return str(getattr(getattr(grid, "run", None), name, ""))
 
 
 def pause_of(grid: Grid, clients: int, looks: int) -> float:
-    """Seconds until the next look, which has been in vain so many times."""
+    """Return the seconds until the next look for replies, after so many looks without one."""
     if near(grid):
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
@@ -160,12 +160,12 @@ class GridExchange:
     """The messages of one step that are under way.
 
     Attributes:
-        asked: message id -> (the message, the node that it went to).
-        until: when they are no longer awaited, on the monotonic clock.
-        why: (cause, reason) of the failure of whoever has not replied by then.
-        enough: after so many replies the others are awaited for `grace` seconds only.
-        held: client -> its reply, whose turn has not come.
-        began: when they were sent, on the monotonic clock.
+        asked: message id -> (the message, its node).
+        until: when the server stops waiting for replies, on the monotonic clock.
+        why: (cause, reason) of the failure of clients that have not replied by then.
+        enough: after so many replies the server waits only `grace` seconds longer.
+        held: client -> its reply, if the reply arrived before its turn.
+        began: when the messages were sent, on the monotonic clock.
     """
 
     asked: dict[str, tuple[Broadcast, int]]
@@ -187,7 +187,7 @@ class GridExchange:
             self.until, self.why = closing, (cause, "not awaited")
 
     def missing(self) -> list[int]:
-        """The clients that have not replied, when it is time to say so."""
+        """Return the clients that have not replied, if it is time to log them; else []."""
         if time.monotonic() - self.began < self.patience:
             return []
         self.patience *= 2
@@ -197,15 +197,15 @@ class GridExchange:
 class FlowerTransport:
     """Sends a step's messages through Flower's Grid, and looks for the replies.
 
-    Flower's own Server waits in a thread per client, looks every 3 s in a deployment, and neither
-    gives up nor goes on when enough clients have replied.
+    Flower's own Server would wait in a thread per client and look every 3 s in a deployment. It
+    neither gives up nor continues when enough clients have replied.
 
     Args:
-        members: the nodes that are connected, and what reaches them.
+        members: the connected nodes, and the Grid that reaches them.
         nodes: which node hosts which client.
     """
 
-    store = None  # the clients keep their states at their sites
+    store = None  # clients keep their states at their sites
 
     def __init__(self, members: GridMembers, nodes: Nodes) -> None:
         self._members = members
@@ -248,8 +248,8 @@ class FlowerTransport:
         messages = [message_of(msg, packer, pack, node, records) for msg, node in sent]
         if not (self._started or self._near) and self._limits.deadline is None:
             log.info(
-                "replies.deadline=null: a step waits for a client that does not reply, twelve hours"
-                " at most"
+                "replies.deadline=null: a step waits up to twelve hours for a client that does not"
+                " reply"
             )
         if not self._started and (app := run_of(self._grid, "fab_hash")):
             log.info("the app of this run has the SHA-256 %s", app)
@@ -257,11 +257,11 @@ class FlowerTransport:
         start = not (self._near or self._started.issuperset(nodes))
         awaited, why = _awaited(self._limits, nodes, start)
         self._started.update(nodes)
-        if awaited < inf:  # else a node that was cut off works off all that it has missed
+        if awaited < inf:  # messages expire, so a node that was cut off does not answer old ones
             for message in messages:
                 message.metadata.ttl = awaited + CLOCKS_SECONDS
         ids = list(self._grid.push_messages(messages))
-        asked = {id_: one for id_, one in zip(ids, sent, strict=True) if id_}
+        asked = {id_: target for id_, target in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
             asked,
             time.monotonic() + awaited,
@@ -282,20 +282,20 @@ class FlowerTransport:
         """Take the replies that have arrived, and return whether there were any."""
         before = len(exchange.asked)
         for name, reply in pulled(self._grid, list(exchange.asked)):
-            # Flower passes on one reply to each message, from the node that it was sent to.
+            # Flower delivers one reply to each message, from the node that received the message.
             if asked := exchange.asked.pop(name, None):
                 exchange.hold(read_message(*asked, reply, self._limits.max_bytes))
         return len(exchange.asked) < before
 
 
 def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_bytes: int) -> Reply:
-    """The reply to `msg`, from Flower's message.
+    """Return the reply to `msg`, read from Flower's message.
 
     Args:
-        msg: what was sent.
-        node: to whom.
-        reply: what has arrived, or why it could not be read.
-        more_bytes: how many bytes it may have beyond twice those of `msg`.
+        msg: the message that was sent.
+        node: the node that received it.
+        reply: Flower's message that has arrived, or why it could not be decoded.
+        more_bytes: the reply may have so many bytes more than twice the bytes of `msg`.
     """
     if isinstance(reply, Rejected):
         return wire.refusal(msg, reply)
@@ -318,22 +318,24 @@ def message_of(
     node: int,
     records: Mapping[str, ConfigRecord],
 ) -> Message:
-    """The message as Flower carries it to the node, with further records."""
+    """Return the message in Flower's form for the node, with further records."""
     content = pack(*packer(msg))
     content.config_records.update(records)
-    # The final model is kept by the function for training: the other may be the owner's.
+    # KEEP goes to the train function: the evaluate function may be the app owner's own.
     evaluates = msg.phase == EVALUATE and KEEP not in msg.extras
     kind = MessageType.EVALUATE if evaluates else MessageType.TRAIN
     return Message(content, node, kind, group_id=str(msg.round))
 
 
 def _awaited(limits: ReplyLimits, nodes: list[int], start: bool) -> tuple[float, str]:
-    """How long replies are awaited, and why: a node serves its clients one after another.
+    """Return how long the server waits for replies, and why.
+
+    A node serves its clients one after another, so the busiest node decides.
 
     Args:
-        limits: the run's.
+        limits: the run's limits.
         nodes: for each message, its node.
-        start: whether it is the first message of one of them.
+        start: whether one of the nodes gets its first message of the run.
     """
     if limits.deadline is None:
         return inf, ""

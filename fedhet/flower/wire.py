@@ -1,13 +1,14 @@
-"""The messages of a step as Flower carries them, in both directions.
+"""The messages of a step in Flower's format, in both directions.
 
-The parameter list holds the tensors: those of the weights, then those of each extra that is a
-tensor or a tree. The header is JSON under the key "fedhet" of Flower's config dictionary (down) or
-metrics dictionary (up): what the message is, the other extras, the names of the tensors, and a
-digest of each part and of itself, so that a damaged message is noticed. A reply repeats the phase,
-the step and the round of the message that it answers, so that an old reply cannot be taken for a
-new one.
+The parameter list holds the tensors: first the weights, then each extra that is a tensor or a tree.
+The header is JSON under the key "fedhet" of Flower's config dictionary (down) or metrics dictionary
+(up). It has the fields of the message, the scalar extras, the names of the tensors, and a digest of
+each part and of the header itself. The digests reveal a damaged message. A reply repeats the phase,
+step, round and client of the message that it answers, so that an old reply cannot pass for a new
+one.
 
-Whatever arrives is hostile until it is checked: what reads it raises Rejected and nothing else.
+Everything that arrives is hostile until it is checked. A function that reads it raises Rejected and
+nothing else.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.forms import has_form
 from fedhet.runs.process import exit_after
 
-HANG_SECONDS = 5.0  # after its deadline, a client's process may take so long to end the work
-MOST_PINNED = 100  # rounds whose state a client is asked to keep
-REASONS = ("failed", LOST)  # of a failure that a client reports itself
-AGREED = "agreed"  # in the header of a message
-ECHO = ("phase", "step", "round", "pid")  # what a reply repeats of the message that it answers
+HANG_SECONDS = 5.0  # a client's process may take so long after its deadline to end the work
+MOST_PINNED = 100  # a message asks a client to keep its states of at most so many earlier rounds
+REASONS = ("failed", LOST)  # reasons of a failure that a client may report itself
+AGREED = "agreed"  # field in the header of a message
+ECHO = ("phase", "step", "round", "pid")  # fields that a reply repeats from its message
 HEADER = "fedhet"
-ARRAY = "fedhet.array."  # and a number: an array among the metrics of an evaluation
-EXAMPLES = "num-examples"  # with what a reply carries
+ARRAY = "fedhet.array."  # followed by a number: an array among the metrics of an evaluation
+EXAMPLES = "num-examples"  # key of the number of examples in a reply
 HEADER_LIMIT = 2**20  # characters; a ResNet-152 has 40,000
 _READERS: dict[tuple[int, int], Any] = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -76,12 +77,12 @@ LONGEST_NAME = 200
 
 
 class Adapter(NumPyClient):
-    """Serves Flower's messages by a method's client, to which it is attached.
+    """Serves Flower's messages with a method's client, and attaches itself to the client.
 
-    Flower's messages of an evaluation are served as the others.
+    It serves Flower's evaluation messages like all others.
 
     Args:
-        client: the client.
+        client: the method's client.
     """
 
     def __init__(self, client: FedClient) -> None:
@@ -95,7 +96,7 @@ class Adapter(NumPyClient):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         msg = read_broadcast(parameters, config)
-        # At the deadline the work ends by itself, unless it hangs outside of Python.
+        # The client stops at its deadline by itself, unless it hangs outside of Python.
         with exit_after(None if msg.deadline is None else msg.deadline + HANG_SECONDS):
             return reply_arrays(msg, self.client.handle(msg))
 
@@ -103,29 +104,30 @@ class Adapter(NumPyClient):
         self, parameters: list[np.ndarray], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         arrays, examples, metrics = self.fit(parameters, config)
-        tensors = ndarrays_to_parameters(arrays).tensors  # for which Flower has no other place
+        tensors = ndarrays_to_parameters(arrays).tensors  # Flower has no other place for arrays
         return 0.0, examples, {**metrics, **{f"{ARRAY}{i:06}": t for i, t in enumerate(tensors)}}
 
 
 # ---- server to client
 class MessagePacker:
-    """Packs the messages of one step; a tensor or tree that the cohort shares is packed once.
+    """Packs the messages of one step. A tensor or tree that several clients get is packed once.
 
     Args:
-        agreed: what the sites have agreed on before the first round, which every message repeats,
-            because a client's process knows nothing of an earlier one. None: nothing.
+        agreed: the data statistics that the sites have agreed on before the first round. Every
+            message includes them, because a client's process may not have seen an earlier message.
+            None: there are none.
     """
 
     def __init__(self, agreed: dict[str, list[float]] | None = None) -> None:
         self._agreed = {} if agreed is None else {AGREED: agreed}
-        # Each object is kept beside its part, so that its id cannot be given to another.
+        # Each object is kept with its part, so that Python cannot reuse its id.
         self._packed: dict[int, tuple[object, Part]] = {}
 
     def __call__(self, msg: Broadcast) -> tuple[list[bytes], dict[str, Any]]:
         return pack(msg.weights, msg.extras, _header(msg) | self._agreed, self._once)
 
     def _once(self, value: Tensor | AnyTree) -> Part:
-        """The part, with arrays as bytes."""
+        """Return the part of a tensor or tree, with its arrays as bytes."""
         if id(value) not in self._packed:
             arrays, listed = part_of(value)
             self._packed[id(value)] = value, (ndarrays_to_parameters(arrays).tensors, listed)
@@ -133,16 +135,16 @@ class MessagePacker:
 
 
 def fit_ins(msg: Broadcast, packer: MessagePacker, kind: type[Ins] = FitIns) -> Ins:
-    """The message as what Flower sends to `NumPyClient.fit`, or as EvaluateIns to `evaluate`."""
+    """Return the message as Flower's FitIns for `fit`, or as EvaluateIns for `evaluate`."""
     tensors, config = packer(msg)
     return kind(Parameters(tensors, "numpy.ndarray"), config)
 
 
 def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broadcast:
-    """The message from what `NumPyClient.fit` is given; the inverse of a `MessagePacker`.
+    """Read the message from the arguments of `NumPyClient.fit`; the inverse of a `MessagePacker`.
 
     Raises:
-        Rejected: the message is damaged, or a field of its header is not what it must be.
+        Rejected: the message is damaged, or a field of its header is not allowed.
     """
     weights, extras, header = unpack(arrays, config)
     return Broadcast(
@@ -153,7 +155,7 @@ def read_broadcast(arrays: list[np.ndarray], config: Mapping[str, Any]) -> Broad
         slot=read(header, "slot", str),
         weights=weights,
         trains=read(header, "trains", bool),
-        plugins=read(header, "plugins", dict, good=lambda of: has_form([*of.values()], [str])),
+        plugins=read(header, "plugins", dict, good=lambda ids: has_form([*ids.values()], [str])),
         pid=read(header, "pid", int, low=0),
         version=read(header, "version", int, low=0),
         deadline=None
@@ -188,7 +190,7 @@ def _are_rounds(values: list[Any]) -> bool:
 
 # ---- client to server
 def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, dict[str, Any]]:
-    """What `NumPyClient.fit` returns for the reply to `msg`."""
+    """Return the reply to `msg` in the form that `NumPyClient.fit` returns."""
     header: dict[str, Any] = {name: getattr(msg, name) for name in ECHO}
     if isinstance(reply, Failure):
         header |= {"failure": reply.cause, "reason": reply.reason}
@@ -200,7 +202,7 @@ def reply_arrays(msg: Broadcast, reply: Reply) -> tuple[list[np.ndarray], int, d
 
 
 def read_reply(msg: Broadcast, reply: tuple[Iterable[np.ndarray], int, Mapping[str, Any]]) -> Reply:
-    """The inverse of `reply_arrays`. A reply that is refused is a Failure of that client."""
+    """Read a reply; the inverse of `reply_arrays`. A refused reply becomes the client's Failure."""
     try:
         return _read_reply(msg, *reply)
     except Rejected as error:
@@ -216,16 +218,20 @@ def _read_reply(
         if type(echoed) is not type(sent) or echoed != sent:
             raise Rejected(
                 "replayed",
-                f"the reply is to another message: its {name} is {clean(repr(echoed), 50)},"
-                f" that of the message {sent!r}",
+                f"the reply is to another message: its {name} is {clean(repr(echoed), 50)}, but the"
+                f" message has {sent!r}",
             )
     if "failure" in header:
         cause, reason = read(header, "failure", str), read(header, "reason", str)
         if reason not in REASONS:
-            raise Rejected("unreadable", f"the reason in the header is {clean(repr(reason), 50)}")
+            raise Rejected(
+                "unreadable",
+                f"the reason in the header is {clean(repr(reason), 50)}; expected one of"
+                f" {', '.join(REASONS)}",
+            )
         return Failure(msg.pid, msg.phase, msg.step, cause, reason)
     if header.get("n") != num_examples:
-        raise Rejected("corrupt", "num_examples is not the number in the header")
+        raise Rejected("corrupt", "num_examples differs from the number in the header")
     return Upload(
         msg.pid,
         read(header, "n", int, low=0),
@@ -237,13 +243,13 @@ def _read_reply(
 
 
 def read_result(msg: Broadcast, res: FitRes | EvaluateRes, limit: int) -> Reply:
-    """`read_arrays` from the types of Flower's classic API.
+    """Read a reply from the types of Flower's classic API, by `read_arrays`.
 
-    Of a reply that says that the client has failed, nothing is read but that.
+    If the reply reports a failure, read only the failure.
 
     Args:
-        msg, limit: as for `read_arrays`.
-        res: what the client returned.
+        msg, limit: see `read_arrays`.
+        res: the client's result.
     """
     status = res.status
     failed = () if status.code is Code.OK else (status.code.name, status.message)
@@ -261,14 +267,14 @@ def read_arrays(
     limit: int,
     failed: tuple[str, ...] = (),
 ) -> Reply:
-    """`read_reply` from what has arrived.
+    """Read a reply by `read_reply` from arrays that are still bytes.
 
     Args:
         msg: the message that was sent.
-        tensors: the arrays, unread.
-        carried: what came with them, the number of examples among it.
-        limit: the number of bytes above which a reply is refused unread.
-        failed: the parts of the reason, where Flower says that there is no reply.
+        tensors: the arrays, as the bytes of .npy files.
+        carried: the named values that came with them, such as the header and number of examples.
+        limit: a reply with more bytes is refused unread.
+        failed: the parts of the cause, if Flower reports that there is no reply.
     """
     size = _size([*tensors, *carried, *carried.values(), *failed])
     if size > limit:
@@ -286,15 +292,15 @@ def _size(value: Any) -> int:
 
 
 def refusal(msg: Broadcast, error: Rejected) -> Failure:
-    """The failure of the client whose reply to `msg` is refused."""
+    """Return the failure of a client after the server has refused its reply to `msg`."""
     return Failure(msg.pid, msg.phase, msg.step, str(error), error.reason)
 
 
 # ---- weights and extras
 def part_of(value: Tensor | AnyTree) -> Part:
-    """The arrays of a tensor or a tree, and what the header says of them: digest and names.
+    """Return the arrays of a tensor or a tree, and their list in the header: digest, then names.
 
-    A tree has the order of its names in every engine.
+    A tree's names have the same order in every engine.
     """
     tree = {"": value} if isinstance(value, Tensor) else value
     arrays = [t.detach().cpu().numpy() for t in tree.values()]
@@ -307,15 +313,15 @@ def pack(
     header: dict[str, Any],
     part: Callable[[Tensor | AnyTree], Part] = part_of,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """(parameter list, config or metrics dictionary) of one message.
+    """Return (parameter list, config or metrics dictionary) of one message.
 
     Args:
-        weights, extras: what it carries.
-        header: what it is.
-        part: `part_of`, or what remembers its results.
+        weights, extras: the content of the message.
+        header: its other fields.
+        part: `part_of`, or a cached version of it.
 
     Raises:
-        TypeError: an extra cannot travel; the message names it.
+        TypeError: an extra has a type that cannot be sent; the message names it.
     """
     check_extras(extras, {})
     large = {name: value for name, value in extras.items() if isinstance(value, Tensor | dict)}
@@ -328,7 +334,7 @@ def pack(
     text = json.dumps({**content, "digest": seal(content)})
     if len(text) > HEADER_LIMIT:
         raise TypeError(
-            f"the header of a message has {len(text)} characters; at most {HEADER_LIMIT} travel"
+            f"the header of a message has {len(text)} characters; at most {HEADER_LIMIT} are sent"
         )
     return [array for arrays, _ in parts.values() for array in arrays], {HEADER: text}
 
@@ -336,25 +342,25 @@ def pack(
 def unpack(
     arrays: list[np.ndarray], carried: Mapping[str, Any]
 ) -> tuple[Tree, Extras, dict[str, Any]]:
-    """The inverse of `pack`: (weights, extras, header).
+    """Return (weights, extras, header) of one message; the inverse of `pack`.
 
     Raises:
-        Rejected: the message is damaged, or not one of fedhet's.
+        Rejected: the message is damaged, or not from fedhet.
     """
     header = read_header(carried)
     parts, extras = _layout(header)
     expected = sum(len(names) for _, *names in parts.values())
     if len(arrays) != expected:
         raise Rejected(
-            "corrupt", f"the message carries {len(arrays)} arrays but its header names {expected}"
+            "corrupt", f"the message has {len(arrays)} arrays, but its header names {expected}"
         )
     rest, weights = iter(arrays), dict[str, Tensor]()
     for name, (digest, *names) in parts.items():
-        pieces = list(islice(rest, len(names)))
-        if digest_of(pieces) != digest:
-            what = f"extra {name!r}" if name else "the weights"
-            raise Rejected("corrupt", f"{what}: the content does not have the digest in the header")
-        tree = dict(zip(names, map(_tensor, pieces), strict=True))
+        content = list(islice(rest, len(names)))
+        if digest_of(content) != digest:
+            part = f"extra {name!r}" if name else "the weights"
+            raise Rejected("corrupt", f"{part}: the content does not have the digest in the header")
+        tree = dict(zip(names, map(_tensor, content), strict=True))
         if name == _WEIGHTS:
             weights = tree
         else:
@@ -363,10 +369,10 @@ def unpack(
 
 
 def read_header(carried: Any) -> dict[str, Any]:
-    """The header of a message, whose digest is right.
+    """Read the header of a message, and check its digest.
 
     Raises:
-        Rejected: there is none, or it is damaged.
+        Rejected: the header is missing or damaged.
     """
     # Flower passes its own kind of mapping, not a dict.
     text = carried.get(HEADER) if isinstance(carried, Mapping) else None
@@ -384,15 +390,15 @@ def read_header(carried: Any) -> dict[str, Any]:
         problem = f"unreadable header: {type(error).__name__}: {error}"
         raise Rejected("unreadable", problem) from error
     if not intact:
-        raise Rejected("corrupt", "the header does not have the content that its digest states")
+        raise Rejected("corrupt", "the header does not match its own digest")
     return header
 
 
 def read_array(data: bytes) -> np.ndarray:
-    """The array in the bytes of a .npy file, which may not claim to be larger than they are.
+    """Return the array in the bytes of a .npy file; refuse a shape that needs other bytes.
 
     Raises:
-        Rejected: the bytes are no such file, or the array is not numeric.
+        Rejected: the bytes are not such a file, or the array is not numeric.
     """
     try:
         file = io.BytesIO(data)
@@ -409,22 +415,22 @@ def read_array(data: bytes) -> np.ndarray:
         raise Rejected("unreadable", problem) from error
 
 
-def digest_of(pieces: Iterable[np.ndarray]) -> str:
-    """SHA-256 of arrays: type, shape and content."""
+def digest_of(arrays: Iterable[np.ndarray]) -> str:
+    """Return the SHA-256 of arrays: their types, shapes and content."""
     digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(f"{piece.dtype.str}{piece.shape}".encode())
-        digest.update(np.ascontiguousarray(piece).data)
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
 def seal(header: Mapping[str, Any]) -> str:
-    """The digest of a header, without its own field "digest"."""
+    """Return the digest of a header that does not have its field "digest"."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
-    """Take from the header its parts, as `part_of` lists them, and the extras in it."""
+    """Remove from the header its parts, as `part_of` lists them, and its scalar extras."""
     parts, scalars = header.pop("parts", None), header.pop("scalars", None)
     good = has_form([parts], [{str: [str]}]) and all(parts.values()) and _WEIGHTS in parts
     good = good and all(len({*names}) == len(names) for _, *names in parts.values())
@@ -432,7 +438,7 @@ def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
     if not good or not {type(value) for value in scalars.values()} <= {bool, int, float, str}:
         raise Rejected(
             "unreadable",
-            "parts and scalars in the header are no lists of a digest and different names, and no"
+            "parts in the header must be lists of a digest and different names, and scalars must be"
             " values by name",
         )
     return parts, scalars
@@ -442,7 +448,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     try:
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array.copy())
     except (TypeError, ValueError) as error:
-        problem = f"an array of type {array.dtype} is no tensor"
+        problem = f"an array of type {array.dtype} cannot be a tensor"
         raise Rejected("wrong content", problem) from error
 
 
@@ -454,38 +460,44 @@ def read(
     low: int | None = None,
     good: Callable[[Any], object] | None = None,
 ) -> Any:
-    """The field `name`, which must be exactly of this type.
+    """Return the field `name`. It must have exactly this type, not a subclass.
 
     Args:
         header: the header.
         name: the field.
         kind: its type.
-        low: what an int must be at least.
-        good: whether a value of this type is allowed.
+        low: the smallest int allowed.
+        good: a function that returns whether a value of this type is allowed.
 
     Raises:
-        Rejected: it is missing, of another type, or not allowed.
+        Rejected: the field is missing, of another type, or not allowed.
     """
     value: Any = header.get(name)
     if type(value) is not kind:
-        raise Rejected("unreadable", f"{name} in the header is no {kind.__name__}")
+        raise Rejected("unreadable", f"{name} in the header is not a {kind.__name__}")
     outside = low is not None and not low <= value <= LONGEST_INTEGER
     if outside or (good and not good(value)):
-        raise Rejected("unreadable", f"{name} in the header is {clean(repr(value), 50)}")
+        raise Rejected(
+            "unreadable", f"{name} in the header is {clean(repr(value), 50)}, which is not allowed"
+        )
     return value
 
 
 def metrics(values: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics by name: exactly floats. They may be infinite, but not NaN.
+    """Check metrics by name, and return them: numbers that may be infinite, but not NaN.
 
     Raises:
-        Rejected: there are too many, or one of them is no such number.
+        Rejected: there are too many, or one of them is not such a number.
     """
     if len(values) > MOST_METRICS:
         raise Rejected("wrong content", f"{len(values)} metrics; at most {MOST_METRICS} are read")
     for name, value in values.items():
         if len(name) > LONGEST_NAME or not name.isprintable():
-            raise Rejected("wrong content", f"the name of a metric is {clean(name, 50)!r}")
+            raise Rejected(
+                "wrong content",
+                f"the name of a metric is {clean(name, 50)!r}; expected at most {LONGEST_NAME}"
+                " printable characters",
+            )
         whole = type(value) in (bool, int) and abs(value) <= EXACT
         if not whole and (type(value) is not float or math.isnan(value)):
             shown = clean(repr(value), 50)
@@ -494,14 +506,14 @@ def metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def local_settings(values: Mapping[str, Any]) -> LocalSettings:
-    """The settings of local training.
+    """Return the settings of local training.
 
     Raises:
-        Rejected: one is missing, unknown, of another type or out of range.
+        Rejected: a setting is missing, unknown, of another type or out of range.
     """
     names = {entry.name for entry in fields(LocalSettings)}
     if set(values) != names:
-        raise Rejected("unreadable", f"the settings of local training are not {sorted(names)}")
+        raise Rejected("unreadable", f"the settings of local training must be {sorted(names)}")
     try:
         return LocalSettings(**values)
     except ConfigError as error:

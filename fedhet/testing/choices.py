@@ -34,7 +34,6 @@ def check_choice(group: str, name: str) -> None:
     options.pop("defaults", None)
     cls = find_target(node)
     parameters = dict(inspect.signature(cls).parameters)
-    parameters.pop("setting", None)
     assert set(options) == set(parameters), f"{group}/{name}.yaml and {cls.__name__} differ"
     for key, parameter in parameters.items():
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, f"{cls.__name__}: {key}"

@@ -2,9 +2,10 @@
 
     python scripts/bench [--check] [--only W1 ...] [--reps N] [--json PATH]
 
-cells.py and method_cells.py define the cells and their goals. Systems run in separate processes, in
-alternation, with one thread each; a system that is not installed is skipped. With --check the exit
-code is 1 if a goal is missed. The other scripts can also be run alone; each says what it measures.
+cells.py and method_cells.py define the cells (parts) and their goals. Systems run in separate
+processes, in alternation, with one thread each. A system that is not installed is skipped. With
+--check the exit code is 1 if a goal is missed. You can also run the other scripts alone; their
+docstrings describe their measurements.
 """
 
 from __future__ import annotations

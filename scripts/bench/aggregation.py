@@ -1,13 +1,13 @@
-"""What the server's aggregation costs, relative to fedhet's float64 weighted mean. Prints JSON.
+"""Measures the server's aggregation, relative to fedhet's float64 weighted mean. Prints JSON.
 
     python scripts/bench/aggregation.py ratios [CLIENTS [REPS]]
-        {"seconds": of the mean, "of_copy": the mean / a plain copy of the same trees into one tree,
-        which is the cost of the memory traffic itself, "fedsa": FedSA / the mean, "bytes": of the
-        trees}
+        {"seconds": the time of the mean, "of_copy": the mean / a plain copy of the same trees into
+        one tree, "fedsa": FedSA / the mean, "bytes": the size of the trees}
 
-The trees of 20 CLIENTS have ResNet-18's 11.2 million trained parameters: one initialisation, plus
-noise of standard deviation 0.01 per client. One thread; the pieces alternate. Times are noisy; each
-ratio is the median over the repetitions.
+The plain copy shows the cost of the memory traffic itself. The trees of CLIENTS (20) clients have
+ResNet-18's 11.2 million trained parameters: one initialisation, plus noise of standard deviation
+0.01 for each client. There is one thread, and the components alternate. Times are noisy; each ratio
+is the median over the repetitions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCAL = LocalSettings(lr=0.1)
 
 
 def first_step(clients: int) -> Step:
-    """A step with ResNet-18, whose clients never train."""
+    """Return a step with ResNet-18; its clients never train."""
     sample = Samples(torch.zeros(1, 3, 32, 32), torch.zeros(1, dtype=torch.int64))
     task = Task(
         model=lambda: ResNet18(shape=(3, 32, 32), classes=10, norm="batch"),
@@ -44,7 +44,7 @@ def first_step(clients: int) -> Step:
 
 
 def received(step: Step, clients: int) -> list[Update]:
-    """The updates of a round, as they are after the server's checks."""
+    """Return the updates of a round, in their form after the server's checks."""
     draw = torch.Generator().manual_seed(0)
     old = trees.pick(step.workspace.initial, step.workspace.trained)
     updates = []
@@ -58,7 +58,7 @@ def received(step: Step, clients: int) -> list[Update]:
 
 
 def ratios(clients: int = 20, reps: int = 5) -> dict[str, Any]:
-    """What the pieces take, relative to the mean, and the mean relative to a plain copy."""
+    """Compare FedSA with the mean, and the mean with a plain copy."""
     step = first_step(clients)
     old = trees.pick(step.workspace.initial, step.workspace.trained)
     updates = received(step, clients)

@@ -1,8 +1,8 @@
-"""The cells of the benchmark: which systems run, and the goals for their figures.
+"""The cells (parts) of the benchmark: the systems to run, and the goals for their figures.
 
-docs/performance.md has the results. "best" compares the best single rounds, which a busy machine
-disturbs least; "median" compares the medians of the repetitions' medians. Both sides of every ratio
-come from the same alternating run.
+docs/performance.md has the results. "best" compares the best single rounds, because a busy machine
+disturbs these least. "median" compares the medians of the repetitions' medians. Both sides of every
+ratio come from the same alternating run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness import Cell, Goal, Systems
 from method_cells import METHODS
 
 COHORT = 10  # clients in each round of W1 and W2
-STATEFUL = ("fedala", "ditto", "moon")  # methods whose clients remember a model
+STATEFUL = ("fedala", "ditto", "moon")  # methods that keep a model in each client's state
 SCHEMES = ("iid", "dirichlet", "pathological", "shards", "quantity", "natural")
 Measured = Callable[[Systems], float]
 
@@ -28,17 +28,17 @@ def _ratio(one: str, other: str, key: str = "best") -> Measured:
 
 
 def _rate(sweep: str) -> Measured:
-    """Runs per second."""
+    """Return a function that measures runs per second."""
     return lambda systems: systems[sweep].value("runs") / systems[sweep].value("wall")
 
 
 def _overhead(sweep: str) -> Measured:
-    """The time against the runs' own seconds on two cores."""
+    """Return a function that divides the time by the runs' own seconds, shared by two cores."""
     return lambda systems: systems[sweep].value("wall") / (systems[sweep].value("own") / 2)
 
 
 def _systems(name: str) -> dict[str, list[str]]:
-    """The systems that W1 and W2 have in common."""
+    """Return the systems that W1 and W2 have in common."""
     return {
         "floor": ["floor.py", "rounds", name],
         "fedhet": ["fedhet_system.py", "rounds", name],
@@ -50,7 +50,7 @@ def _systems(name: str) -> dict[str, list[str]]:
 
 
 def _fused(experiment: str, *lines: str) -> dict[str, list[str]]:
-    """An experiment whose clients and runs train one after another, and as one."""
+    """Return an experiment without and with fused training of its clients and runs."""
     return {
         f"{experiment}, {fused}": ["commands.py", "together", *lines, f"engine.fused={fused}"]
         for fused in ("off", "auto")
@@ -58,7 +58,7 @@ def _fused(experiment: str, *lines: str) -> dict[str, list[str]]:
 
 
 def _sweep(workers: int, figures: str = "figures=false") -> list[str]:
-    """48 runs of the default job in one command."""
+    """Return the command with 48 runs of the default job."""
     launcher = ["hydra/launcher=processes", f"hydra.launcher.workers={workers}"]
     return ["commands.py", "together", "-m", *launcher, "seed=range(0,48)", figures]
 
@@ -115,7 +115,7 @@ CELLS = {
         ],
     ),
     "W0": Cell(
-        "What a message costs: clients load the received weights and send them back.",
+        "The cost of a message: clients load the received weights and send them back.",
         {
             model: ["fedhet_system.py", "rounds", name, "method._target_=pieces.Idle", "rounds=31"]
             for model, name in (("2NN", "W1"), ("CNN", "W2"))
@@ -143,7 +143,7 @@ CELLS = {
                 3,
                 least=True,
             ),
-            *(Goal(f"{name}'s", _of(name, "total"), unit="s") for name in ("fedhet", "Flower")),
+            *(Goal(f"{name}'s job", _of(name, "total"), unit="s") for name in ("fedhet", "Flower")),
         ],
     ),
     "methods": METHODS,
@@ -161,7 +161,7 @@ CELLS = {
                 1.2,
                 "GiB",
             ),
-            Goal(  # the ideal is 1; a tenth is for the noise of the machine
+            Goal(  # the ideal is 1; the machine's noise gets a tenth
                 "a round with 10,000 clients against one with 1,000, best",
                 _ratio("10,000 clients", "1,000 clients"),
                 1.1,
@@ -232,7 +232,7 @@ CELLS = {
         ],
     ),
     "fused": Cell(
-        "Clients and runs that train as one, against one after another (fused.py).",
+        "Clients and runs that train in one batch, against one after another (fused.py).",
         {
             **{
                 f"{runs} runs, {fused}": [
@@ -315,7 +315,7 @@ CELLS = {
                 for name in ("two", "drawn", "one", "commands")
             ),
             Goal(
-                "time against the runs' own seconds, where each draws figures", _overhead("drawn")
+                "time against the runs' own seconds, if each run draws figures", _overhead("drawn")
             ),
         ],
     ),

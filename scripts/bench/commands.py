@@ -1,4 +1,4 @@
-"""What whole commands take, one question per process. Prints JSON.
+"""Measures whole commands, one question per process. Prints JSON.
 
 python scripts/bench/commands.py start
     {"help": seconds of `python -m fedhet --help`, "first": seconds from `python -m fedhet` (the
@@ -6,12 +6,12 @@ python scripts/bench/commands.py start
 python scripts/bench/commands.py deployment stock|warm
     {"rounds": seconds of a deployment's rounds beyond their training}, with three SuperNodes on
     this machine (scripts/local_deployment.sh), as `flower-supernode` or as `python -m fedhet
-    deploy node`; the first round, in which the nodes say who they are, is left out
+    deploy node`. The first round is left out, because the server asks the nodes who they are in it
 python scripts/bench/commands.py together OVERRIDES...
-    {"wall": seconds of `python -m fedhet` with these overrides, which make many runs, "runs": how
-    many, "own": the sum of their own seconds (`seconds.total` in summary.json)}
+    {"wall": seconds of `python -m fedhet` with these overrides for many runs, "runs": the number of
+    runs, "own": the sum of their own seconds (`seconds.total` in summary.json)}
 python scripts/bench/commands.py after_another RUNS OVERRIDES...
-    the same of as many commands, one after the other, with the seeds 0, 1, ...
+    the same for RUNS commands, one after the other, with the seeds 0, 1, ...
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEPLOYED = ["method=fedavg", "rounds=8", "partition.clients=3", "eval.clients=fa
 
 
 def start() -> dict[str, Any]:
-    """How long a command takes to begin."""
+    """Measure how long a command takes to begin."""
     began = time.perf_counter()
     subprocess.run([*COMMAND, "--help"], stdout=subprocess.DEVNULL, check=True)
     to_help = time.perf_counter() - began
@@ -55,7 +55,7 @@ def start() -> dict[str, Any]:
 
 
 def deployment(nodes: str) -> dict[str, Any]:
-    """The seconds of each round without those of the training."""
+    """Measure the seconds of each round, without the seconds of its training."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -72,13 +72,13 @@ def deployment(nodes: str) -> dict[str, Any]:
 
 
 def together(*overrides: str) -> dict[str, Any]:
-    """Many runs in one command."""
+    """Measure many runs in one command."""
     with tempfile.TemporaryDirectory() as folder:
         return _runs([[*overrides, f"hydra.sweep.dir={folder}"]], Path(folder))
 
 
 def after_another(runs: int, *overrides: str) -> dict[str, Any]:
-    """Many commands of one run each."""
+    """Measure many commands with one run each."""
     with tempfile.TemporaryDirectory() as folder:
         seeds = [[f"seed={seed}", f"hydra.run.dir={folder}/{seed}"] for seed in range(runs)]
         return _runs([[*overrides, *lines] for lines in seeds], Path(folder))

@@ -1,9 +1,9 @@
-"""What the data path costs, one question per process, with one thread.
+"""Measures the data path, one question per process, with one thread.
 
 python scripts/bench/data.py partition SCHEME
-    {"seconds": to assign 60,000 samples to 10,000 clients, after the imports}
+    {"seconds": the time to assign 60,000 samples to 10,000 clients, after the imports}
 python scripts/bench/data.py client
-    {"ms": a client's 500 images of 32x32x3, gathered and made ready for the model}
+    {"ms": the time to gather a client's 500 images of 32x32x3 and prepare them for the model}
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedhet.runs.config.instantiation import instantiate
 MEAN = (0.5, 0.5, 0.5)
 STD = (0.25, 0.25, 0.25)
 CLASSES = tuple(map(str, range(10)))
-IMAGES = 500  # of one client
+IMAGES = 500  # the images of one client
 Figures = dict[str, float]
 
 
 def partition(name: str) -> Figures:
-    """The time that a partition scheme takes."""
+    """Measure the time of a partition scheme."""
     samples = 60_000
     clients = 10_000
     draw = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def partition(name: str) -> Figures:
 
 
 def client() -> Figures:
-    """The time that a client's images take on their way to the model."""
+    """Measure the time to prepare a client's images for the model."""
     x = torch.randint(0, 256, (10_000, 3, 32, 32), dtype=torch.uint8)
     y = torch.arange(10_000) % 10
     dataset = Dataset("random", x, y, Samples(x[:10], y[:10]), CLASSES, MEAN, STD)

@@ -1,24 +1,24 @@
 """fedhet on a workload, through its public interface. Prints JSON.
 
     python scripts/bench/fedhet_system.py rounds W1 [overrides ...]
-        {"rounds": seconds of each timed round, "split": by what they were spent on}
+        {"rounds": seconds of each timed round, "split": these seconds by activity}
     python scripts/bench/fedhet_system.py same W1 [overrides ...]
-        the same with the first ten clients only, which thus take part in every round, so that what
-        a method's clients remember is there from the second round on; their samples are scaled to
-        [0, 1], as methods that model pixels need them
+        the same, with only the first ten clients. They take part in every round, so that the
+        clients of a method have their states from the second round on. Their samples are scaled to
+        [0, 1], because methods that model pixels need this
     python scripts/bench/fedhet_system.py job W1 [overrides ...]
         {"total": seconds of the whole command `python -m fedhet`}
     python scripts/bench/fedhet_system.py clients NUMBER
-        {"rounds": seconds of each, "gib": peak beyond the imports} of NUMBER clients of the 2NN
+        {"rounds": seconds of each, "gib": peak beyond the imports} for NUMBER clients of the 2NN
         with 6 samples each, 100 of them in each round; the peak includes the making of the samples
     python scripts/bench/fedhet_system.py states METHOD
-        {"gib": peak of the process, imports included, "state": GiB of what the clients remember} of
-        500 clients of the 2NN, all of which take part in each of three rounds and are evaluated
+        {"gib": peak of the process with its imports, "state": GiB of the clients' states} for 500
+        clients of the 2NN; all of them take part in each of three rounds and are evaluated
 
-The cohorts are fedhet's own (a function of the seed); all clients have 600 samples, so each round
-is the same amount of work. In process the task is given as objects. For engine=ray and the whole
-command it is configured: data from pieces.py, fedhet's own model with the same layers, a partition
-of the same sizes; the last round then evaluates ten samples.
+The cohorts are fedhet's own (a function of the seed). All clients have 600 samples, so each round
+is the same amount of work. The task is given as objects, except for engine=ray and for the whole
+command. These configure it: data from pieces.py, fedhet's own model with the same layers, a
+partition of the same sizes. Their last round also evaluates ten samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from workloads import CLASSES, CLIENTS, COHORT, LR, SAMPLES, SHARDS, WORKLOADS, 
 
 import fedhet
 
-# Everything that a run imports must be loaded before its memory is measured.
+# A run's imports must be loaded before its memory is measured.
 import fedhet.engines.in_process
 import fedhet.runs.job
 import fedhet.runs.record.figures
@@ -46,12 +46,12 @@ from fedhet.core.targets import cross_entropy
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-os.environ.update(ENVIRONMENT)  # for a script that runs alone
+os.environ.update(ENVIRONMENT)  # if this script runs alone
 MODELS = {"W1": "mlp", "W2": "cnn"}
 
 
 def settings(workload: Workload, folder: str, clients: int, overrides: list[str]) -> list[str]:
-    """The overrides of a run: the usual ones, replaced by those given."""
+    """Return the overrides of a run: the usual overrides, replaced by the given ones."""
     usual = {
         "method": "fedavg",
         "rounds": workload.rounds + 1,
@@ -67,7 +67,7 @@ def settings(workload: Workload, folder: str, clients: int, overrides: list[str]
 
 
 def configured(name: str) -> list[str]:
-    """The workload's data, partition and model as overrides."""
+    """Return the workload's data, partition and model as overrides."""
     return [
         "dataset._target_=pieces.dataset",
         f"dataset.name={name}",
@@ -83,7 +83,7 @@ def configured(name: str) -> list[str]:
 
 
 def train(workload: Workload, overrides: list[str], samples: Data | None) -> DataFrame:
-    """The timed rounds of a run, as in rounds.jsonl.
+    """Return the timed rounds of a run, as in rounds.jsonl.
 
     Without samples, the overrides configure the task.
     """
@@ -98,7 +98,7 @@ def train(workload: Workload, overrides: list[str], samples: Data | None) -> Dat
 
 
 def seconds(rows: DataFrame) -> dict[str, Any]:
-    """The seconds of each round, in all and by what they were spent on."""
+    """Return the seconds of each round, in total and by activity."""
     split = rows.filter(regex="^seconds").rename(columns=lambda name: name.partition(".")[2])
     return {"rounds": split.sum(axis=1).tolist(), "split": split.to_dict("records")}
 
@@ -144,7 +144,7 @@ def clients(number: int) -> dict[str, Any]:
 
 
 def states(method: str) -> dict[str, Any]:
-    """Train a method whose clients remember a model."""
+    """Train a method that keeps a model in each client's state."""
     draw = torch.Generator().manual_seed(0)
 
     def part(n: int) -> fedhet.Samples:

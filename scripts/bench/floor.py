@@ -1,10 +1,10 @@
-"""The floor: a plain loop that does the local steps and the weighted sum only. Prints JSON.
+"""The floor: a plain loop that does only the local steps and the weighted sum. Prints JSON.
 
     python scripts/bench/floor.py rounds W1
         {"rounds": seconds of each timed round}
 
-Resident tensors, one model, one gather per epoch, `autograd.grad`, an in-place step, a running
-weighted sum.
+It uses resident tensors, one model, one gather per epoch, `autograd.grad`, an in-place step and a
+running weighted sum.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def train(
     """Train clients from the same weights, one after another, and add up their models.
 
     Args:
-        model: which of the models the tensors are of.
+        model: the model to train; its present weights do not count.
         x: the weights that the clients receive.
-        samples: those of each client.
-        total: the sum, which begins at 0.
+        samples: the samples of each client.
+        total: gets the weighted sum of the clients' models.
         batch: samples per batch.
         lr: the learning rate.
         share: the weight of each client's model.
@@ -51,8 +51,8 @@ def train(
         for _ in range(epochs):
             order = torch.randperm(len(targets)).to(targets.device, non_blocking=True)
             batches = zip(inputs[order].split(batch), targets[order].split(batch), strict=True)
-            for some, labels in batches:
-                loss = functional.cross_entropy(model(some), labels)
+            for images, labels in batches:
+                loss = functional.cross_entropy(model(images), labels)
                 grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
                     torch._foreach_add_(params, grads, alpha=-lr)

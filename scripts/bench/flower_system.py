@@ -1,25 +1,25 @@
-"""Stock Flower on a workload, as Flower's own users write it. Prints JSON.
+"""Stock Flower on a workload, written as Flower's own users do it. Prints JSON.
 
     python scripts/bench/flower_system.py rounds W1 [WORKERS]
         {"rounds": seconds of each timed round, "total": seconds from the start of the process until
-        Ray is down}
+        Ray has ended}
 
 The run consists of `NumPyClient`, `FedAvg` and `run_simulation` on Ray. A round lasts from the end
-of one `aggregate_fit` to the end of the next, so it includes the strategy, the engine and the
-transport in both directions. The first round, in which the actors load the data, is not in
+of one `aggregate_fit` to the end of the next. So it includes the strategy, the engine and the
+transport in both directions. In the first round the actors load the data; this round is not in
 "rounds".
 
-How the run differs from fedhet's:
+The run differs from fedhet's in these points:
 
--   every client is trained through Flower's engine: parameters travel as NumPy arrays in messages
-    through Ray to one of WORKERS actors and back, a `Net()` is built per call, and the server
-    keeps all replies until the last has arrived;
--   local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
-    per epoch. There is no `DataLoader` and the samples stay in the actor process, so this is
-    already faster than Flower's quickstart;
--   the cohorts are Flower's own; the order of samples comes from each actor's generator;
--   Flower's engine sends messages and collects replies every 0.1 s, which quantises the seconds of
-    a round.
+-   Flower's engine trains every client. Parameters travel as NumPy arrays in messages through Ray
+    to one of WORKERS actors and back. Each call builds a `Net()`. The server keeps all replies
+    until the last has arrived.
+-   Local steps are the plain loop (`torch.optim.SGD`, `backward`) on index batches of a permutation
+    per epoch. There is no `DataLoader`, and the samples stay in the actor process. So this is
+    already faster than Flower's quickstart.
+-   The cohorts are Flower's own. Each actor's generator gives the order of samples.
+-   Flower's engine sends messages and collects replies every 0.1 s, so the seconds of a round
+    grow in steps of this length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 from harness import answer
 
-# Before torch, Flower and Ray are imported.
+# This must happen before torch, Flower and Ray are imported.
 os.environ |= {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 import psutil
@@ -65,12 +65,12 @@ CACHE: dict[str, Data] = {}  # the samples of an actor process
 
 
 def get_weights(net: nn.Module) -> NDArrays:
-    """The model's state as arrays."""
+    """Return the model's state as arrays."""
     return [value.cpu().numpy() for value in net.state_dict().values()]
 
 
 def set_weights(net: nn.Module, arrays: NDArrays) -> None:
-    """Load arrays that `get_weights` has returned."""
+    """Load the arrays of `get_weights` into the model."""
     names = net.state_dict()
     net.load_state_dict({n: torch.from_numpy(a) for n, a in zip(names, arrays, strict=True)})
 
@@ -128,8 +128,8 @@ def rounds(name: str, workers: int = 1) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = WORKLOADS[name]
-    # The minimum is needed because the fraction refers to the nodes that happen to be connected
-    # when the first round begins.
+    # The minimum is needed: the fraction refers to the nodes that are connected when the first
+    # round begins, and these may be few.
     strategy = Timed(
         fraction_fit=COHORT / CLIENTS,
         min_fit_clients=COHORT,
@@ -162,7 +162,7 @@ def rounds(name: str, workers: int = 1) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Ray would send the functions of `__main__` by value, and no actor would keep their cache.
+    # Ray would send the functions of `__main__` by value, and actors would lose their cache.
     import flower_system
 
     answer(flower_system.rounds)

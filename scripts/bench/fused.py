@@ -1,9 +1,9 @@
-"""What clients, and runs, gain that are trained as one. Prints JSON.
+"""Measures what clients and runs gain by training in one batch (fused). Prints JSON.
 
 python scripts/bench/fused.py steps INPUTS HIDDEN BATCH RUNS CLIENTS FUSED
     {"step": seconds of a client's gradient step} in training rounds of FedAvg in this process, on
-    one thread: a network INPUTS-HIDDEN-10 (HIDDEN may be 200-200), batches of BATCH, RUNS runs side
-    by side with CLIENTS clients each, engine.fused=FUSED
+    one thread. The network is INPUTS-HIDDEN-10 (HIDDEN may be 200-200), the batch size BATCH. RUNS
+    runs train side by side, with CLIENTS clients each and engine.fused=FUSED
 python scripts/bench/fused.py picture
     draws docs/images/fused.png: client steps per second against the number of clients
 """
@@ -33,7 +33,7 @@ PICTURE = Path(__file__).parents[2] / "docs" / "images" / "fused.png"
 
 
 def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: str) -> Any:
-    """The seconds of a gradient step."""
+    """Measure the seconds of a gradient step."""
     torch.set_num_threads(1)
     draws = torch.Generator().manual_seed(0)
     widths = [int(width) for width in str(hidden).split("-")]
@@ -71,13 +71,13 @@ def steps(inputs: int, hidden: str, batch: int, runs: int, clients: int, fused: 
         rows = [run.rounds.filter(regex="^seconds").sum(axis=1)[2:] for run in found]
     if fused == "off":
         seconds = sum(float(row.median()) for row in rows)
-    else:  # all runs wait for the slowest, so each round has the same seconds
+    else:  # every run waits for the slowest run, so their rounds have the same seconds
         seconds = float(rows[0].median())
     return {"step": seconds / (STEPS * EPOCHS * clients * runs)}
 
 
 def picture() -> dict[str, Any]:
-    """Client steps per second, in a process for each point."""
+    """Draw client steps per second; each point is measured in a process of its own."""
     points: dict[str, list[float]] = {}
     figure, axes = pyplot.subplots(figsize=(5, 3), layout="constrained")
     for name, network in NETWORKS.items():

@@ -1,8 +1,8 @@
 """Runs systems in alternation, each time in a new process, and compares the results with goals.
 
-A system is a question to a script of this folder, which prints one line of JSON. If pfl is
-not installed, the system that needs it is skipped, and what it would have measured is NaN.
-OMP_NUM_THREADS is 1 everywhere. This module imports nothing heavy.
+A system is a command of a script in this folder; the script prints one line of JSON. If pfl is not
+installed, the system that needs it is skipped, and its values are NaN. OMP_NUM_THREADS is 1
+everywhere. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-LONGEST = 300  # of a line that shows figures
+LONGEST = 300  # characters of a system's output that are shown
 NO_PFL = "ModuleNotFoundError: No module named 'pfl'"
 
-# fedhet imports the classes of pieces.py by name, also in Ray's processes.
+# So that fedhet can import the classes of pieces.py by name, also in Ray's processes.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -34,11 +34,11 @@ ENVIRONMENT = {
 
 @dataclass
 class System:
-    """What the repetitions of one system have printed.
+    """The output of one system's repetitions.
 
     Attributes:
-        reps: the JSON object of each repetition. One with "rounds", seconds, also gets their
-            "median" and the "best".
+        reps: the JSON object of each repetition. If it has "rounds" (seconds), it also gets their
+            "median" and their "best".
         absent: why the system cannot run here; None if it can.
     """
 
@@ -52,7 +52,7 @@ class System:
         self.reps.append(printed)
 
     def value(self, key: str) -> float:
-        """The median over the repetitions, or the best of them; NaN if there are none."""
+        """Return the median over the repetitions, or the best of all; NaN without repetitions."""
         values = [rep[key] for rep in self.reps] or [math.nan]
         return min(values) if key == "best" else statistics.median(values)
 
@@ -66,10 +66,10 @@ class Goal:
 
     Attributes:
         what: the value in words.
-        measured: takes the value from the systems.
+        measured: a function that reads the value from the systems.
         bound: the largest value that meets the goal, or the smallest if `least`; None if the value
             is only shown.
-        unit: the unit of both; "x" for a ratio.
+        unit: the unit of the value and the bound; "x" for a ratio.
         least: whether `bound` is a lower bound.
     """
 
@@ -80,7 +80,7 @@ class Goal:
     least: bool = False
 
     def verdict(self, value: float) -> str:
-        """ "met", "MISSED", "skipped" if there is no value, or "" if there is no bound."""
+        """Return "met" or "MISSED", "skipped" if there is no value, or "" if there is no bound."""
         if self.bound is None:
             return ""
         if math.isnan(value):
@@ -93,9 +93,9 @@ class Cell:
     """A part of the benchmark.
 
     Attributes:
-        about: what it measures.
-        systems: the names of the systems, and each one's script and words for it.
-        goals: what is taken from them.
+        about: a description of the measurement.
+        systems: name of a system -> its script, and the script's arguments.
+        goals: the values to measure, and their bounds.
     """
 
     about: str
@@ -103,7 +103,7 @@ class Cell:
     goals: Sequence[Goal]
 
     def run(self, reps: int) -> dict[str, Any]:
-        """Run it, print its rounds and goals, and return all as values that JSON can hold."""
+        """Run the cell, print its rounds and goals, and return all as values for JSON."""
         systems = alternate(self.systems, reps)
         _show(systems)
         goals = []
@@ -115,13 +115,13 @@ class Cell:
             print(f"  {verdict:8} {value:8.3g} {goal.unit:4} {bound}{goal.what}")
             measured = None if math.isnan(value) else value
             goals.append({**vars(goal), "measured": measured, "verdict": verdict})
-        return {"goals": goals, "systems": {name: vars(one) for name, one in systems.items()}}
+        return {"goals": goals, "systems": {name: vars(found) for name, found in systems.items()}}
 
 
 def timed(components: Mapping[str, Callable[[], object]], reps: int) -> dict[str, list[float]]:
-    """Seconds of each piece in each repetition, in alternation.
+    """Return the seconds of each component in each repetition. The components alternate.
 
-    The first call of each fills caches and is left out.
+    The first call of each component fills caches, and does not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in components}
     for _ in range(reps + 1):
@@ -146,24 +146,24 @@ def alternate(commands: Mapping[str, Sequence[str]], reps: int) -> dict[str, Sys
                 systems[name].absent = NO_PFL
                 continue
             if ended.returncode:
-                what = f"{script} {' '.join(words)} failed with exit code {ended.returncode}"
-                raise RuntimeError(f"{what}:\n{ended.stderr[-2000:]}")
+                problem = f"{script} {' '.join(words)} failed with exit code {ended.returncode}"
+                raise RuntimeError(f"{problem}:\n{ended.stderr[-2000:]}")
             last = ended.stdout.strip().rpartition("\n")[2]
-            # At once, so that a later failure loses nothing.
+            # Print the result at once, so that a later failure does not lose it.
             print(f"    {last[:LONGEST]}", file=sys.stderr, flush=True)
             systems[name].add(json.loads(last))
     return systems
 
 
 def answer(*questions: Callable[..., dict[str, Any]]) -> None:
-    """Print what the function that the command line names returns; its words are the arguments."""
+    """Call the function that the command line names, with its other words; print the result."""
     name, *words = sys.argv[1:]
     chosen = {question.__name__: question for question in questions}[name]
     print(json.dumps(chosen(*(int(word) if word.isdigit() else word for word in words))))
 
 
 def _show(systems: Systems) -> None:
-    """Print the systems' rounds, with ratios to the floor."""
+    """Print the systems' rounds, with their ratios to the floor."""
     for name, system in systems.items():
         if system.absent:
             print(f"  {name:24} skipped: {system.absent}")

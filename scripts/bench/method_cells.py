@@ -1,4 +1,4 @@
-"""What each method costs, compared with its host plus the method's own arithmetic."""
+"""The cost of each method, compared with its base method plus the method's own arithmetic."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from harness import Cell, Goal
 
 GENERATED_PER_CLASS = 60  # FedGMM's target
 SERVER_STEPS = 50  # FedGen's steps on its generator in each round
-SLACK = 1.15  # how much a method may take beyond its arithmetic, by the host's round
+SLACK = 1.15  # a method may take so many base rounds plus its own arithmetic
 
-# What a method adds to its host, by the host's round, and in words. It was timed once, as plain
-# torch in the floor's loop. A plug-in of the same name is the same code. Without batch norm FedBN
-# is FedAvg, so both run on a model that has it. Those of FedDyn, FedRep and FedProto are estimates,
-# which nobody has timed yet.
+# The arithmetic that a method adds to its base method: as a fraction of the base method's round,
+# and in words. It was timed once, as plain torch in the floor's loop. A plug-in of the same name is
+# the same code. Without batch norm FedBN is FedAvg, so both run on a model with batch norm. The
+# values of FedDyn, FedRep and FedProto are estimates; nobody has timed them yet.
 OF_AN_OPTIMIZER = (0.0, "at most twelve operations per parameter and round in float64")
 OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedbabu": (0.0, "it sends less"),
@@ -21,14 +21,14 @@ OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedsgd": (0.0, "one gradient instead of 60 steps"),
     "fedprox": (0.19, "g += mu (w - x) in each step"),
     "fedlex": (0.08, "g *= G in each step"),
-    "sgdm": (0.14, "d = gamma d + g in each step, and a second mean, that of d"),
+    "sgdm": (0.14, "d = gamma d + g in each step, and a second mean, over d"),
     "scaffold": (
         0.09,
         "g += c - c_i in each step; the work of five means: each client's new control, its old one"
         " recovered, two more sums",
     ),
     "feddyn": (0.28, "g += alpha (w - x) - g_k in each step; two sums, and each client's new g_k"),
-    "fedrep": (2.0, "ten epochs of the last layer before those of the body, and no head is sent"),
+    "fedrep": (2.0, "ten epochs of the last layer before the epochs of the body; no head is sent"),
     "fedproto": (
         1.0,
         "class means of each batch's features and their distances; an inference pass over each"
@@ -41,7 +41,7 @@ OWN_ARITHMETIC: dict[str, tuple[float, str]] = {
     "fedsa": (0.03, "five times the mean of the same trees (its goal in the cell 'server')"),
     "moon": (1.06, "two more forward passes in each step, and the contrast of the features"),
     "fedntd": (0.7, "one more forward pass in each step, and the distillation"),
-    "fedrod": (0.47, "the balanced softmax, and a step of the personal head beside each step"),
+    "fedrod": (0.47, "the balanced softmax, and a step of the personal head with each step"),
     "ditto": (1.17, "a second training, with g += lam (v - x) in each step"),
     "fedbn": (0.0, "it sends less"),
     "fedala": (
@@ -76,11 +76,11 @@ SHORT_PHASES = {
 
 
 def _command(method: str, workload: str = "W1") -> list[str]:
-    """The method on the first ten clients, with five timed rounds.
+    """Return the command for a method on the first ten clients, with five timed rounds.
 
-    All ten take part in every round, so that every timed round includes what they remember.
-    FedALA's first learning, which lasts until its loss settles, is in the first of these rounds;
-    its best round is one of the usual ones.
+    All ten clients take part in every round, so that every timed round uses their states. FedALA's
+    first learning lasts until its loss settles. It is in the first of these rounds, so that
+    FedALA's best round is a usual round.
     """
     options = ["rounds=6", f"method={method}", *SHORT_PHASES.get(method, [])]
     return ["fedhet_system.py", "same", workload, *options]

@@ -4,24 +4,24 @@
         {"rounds": seconds of each timed round}
 
 The run consists of `SimulatedBackend`, `FederatedAveraging` and `PyTorchModel` on resident tensors.
-A round lasts from one call of the callback after a central iteration to the next; the first round
+A round lasts from one call of the callback after a central iteration to the next. The first round
 is not in "rounds".
 
-How the run differs from fedhet's:
+The run differs from fedhet's in these points:
 
 -   pfl never shuffles: every client sees its samples in the same order (two shards of one label
-    each, one after the other) in each epoch. That is slightly less work, and the accuracy is not
-    that of a shuffled run;
--   batches are views of resident tensors, cut anew for each client and round, as
-    `FederatedDataset.from_slices` does;
--   the mean of the clients' updates is taken with equal weights (here all have 600 samples, so it
-    is the same mean) and applied by a central `torch.optim.SGD` of rate 1;
+    each, one after the other) in each epoch. This is slightly less work, and gives another accuracy
+    than a shuffled run.
+-   Batches are views of resident tensors. `FederatedDataset.from_slices` makes them again for each
+    client and round.
+-   The mean of the clients' updates has equal weights. Here it is the same mean, because all
+    clients have 600 samples. A central `torch.optim.SGD` of rate 1 applies it.
 -   pfl always evaluates in iteration 0 (`evaluation_frequency=0` divides by zero), before and after
-    each client's training. A `metrics` function that computes nothing avoids that work; later
-    iterations do not evaluate;
--   the model's `loss` does not call `train()` at each step, as pfl's own examples do: this favours
-    pfl;
--   the cohorts are `workloads.cohort`, not fedhet's.
+    each client's training. A `metrics` function that computes nothing avoids this work. Later
+    iterations do not evaluate.
+-   pfl's own examples call `train()` in the model's `loss` at each step; this model does not. This
+    favours pfl.
+-   The cohorts are `workloads.cohort`, not fedhet's.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def rounds(name: str) -> dict[str, Any]:
         central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
     )
     # pfl calls its sampler of users once per client.
-    order = iter([k for one in range(1, number + 1) for k in cohort(one)])
+    order = iter([k for step in range(1, number + 1) for k in cohort(step)])
     samples = dict(enumerate(data(workload)))
     training = FederatedDataset.from_slices(samples, lambda: next(order))
     clock = Clock()

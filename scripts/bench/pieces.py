@@ -15,7 +15,7 @@ from fedhet.methods.fedavg import FedAvg
 
 
 def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float]) -> Dataset:
-    """The synthetic samples as a data set, for engines that build the task in other processes."""
+    """Return the synthetic samples as a data set; other processes can build it, too."""
     x, y = synthetic()
     x = x.reshape(-1, 1, 28, 28)
     test = Samples(x[:CLASSES], y[:CLASSES])

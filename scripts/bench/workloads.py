@@ -1,14 +1,14 @@
-"""What the benchmarks train: the same samples, models, cohorts and settings for every system.
+"""The workloads of the benchmarks: the same samples, models, cohorts and settings for all systems.
 
 There are 60,000 synthetic, MNIST-like samples (784 floats, ten classes), sorted by label into 200
-shards of 300, two for each of 100 clients (McMahan's pathological split). Ten clients, drawn by
-`cohort`, take part in each round, with SGD at rate .05 and one local epoch. Nothing is evaluated in
+shards of 300, two for each of 100 clients (McMahan's pathological split). `cohort` draws ten
+clients for each round. They train with SGD at rate .05 for one local epoch. Nothing is evaluated in
 a timed round.
 
-    W1   the 2NN 784-200-200-10, batches of 10: 600 steps of little arithmetic,
-         which show what the framework costs
-    W2   the CNN of McMahan et al. (1,663,370 parameters), batches of 50:
-         120 steps that are nearly all arithmetic
+    W1   the 2NN 784-200-200-10, batches of 10: 600 steps of little arithmetic; they show the cost
+         of the framework
+    W2   the CNN of McMahan et al. (1,663,370 parameters), batches of 50: 120 steps that are nearly
+         all arithmetic
 
 "W1-norm" is W1 with batch norm before each ReLU, for FedBN.
 """
@@ -47,14 +47,14 @@ class Net(nn.Module):
 
 
 def two_nn(*norms: nn.Module) -> Net:
-    """The 2NN; `norms` are the layers before its two ReLUs."""
+    """Return the 2NN; `norms` are the layers before its two ReLUs."""
     first, second = nn.Linear(784, 200), nn.Linear(200, 200)
     layers = first, *norms[:1], nn.ReLU(), second, *norms[1:], nn.ReLU()
     return Net(nn.Linear(200, CLASSES), *layers)
 
 
 def cnn() -> Net:
-    """The CNN of McMahan et al. for MNIST."""
+    """Return the CNN of McMahan et al. for MNIST."""
     layers = (
         nn.Conv2d(1, 32, 5, padding="same"),
         nn.ReLU(),
@@ -71,13 +71,13 @@ def cnn() -> Net:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and how it is trained.
+    """A model and its training settings.
 
     Attributes:
         model: builds the model.
         shape: the shape of a sample.
         batch: samples per batch.
-        rounds: the number of timed rounds, which follow one that is not timed.
+        rounds: the number of timed rounds; one untimed round comes before them.
     """
 
     model: Callable[[], nn.Module]
@@ -96,7 +96,7 @@ WORKLOADS = {
 
 
 def synthetic() -> tuple[Tensor, Tensor]:
-    """x (60000, 784) float32 and y (60000,), sorted by label."""
+    """Return x (60000, 784) float32 and y (60000,), sorted by label."""
     rng = np.random.default_rng(0)
     y = np.sort(rng.permutation(np.arange(SAMPLES) % CLASSES))
     prototypes, x = (rng.standard_normal((n, 784), dtype=np.float32) for n in (CLASSES, SAMPLES))
@@ -106,7 +106,7 @@ def synthetic() -> tuple[Tensor, Tensor]:
 
 
 def data(workload: Workload, clients: int = CLIENTS) -> Data:
-    """(x, y) of every client: two shards of the sorted samples, copied from the whole."""
+    """Return (x, y) of every client: copies of two shards of the sorted samples."""
     x, y = synthetic()
     order = np.random.default_rng(1).permutation(2 * clients)
     shards = np.arange(SAMPLES).reshape(2 * clients, -1)[order]
@@ -115,6 +115,6 @@ def data(workload: Workload, clients: int = CLIENTS) -> Data:
 
 
 def cohort(number: int) -> list[int]:
-    """The clients of round `number`, which counts from 1."""
+    """Return the clients of round `number`, counted from 1."""
     draw = np.random.RandomState(1000 + number)
     return [int(k) for k in draw.choice(CLIENTS, COHORT, replace=False)]

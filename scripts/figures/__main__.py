@@ -1,11 +1,11 @@
-"""Measures the figures of README.md and docs/ anew, and says where the pages differ.
+"""Measures the figures of README.md and docs/ again, and reports which figures differ.
 
     python scripts/figures [NAME ...] [--write]
 
-Runs every table of docs/figures/, or those named. It prints each figure as it stands on the pages
-and as it is now; the exit code is 1 if any differs, or if a page does not show what was measured.
-With --write the new figures are stored and put into the pages. A run that several tables need is
-made once. tables.py says what a table is.
+It runs every table of docs/figures/, or only the tables named. For each figure it prints the stored
+value and the new one. The exit code is 1 if a figure differs, or if a page does not show the
+measurements. With --write, it stores the new figures and writes them into the pages. If several
+tables need the same run, it makes the run once. tables.py describes the tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from measure import measure  # noqa: E402
 
 
 def compare(table: tables.Table, figures: dict[str, tables.Values]) -> bool:
-    """Print each figure as pages have it and as it is now; return whether all are the same."""
+    """Print each figure's stored and new value; return whether all are the same."""
     stored = table.read()["figures"]
     same = True
     print(f"{table.name}: {table.title}")
@@ -40,7 +40,7 @@ def compare(table: tables.Table, figures: dict[str, tables.Values]) -> bool:
 
 
 def about() -> dict[str, str]:
-    """What the figures depend on besides the overrides: code, torch, processor."""
+    """Return what else the figures depend on, apart from the overrides: code, torch, processor."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -61,14 +61,16 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    tables.find_pieces()
+    tables.find_components()
     every = tables.tables(root)
     names = ", ".join(every)
     parser.add_argument("names", nargs="*", metavar="NAME", help=names)
-    parser.add_argument("--write", action="store_true", help="store the figures, update the pages")
+    parser.add_argument(
+        "--write", action="store_true", help="store the new figures and update the pages"
+    )
     args = parser.parse_args(arguments)
     if unknown := set(args.names) - set(every):
-        parser.error(f"unknown table {', '.join(sorted(unknown))}; there are {names}")
+        parser.error(f"unknown table {', '.join(sorted(unknown))}; the tables are {names}")
     same = True
     for name in args.names or every:
         figures = measure(every[name])

@@ -19,11 +19,11 @@ FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Plugin):
-    """Some clients train as all do, and then send something else than their change.
+    """Some clients train like all others, and then send something other than their change.
 
     Attributes:
-        kind: a key of FACTORS, by which the change is multiplied; "random": a Gaussian direction
-            with a hundred times the norm of the change; "absent": the client fails.
+        kind: a key of FACTORS: the change is multiplied by this factor; "random": a Gaussian
+            direction with a hundred times the norm of the change; "absent": the client fails.
         attackers: the numbers of these clients.
     """
 
@@ -34,13 +34,13 @@ class Attack(Plugin):
 
 
 def sent(attack: Attack, client: FedClient, update: Upload) -> Tree:
-    """What the attacker sends in the place of its weights."""
+    """Return the weights that the attacker sends instead of its own."""
     old = client.msg.weights
     change = trees.Difference(update.weights, old)
     if attack.kind != "random":
         new = trees.add(old, change, FACTORS[attack.kind])
     else:
-        draw = client.site.stream("attack")
+        draw = client.ctx.stream("attack")
         noise = trees.map(
             lambda t: torch.randn(t.shape, generator=draw, dtype=torch.float64), change
         )
@@ -52,9 +52,9 @@ _handle = FedClient.handle
 
 
 def _handled(client: FedClient, msg: Broadcast) -> Reply:
-    """Serve a message as the attackers do.
+    """Serve a message; if the client is an attacker, alter its reply.
 
-    A plug-in cannot reach the weights of a reply, so that the method of the client is replaced.
+    A plug-in cannot reach the weights of a reply. So this function replaces `FedClient.handle`.
     """
     reply = _handle(client, msg)
     attack = next((plugin for plugin in client.plugins if isinstance(plugin, Attack)), None)

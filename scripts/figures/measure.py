@@ -30,9 +30,9 @@ ATTACK = "attack/"  # the values of scripts/nearest_sample.py
 
 @cache
 def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[Record], Record]:
-    """Run fedhet once; the lines of its rounds.jsonl and its summary.json.
+    """Run fedhet once; return the lines of its rounds.jsonl, and its summary.json.
 
-    A run that diverges, or has too few clients for its settings, has them too.
+    A run that diverges, or has too few clients for its settings, also returns them.
 
     Raises:
         RunFailed: the run failed for another reason.
@@ -59,7 +59,7 @@ def run(task: str | None, overrides: tuple[str, ...], seed: int) -> tuple[list[R
 
 
 def look_up(value: str, rows: list[Record], summary: Record) -> float | str | None:
-    """What a record has under this name (see tables.py); None if it has nothing."""
+    """Return the value with this name (see tables.py) in a record; None if there is none."""
     key, at, where = value.partition("@")
     if at:
         phase, step = ("train", int(where)) if where.isdigit() else (where, None)
@@ -75,21 +75,21 @@ def look_up(value: str, rows: list[Record], summary: Record) -> float | str | No
 
 @cache
 def attack(overrides: tuple[str, ...], seed: int) -> dict[str, float | None]:
-    """What scripts/nearest_sample.py finds in the messages of a run."""
+    """Return the results of scripts/nearest_sample.py for the messages of a run."""
     print(f"attack on {' '.join(overrides)} seed={seed}", file=sys.stderr, flush=True)
     with redirect_stderr(io.StringIO()):
         return nearest_sample.measure([*overrides, f"seed={seed}"])
 
 
 def found(cell: tables.Cell, seed: int) -> float | str | None:
-    """The cell's value for this seed."""
+    """Return the cell's value for this seed."""
     if cell.value.startswith(ATTACK):
         return attack(cell.overrides, seed)[cell.value.removeprefix(ATTACK)]
     return look_up(cell.value, *run(cell.task, cell.overrides, seed))
 
 
 def measure(table: tables.Table) -> dict[str, tables.Values]:
-    """Run what the table needs; its figures by their cells' keys.
+    """Run everything that the table needs; return its figures by the cells' keys.
 
     Raises:
         SystemExit: no run of the table has a value of this name.

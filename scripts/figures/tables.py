@@ -1,23 +1,25 @@
-"""The tables of measured figures: what they hold, what was measured, and where they are printed.
+"""The tables of measured figures: their definitions, measurements and pages.
 
 docs/figures/<name>.yaml defines a table:
 
-    title: what the figures are
+    title: the title of the table
     runs: the overrides of every run
     task: a function of tasks.py that changes the configured task (optional)
-    seeds: how many, from 0 on (optional; 3)
-    show: mean, with the standard deviation, or seeds, every one (optional; mean)
+    seeds: the number of seeds, counted from 0 (optional; 3)
+    show: mean (with the standard deviation) or seeds (the value of every seed) (optional; mean)
     columns:
-      a label: acc_global@20, a value of training round 20 in rounds.jsonl; or ess@weigh, of the
-        last step of that phase; or bytes/down/model, an entry of summary.json, of which the sum is
-        taken if it has entries of its own; or attack/auc, of scripts/nearest_sample.py
+      a label: one of
+        acc_global@20: a value of training round 20 in rounds.jsonl
+        ess@weigh: a value of the last step of the phase "weigh"
+        bytes/down/model: an entry of summary.json; if it has entries of its own, their sum
+        attack/auc: a value of scripts/nearest_sample.py
       another: {value: ..., with: overrides of this column, unit: divisor, digits: decimals}
     rows:
       a label: the overrides of this row
-    reference: {a row: {a column: a figure from elsewhere, seeds: of how many seeds}} (optional)
+    reference: {a row: {a column: a figure from elsewhere, seeds: its number of seeds}} (optional)
 
-docs/figures/<name>.json holds what was measured, for every run and value a list over the seeds: a
-number, "diverged", or null where the run has no such value. A page prints the table between
+docs/figures/<name>.json has the measurements: for every run and value a list over the seeds, with a
+number, "diverged", or null if the run has no such value. A page prints the table between
 `<!-- figures: <name> -->` and `<!-- end figures -->`.
 """
 
@@ -45,7 +47,7 @@ Values = list[float | str | None]  # one per seed
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of a table: which run has it, and where in its record it is."""
+    """A figure of a table: its run, and its name in the run's record."""
 
     row: str
     column: str
@@ -57,18 +59,18 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its name in the file of what was measured."""
+        """The figure's name in the file of measurements."""
         task = f"{self.task}: " if self.task else ""
         return f"{task}{shlex.join(self.overrides)} -> {self.value}"
 
     def number(self, value: float | str | None) -> str:
-        """The value as it is printed."""
+        """Return a value in its printed form."""
         if not isinstance(value, float | int):
             return value or ""
         return re.sub(r"^(-?)0(?=\.)", r"\1", f"{value / self.unit:.{self.digits}f}")
 
     def text(self, values: Values, show: str) -> str:
-        """The figure as it is printed."""
+        """Return the figure in its printed form."""
         if show == "seeds":
             return " ".join(map(self.number, values))
         if DIVERGED in values:
@@ -80,7 +82,7 @@ class Cell:
 
 @dataclass
 class Table:
-    """A table of figures, as its file defines it; the keys of the file are described above."""
+    """A table of figures, read from its file; the module's docstring describes the keys."""
 
     file: Path
     title: str
@@ -94,22 +96,22 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Its name on pages and on the command line."""
+        """The table's name on pages and on the command line."""
         return self.file.stem
 
     @property
     def stored(self) -> Path:
-        """The file of what was measured."""
+        """The file of measurements."""
         return self.file.with_suffix(".json")
 
     @property
     def command(self) -> str:
-        """The command that measures it."""
+        """The command that measures the table."""
         return f"make figures ONLY={self.name}"
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Its figures, row by row."""
+        """The figures of the table, row by row."""
         cells = []
         for row, overrides in self.rows.items():
             for column, given in self.columns.items():
@@ -119,20 +121,20 @@ class Table:
         return cells
 
     def read(self) -> dict[str, Any]:
-        """What was measured last: `about`, and `figures` by the cells' keys; empty if nothing."""
+        """Read the last measurements: `about`, and `figures` by the cells' keys; empty if none."""
         if not self.stored.exists():
             return {"about": {}, "figures": {}}
         content: dict[str, Any] = json.loads(self.stored.read_text(encoding="utf-8"))
         return content
 
     def write(self, about: dict[str, str], figures: dict[str, Values]) -> None:
-        """Store what was measured, a line for each figure."""
+        """Store the measurements, with a line for each figure."""
         lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in figures.items())
         text = f'{{"about": {json.dumps(about)},\n"figures": {{\n{lines}\n}}}}\n'
         self.stored.write_text(text, encoding="utf-8")
 
     def markdown(self) -> str | None:
-        """The table as pages print it, or None if something in it was never measured."""
+        """Return the table in the form that pages print; None if a figure was never measured."""
         content = self.read()
         figures, about = content["figures"], content["about"]
         if any(len(figures.get(cell.key, ())) != self.seeds for cell in self.cells):
@@ -153,14 +155,14 @@ class Table:
         return "\n\n".join([_wrapped(f"{self.title}:"), "\n".join(lines), _wrapped(source)]) + "\n"
 
 
-def find_pieces() -> None:
-    """Let the runs choose from conf/ beside this file; its classes are in attack.py."""
+def find_components() -> None:
+    """Let runs select components from conf/ in this folder; their classes are in attack.py."""
     components.extend_search_path([str(Path(__file__).with_name("conf"))])
     os.environ[components.TRUST] = "attack"
 
 
 def tables(root: Path) -> dict[str, Table]:
-    """All tables of the repository, by name."""
+    """Return all tables of the repository, by name."""
     files = sorted((root / "docs" / "figures").glob("*.yaml"))
     return {
         file.stem: Table(file, **yaml.safe_load(file.read_text(encoding="utf-8"))) for file in files
@@ -168,13 +170,13 @@ def tables(root: Path) -> dict[str, Table]:
 
 
 def pages(root: Path) -> list[Path]:
-    """The pages that may show tables."""
+    """Return the pages that may show tables."""
     docs = root / "docs"
     return [root / "README.md", *sorted(docs.glob("*.md")), *sorted(docs.glob("methods/*.md"))]
 
 
 def problems(root: Path) -> list[str]:
-    """What is wrong between pages, definitions and measurements; empty if they agree."""
+    """Return where pages, definitions and measurements disagree; empty if they agree."""
     every = tables(root)
     used = set()
     found = []
@@ -186,13 +188,15 @@ def problems(root: Path) -> list[str]:
                 found.append(f"{where}: docs/figures/{name}.yaml does not exist")
             elif block != every[name].markdown():
                 command = f"{every[name].command} ARGS=--write"
-                found.append(f"{where}: the block {name!r} is not what was measured; {command}")
-    unused = (f"docs/figures/{name}.yaml: on no page" for name in every if name not in used)
+                found.append(
+                    f"{where}: the block {name!r} differs from the measurements; run {command}"
+                )
+    unused = (f"docs/figures/{name}.yaml: no page shows it" for name in every if name not in used)
     return [*found, *unused]
 
 
 def write_pages(root: Path, names: set[str]) -> None:
-    """Put these tables into the pages' blocks."""
+    """Write these tables into the pages' blocks."""
     every = tables(root)
     for page in pages(root):
         old = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Data that no override gives: functions from the configured task to the one that is run."""
+"""Data that no override can define: functions from the configured task to the task that is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTRASTS: list[Callable[[Tensor], Tensor]] = [
 
 
 def contrasts(task: Task) -> Task:
-    """Each client's images have another contrast, in training and in its own tests."""
+    """Give each client's images another contrast, in its training, validation and test data."""
     clients = []
     for change, client in zip(CONTRASTS, task.clients, strict=True):
         parts = (client.train, client.val, client.test)
@@ -30,7 +30,7 @@ def contrasts(task: Task) -> Task:
 
 
 def inverted(task: Task) -> Task:
-    """Client k of K inverts the first (k + .5) / K of its images; the test set has both kinds."""
+    """Invert the first (k + .5) / K of the images of client k of K; test on both kinds."""
     clients = []
     for k, client in enumerate(task.clients):
         x = client.train.x.clone()

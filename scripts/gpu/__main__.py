@@ -1,11 +1,11 @@
-"""What needs a GPU: all methods against the CPU, and the speed of local training.
+"""The measurements that need a GPU: all methods against the CPU, and the speed of local training.
 
-Use scripts/gpu.sh. No part begins after --seconds. Arithmetic is float32 without TF32 unless a line
-says bf16, which is torch.autocast. The data are random: only their shapes matter.
+Use scripts/gpu.sh. No part begins after --seconds. Arithmetic is float32 without TF32; lines with
+bf16 use torch.autocast. The data are random: only their shapes matter.
 
     methods   each method on a GPU against the CPU, digits-like images, three rounds: the norm of
-              the difference of all weights relative to those of the CPU, for clients one after
-              another and as one; at most 1e-4
+              the difference of all weights, relative to the norm of the CPU's weights, for clients
+              one after another and in one batch (fused); it must be at most 1e-4
     G1        CIFAR shapes, 1,000 clients of 50 images, 50 in each round, two convolutions, batches
               of 10, one epoch: seconds of a round
     G2        CIFAR shapes, 100 clients by Dirichlet(.1), ten in each round, ResNet-18 with group
@@ -13,7 +13,7 @@ says bf16, which is torch.autocast. The data are random: only their shapes matte
     CNN       McMahan's CNN on CIFAR shapes, 100 clients of 500 images, all in each round, batches
               of 50, five epochs: client steps per second, and the goal
 
-G1 and G2 compare with a plain loop that does the local steps alone ("floor").
+G1 and G2 compare with a plain loop that does only the local steps ("floor").
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Line = dict[str, Any]
 
 
 def stand_in_for_flower() -> None:
-    """Empty classes for those that fedhet imports from Flower; none of them is used here."""
+    """Define empty classes for those that fedhet imports from Flower; none of them is used here."""
     for name, classes in {
         "flwr": [],
         "flwr.client": ["NumPyClient"],
@@ -58,7 +58,7 @@ def stand_in_for_flower() -> None:
 
 stand_in_for_flower()
 import runs  # noqa: E402 -- fedhet imports Flower
-from runs import Pieces  # noqa: E402
+from runs import Components  # noqa: E402
 
 from fedhet.core.errors import RunFailed  # noqa: E402
 from fedhet.core.messages import LocalSettings  # noqa: E402
@@ -76,7 +76,15 @@ def images(
     labels: Sequence[np.ndarray] | None = None,
     test: int = 0,
 ) -> Task:
-    """Random images with a bright spot that tells the class; `labels` are those of each client."""
+    """Return random images with a bright spot at a place that depends on the class.
+
+    Args:
+        sizes: the numbers of the clients' images, if `labels` is None.
+        model: builds the model.
+        shape: the shape of an image.
+        labels: the labels of each client; None: random.
+        test: the number of each client's test images.
+    """
     draw = np.random.default_rng(0)
 
     def samples(y: np.ndarray) -> Samples:
@@ -95,8 +103,8 @@ class Bench:
 
     Args:
         device: the GPU, or the pretended accelerator.
-        tiny: whether sizes are tiny.
-        seconds: after which no part begins.
+        tiny: whether to use tiny sizes.
+        seconds: no part begins after so many seconds.
     """
 
     def __init__(self, device: torch.device, seconds: float, *, tiny: bool) -> None:
@@ -109,21 +117,21 @@ class Bench:
         return tiny if self.tiny else full
 
     def lines(self) -> Iterator[Line]:
-        """What was measured, line by line."""
+        """Yield the measurements, line by line."""
         parts = [("methods", self.methods())]
         for amp in self.modes:
             parts += [("CNN", self.cnn(amp)), ("G2", self.g2(amp)), ("G1", self.g1(amp))]
-        for name, part in parts:  # which begins when its first line is asked for
+        for name, part in parts:  # a part is a generator: it begins with its first line
             if time.perf_counter() > self._end:
                 yield {"part": name, "skipped": "no time is left"}
                 continue
             try:
                 yield from part
-            except (RuntimeError, ValueError) as error:  # such as memory that does not suffice
+            except (RuntimeError, ValueError) as error:  # such as too little memory
                 yield {"part": name, "failed": str(error).partition("\n")[0]}
 
     def methods(self) -> Iterator[Line]:
-        """Each method on the device against the CPU."""
+        """Compare each method on the device with the CPU."""
         sizes, local = (25, 41, 32), LocalSettings(0.1, epochs=1, batch_size=10)
         for name, components in runs.methods():
             norm = "batch" if name == "fedbn" else "none"
@@ -145,13 +153,13 @@ class Bench:
     def _compared(
         self, part: str, task: Task, local: LocalSettings, cohort: int, *, amp: bool, rounds: int
     ) -> Line:
-        """Seconds of a round: of the plain loop, of clients one after another, and as one."""
+        """Measure a round by the plain loop, with clients one after another, and fused."""
         go = partial(
             runs.run,
             task,
             self.device,
             local,
-            Pieces(),
+            Components(),
             rounds=rounds + 1,
             amp=amp,
             fraction=cohort / len(task.clients),
@@ -172,7 +180,7 @@ class Bench:
         draw = np.random.default_rng(1)
         shares = draw.dirichlet([0.1] * self.size(100, 4), CLASSES)
         counts = draw.multinomial(self.size(5_000, 4), shares)  # (classes, clients)
-        counts[0] += 2  # nobody is left without samples
+        counts[0] += 2  # every client has samples
         labels = [np.repeat(np.arange(CLASSES), own) for own in counts.T]
         model = partial(ResNet18, shape=shape, classes=CLASSES, norm="group")
         task = images([], model, shape=shape, labels=labels)
@@ -186,13 +194,13 @@ class Bench:
         task = images([n] * clients, partial(CNN, shape=(3, 32, 32), classes=CLASSES))
         local = LocalSettings(0.05, epochs=epochs, batch_size=batch)
         steps = epochs * n // batch
-        few = self.size(5, 2)  # of whom the loop takes as long for each as of many
+        few = self.size(5, 2)  # enough clients: the loop takes the same time for each client
         go = partial(
             runs.run,
             task,
             self.device,
             local,
-            Pieces(),
+            Components(),
             amp=amp,
             rounds=self.size(6, 2),
             most_seconds=self.size(40, 5),
@@ -208,7 +216,7 @@ class Bench:
         }  # fmt: skip
 
     def _matmul_peak(self, dtype: torch.dtype) -> float:
-        """Operations per second of the best of several large matrix products."""
+        """Return the operations per second of the fastest of several large matrix products."""
         n = self.size(8192, 64)
         a, b = (torch.ones(n, n, device=self.device, dtype=dtype) for _ in range(2))
         seconds = []
@@ -233,22 +241,23 @@ def _name(amp: bool) -> str:
 
 
 def _median(run: tuple[Any, list[float]]) -> float:
-    """Seconds of a round after the first, in which data are copied and kernels are chosen."""
+    """Return the median seconds of a round. The first does not count: it also prepares the GPU."""
     _, seconds = run
     return statistics.median(seconds[1:] or seconds)
 
 
 def _apart(*runs: tuple[dict[str, Tree], Any]) -> float:
-    """The norm of the difference of two runs' weights, relative to those of the first."""
+    """Return the norm of the difference of two runs' weights, relative to the first run's norm."""
     trees = [
-        [t.cpu().double().flatten() for x in one.values() for t in x.values()] for one, _ in runs
+        [t.cpu().double().flatten() for x in weights.values() for t in x.values()]
+        for weights, _ in runs
     ]
     a, b = map(torch.cat, trees)
     return float((a - b).norm() / a.norm())
 
 
 def _flops(task: Task, batch: int) -> float:
-    """Operations of a local step, forwards and backwards."""
+    """Return the operations of a local step, forwards and backwards."""
     model, data = task.build(), task.clients[0].train
     with FlopCounterMode(display=False) as counter:
         output = model(data.x[:batch].float())
@@ -257,12 +266,16 @@ def _flops(task: Task, batch: int) -> float:
 
 
 def main() -> None:
-    """Measure, and print a line for each result."""
+    """Make the measurements, and print a line for each result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pretend", action="store_true")
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument(
+        "--pretend", action="store_true", help="use the pretended accelerator, at tiny sizes"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=540, help="no part begins after so many seconds"
+    )
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     lines: list[Line] = []
@@ -282,11 +295,11 @@ def main() -> None:
             lines.append(line)
             shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
             print("  ".join(f"{k} {v}" for k, v in zip(line, shown, strict=True)), flush=True)
-            if folder := os.environ.get("OUT"):  # after each line: the time may end
+            if folder := os.environ.get("OUT"):  # after each line, because the time may run out
                 record = {"device": name, "torch": torch.__version__, "lines": lines}
                 Path(folder, "gpu.json").write_text(json.dumps(record, indent=1))
     if any("failed" in line or line.get("ok") is False for line in lines) and not args.pretend:
-        raise SystemExit("some lines have failed, or have not reached their goals")
+        raise SystemExit("some lines above have failed or missed their goals")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs of methods without configurations and run folders, and the plain loop beside them."""
+"""Runs methods without configurations and run folders, and runs the plain loop for comparison."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ SERVERS: dict[str, ServerOptimizer] = {
     "fedavgm": FedAvgM(),
     **{f"fed{kind}": FedOpt(kind=kind) for kind in ("adagrad", "adam", "yogi")},
 }
-# Phases before the training and training on the server take long by default.
+# Phases before the training, and training on the server, take long by default.
 DENSITY = {"made_max_rounds": 2, "local_max_epochs": 2, "clf_max_epochs": 2}
 SHORT_PLUGINS = {"feddisk": DENSITY, "feddiskab": DENSITY, "fedlex": {"e_exp": 2}}
 SHORT_METHODS = {"fedgen": {"server_steps": 5, "hidden": 8, "noise_dim": 4}}
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """What a run is made of besides its settings."""
+class Components:
+    """The components of a run."""
 
     method: kernel.Method = field(default_factory=FedAvg)
     plugins: Sequence[kernel.Plugin] = ()
     server_opt: ServerOptimizer | None = None
 
 
-def methods() -> Iterator[tuple[str, Pieces]]:
-    """All methods of conf/ by name, with their defaults and short phases before the training."""
+def methods() -> Iterator[tuple[str, Components]]:
+    """Yield all methods of conf/ by name: default settings, short phases before the training."""
     for path in sorted(CONF.glob("*.yaml")):
         found = re.search(r"_target_: (fedhet\.methods\S*)\.(\w+)", path.read_text())
         assert found is not None
         name, cls = path.stem, getattr(importlib.import_module(found[1]), found[2])
         plugins = [cls.requires(**SHORT_PLUGINS.get(name, {}))] if cls.requires else []
-        yield name, Pieces(cls(**SHORT_METHODS.get(name, {})), plugins, SERVERS.get(name))
+        yield name, Components(cls(**SHORT_METHODS.get(name, {})), plugins, SERVERS.get(name))
 
 
 def run(
     task: Task,
     device: torch.device,
     local: LocalSettings,
-    components: Pieces,
+    components: Components,
     *,
     rounds: int,
     fused: int = 0,
@@ -124,7 +124,7 @@ def run(
 
 
 def wait(device: torch.device) -> None:
-    """Wait for what a GPU has been asked for."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -132,11 +132,11 @@ def wait(device: torch.device) -> None:
 def floor(
     task: Task, device: torch.device, local: LocalSettings, clients: Sequence[int], *, amp: bool
 ) -> float:
-    """Seconds of the local steps of these clients by a plain loop with resident images."""
+    """Return the seconds that a plain loop with resident images needs for the clients' steps."""
     model = task.build().to(device)
     x = [p.detach().clone() for p in model.parameters()]
     samples = [task.clients[pid].train.to(device) for pid in clients]
-    ready = [(one.x.float().div_(255), one.y) for one in samples]
+    ready = [(part.x.float().div_(255), part.y) for part in samples]
     total = [torch.zeros_like(t) for t in x]
 
     wait(device)

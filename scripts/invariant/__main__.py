@@ -1,13 +1,13 @@
-"""Whether a change of the code has left every result as it was, to the last bit.
+"""Check that a change of the code leaves every result unchanged, to the last bit.
 
     python scripts/invariant HEAD~3                 # the working tree against a commit
     python scripts/invariant main --only 'scaffold|merge=' --keep /tmp/invariant
     python scripts/invariant --hashes               # writes tests/invariant/hashes.json
 
-Every configuration of cases.py is run from a worktree of the commit BASE and from the working tree,
-in this environment. What fedhet.results reads of both must be the same: hashes of the weights,
-cohorts, scores of the global model and of every client, privacy; not what it costs, nor where the
-files lie. Exit code 1: something differs.
+The script runs every configuration of cases.py from a worktree of the commit BASE and from the
+working tree, in this environment. The values that fedhet.results reads from both must be the same:
+hashes of the weights, cohorts, scores of the global model and of every client, privacy. Costs and
+the places of files may differ. Exit code 1: something differs.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Side:
     """One of the two trees that are compared.
 
     Attributes:
-        tree: the folder with its fedhet/ and conf/.
-        folder: where its results are.
+        tree: the folder with fedhet/ and conf/.
+        folder: the folder with the results.
     """
 
     tree: Path
     folder: Path
 
     def file(self, name: str) -> Path:
-        """Where the result of the configuration is."""
+        """Return the file with the result of a configuration."""
         return self.folder / f"{slug(name)}.json"
 
     def results(self, chosen: Cases) -> dict[str, Result]:
@@ -64,19 +64,19 @@ class Side:
 
 
 def git(*words: str) -> str:
-    """Run git in the repository and return what it prints."""
+    """Run git in the repository and return its output."""
     command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> None:
-    """Run what has no result yet, many configurations in each process.
+    """Run the configurations that have no result yet, many of them in each process.
 
     Args:
         sides: the trees.
         chosen: the configurations.
-        scratch: a folder for what nobody reads afterwards, with the data that both trees share.
-        workers: how many processes run at a time; each tree has as many.
+        scratch: a folder for temporary files and for the data that both trees share.
+        workers: how many processes run at a time; each tree is divided into as many jobs.
 
     Raises:
         RuntimeError: a process has ended before it had run all of its configurations.
@@ -92,13 +92,13 @@ def run(sides: Sequence[Side], chosen: Cases, scratch: Path, workers: int) -> No
 
 
 def _child(side: Side, todo: Cases, place: Path) -> None:
-    """Run a job in a process that sees nothing of fedhet but its tree."""
+    """Run a job in a process that can import fedhet only from its tree."""
     place.mkdir()
-    for name in todo:  # what an interrupted call has left
+    for name in todo:  # an interrupted call may have left it
         shutil.rmtree(side.folder / name, ignore_errors=True)
     job = {"folder": str(side.folder), "data": f"{place.parent}/data", "cases": todo}
     inherited = {name: value for name, value in os.environ.items() if name[:7] != "FEDHET_"}
-    # Of its own: else one tree would read the arrays that the other has decoded.
+    # A cache of its own: otherwise one tree would read the arrays that the other has decoded.
     own = {"FEDHET_CACHE": f"{place}/cache", "PYTHONPATH": str(side.tree), "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, "-P", str(CHILD)],
@@ -118,12 +118,12 @@ def _child(side: Side, todo: Cases, place: Path) -> None:
 
 
 def against(base: str, only: str, keep: Path, scratch: Path, workers: int) -> int:
-    """Run the configurations from both trees; print where they differ, return how many do.
+    """Run the configurations from both trees; print the differences, and return their number.
 
     Raises:
-        SystemExit: no configuration of BASE has such a name.
+        SystemExit: no configuration of BASE has a name that `only` matches.
     """
-    # What the results of a commit depend on, so that none is mistaken.
+    # The name of BASE's folder has all that its results depend on, so that no old result is reused.
     sources = [CHILD.with_name(name).read_bytes() for name in ("child.py", "files.py", "cases.py")]
     known = hashlib.sha256(b"".join([kind().encode(), *sources])).hexdigest()[:12]
     sides = Side(scratch / "base", keep / f"{base}-{known}"), Side(ROOT, keep / "tree")
@@ -131,10 +131,10 @@ def against(base: str, only: str, keep: Path, scratch: Path, workers: int) -> in
     git("worktree", "add", "--detach", str(sides[0].tree), base)
     try:
         every = cases(*names_in(sides[0].tree / "conf"))
-        chosen = {name: one for name, one in every.items() if re.search(only, name)}
+        chosen = {name: lines for name, lines in every.items() if re.search(only, name)}
         if not chosen:
             sys.exit(
-                f"--only {only}: no configuration has such a name; there are {', '.join(every)}"
+                f"--only {only}: no configuration has such a name; the names are {', '.join(every)}"
             )
         run(sides, chosen, scratch, workers)
     finally:
@@ -159,27 +159,31 @@ def keep_hashes(scratch: Path, workers: int) -> None:
     run([side], chosen, scratch, workers)
     results = side.results(chosen)
     if wrong := [
-        f"{name} {one['ended']}" for name, one in results.items() if one["ended"] != "ran"
+        f"{name} {result['ended']}" for name, result in results.items() if result["ended"] != "ran"
     ]:
         raise RuntimeError(f"no hashes are written: {', '.join(wrong)}")
     known = json.loads(HASHES.read_text()) if HASHES.exists() else {}
-    known[kind()] = {name: digest(one["values"]) for name, one in results.items()}
+    known[kind()] = {name: digest(result["values"]) for name, result in results.items()}
     HASHES.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
     print(f"{len(chosen)} hashes for {kind()} in {HASHES.relative_to(ROOT)}")
 
 
 def main() -> int:
-    """Do what the command line says; return the exit code."""
+    """Execute the command line; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python scripts/invariant",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("base", nargs="?", default="HEAD", metavar="BASE", help="default: HEAD")
-    parser.add_argument("--only", default="", metavar="REGEX", help="configurations by their names")
+    parser.add_argument(
+        "base", nargs="?", default="HEAD", metavar="BASE", help="a commit; default: HEAD"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="run only configurations with such names"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes at a time; default: 2")
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the run folders, and use BASE's again"
+        "--keep", type=Path, metavar="DIR", help="keep the run folders here, and reuse BASE's"
     )
     parser.add_argument("--hashes", action="store_true", help="write this machine's hashes and end")
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""The configurations whose results are compared: a short name for each, and its overrides.
+"""The configurations to compare: a short name for each, and its overrides.
 
-All train a small MLP on the digits for three rounds. Some settings do not go with some methods; a
+All of them train a small MLP on the digits for three rounds. Some methods refuse some settings; a
 refusal is a result like any other. Deployments and Ray are left out: they have tests that compare
-them with engine=local. This module imports nothing of fedhet, so that any tree's names fit.
+them with engine=local. This module must not import fedhet, because it serves two trees.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# What a case replaces, by the setting; None leaves it out.
+# The settings of every case; a case may replace them, and "null" leaves a setting out.
 COMMON = {
     "method": "fedavg",
     "dataset": "digits",
@@ -24,7 +24,7 @@ COMMON = {
     "device": "cpu",
     "figures": "false",
 }
-# Phases before the training and on the server, which take long by default.
+# Phases before the training, and steps on the server, take long by default: these make them short.
 DENSITY = [
     f"plugin.feddisk.{key}=2" for key in ("made_max_rounds", "local_max_epochs", "clf_max_epochs")
 ]
@@ -34,9 +34,9 @@ SHORT = {
     "feddisk": DENSITY,
     "feddiskab": DENSITY,
 }
-# The hosts of what is not a method or a plug-in: the mean, and three with a merging of their own.
+# The base methods for SETTINGS: FedAvg with its mean, and three with a merge of their own.
 HOSTS = ("fedavg", "scaffold", "fednova", "fedsa")
-NOISE = "privacy.noise=0.5 eval.clients=false"  # the scores would leave the clients without it
+NOISE = "privacy.noise=0.5 eval.clients=false"  # scores would leave the clients without noise
 SETTINGS = [
     *[f"server_opt={name}" for name in ("fedadagrad", "fedadam", "fedavgm", "fedyogi")],
     "server_opt=fedavgm server_opt.nesterov=true server_opt.lr=0.5",
@@ -67,7 +67,7 @@ SETTINGS = [
     "fraction=0.5 replies.oversample=0.5",
     "seed=1",
 ]
-# By the method that must be there.
+# Method -> the cases that need it.
 OF_METHODS = {
     "fedavg": [
         "early_stopping.patience=1 early_stopping.min_delta=0.4",
@@ -154,13 +154,13 @@ PARTITIONS = [
     *[f"partition=quantity partition.sizes={s}" for s in ("dirichlet", "linear", "square")],
     "partition=quantity partition.sizes=exponential",
     "partition=shards",
-    # Of a run that the process makes before; see FIRST.
+    # The partition of a run that the process makes first; see FIRST.
     "partition=saved partition.name='{first}' partition.clients=null",
     "partition=saved partition.name='{first}' partition.clients=null partition.split=[0.5,0.2,0.3]",
 ]
 FIRST = "{first}"  # the folder of a run of the method without further settings
-# Files of files.py, in the folder {data}.
-# The table's columns of pixels: some of them, as a list of Hydra.
+# The cases below read the files of files.py, in the folder {data}.
+# Some of the table's columns of pixels, as a list of Hydra.
 FEATURES = ",".join(f"p{row}{column}" for row in range(2, 6) for column in range(1, 7))
 CSV = f"dataset=csv dataset.train='{{data}}/digits.csv' dataset.features=[{FEATURES}]"
 OWNERS = "dataset.owner=writer partition=natural partition.clients=null"
@@ -196,11 +196,11 @@ DATA = {
     "local number": f"{SITES} dataset.label=ink dataset.target=number"
     " dataset.test='{data}/test.csv'",
 }
-# Methods that measure, model or weigh data, which the sources above are tried with too.
+# The methods for the data sources above; FedNorm also measures the data.
 OF_DATA = ("fedavg", "fednorm")
-# Beyond the methods alone, what tests/invariant compares with the hashes that are kept.
+# tests/invariant compares these, and every method alone, with stored hashes.
 FEW = (
-    # With their own hosts, the plug-ins would compute what the methods of their names do.
+    # With their own base methods, the plug-ins would compute the same as the methods.
     "fedavg+drift",
     "fednova+fedgmm",
     "fednova+moon",
@@ -243,7 +243,7 @@ def cases(methods: Iterable[str], plugins: Iterable[str]) -> dict[str, list[str]
 
 
 def fast(methods: Iterable[str], plugins: Iterable[str]) -> dict[str, list[str]]:
-    """Return those of the configurations that tests/invariant runs: all methods, and FEW."""
+    """Return the configurations that tests/invariant runs: all methods, and FEW."""
     methods = list(methods)
     every = cases(methods, plugins)
     return {name: every[name] for name in (*methods, *FEW)}
@@ -259,7 +259,7 @@ def names_in(conf: Path) -> tuple[list[str], list[str]]:
 
 
 def slug(name: str) -> str:
-    """Return the name as that of a folder."""
+    """Return the name in a form for folders."""
     return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 

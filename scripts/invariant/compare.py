@@ -1,4 +1,4 @@
-"""What of two trees' results must be equal, and where they are not."""
+"""Compares the results of two trees, and says where they differ."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Named is what may differ, and everything else is compared: if a column is renamed or a new one is
-# measured, that is reported, and somebody decides. From a list of what is compared, a renamed
-# column would silently drop out.
+# The columns that may differ; all others are compared. So a renamed or new column is reported, and
+# a person decides. If this were a list of the compared columns, a renamed column would silently
+# drop out.
 IGNORED = re.compile(
-    r"folder|run_dir|experiment|format|reason"  # where a run lies, and in which words it ended
-    r"|(.+\.)?(seconds|bytes|megabytes|memory)(\..+)?"  # what it costs
+    r"folder|run_dir|experiment|format|reason"  # where a run lies, and the words of its reason
+    r"|(.+\.)?(seconds|bytes|megabytes|memory)(\..+)?"  # the cost of a run
     r"|client_state\.largest|communication\.cost"  # bytes by another name
 )
 
@@ -21,8 +21,8 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
     """Say where two results of one configuration differ first, and in how many values.
 
     Args:
-        old: the result at BASE, as child.py has written it.
-        new: that of the working tree.
+        old: the result of BASE, from child.py.
+        new: the result of the working tree.
     """
     if old["ended"] != new["ended"]:
         return f"{_outcome(old)} -> {_outcome(new)}"
@@ -53,8 +53,8 @@ def _text(row: dict[str, Any], column: str) -> str:
     if column not in row:
         return "absent"
     value = row[column]
-    if isinstance(value, list):  # a step's failures: who failed and how, not in which words
-        value = [{**one, "cause": ""} if isinstance(one, dict) else one for one in value]
+    if isinstance(value, list):  # a step's failures: compare who failed and how, not the words
+        value = [{**item, "cause": ""} if isinstance(item, dict) else item for item in value]
     # The shortest text that reads back as the same float, so every bit counts.
     return json.dumps(value)
 

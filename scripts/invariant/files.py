@@ -1,4 +1,4 @@
-"""The user's own data that some configurations read, made from scikit-learn's digits."""
+"""Makes data files of a user, which some configurations read, from scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pandas as pd
 from PIL import Image
 from sklearn.datasets import load_digits
 
-TRAIN = 900  # of the samples in the order of the seed; the test set has TEST more
+TRAIN = 900  # training samples, in the order of the seed; the next TEST samples are the test set
 TEST = 200
-PER_CLASS = 30  # images of a class in the folder of images; a third of them are its test set
+PER_CLASS = 30  # images of a class in the folder of images; a third of them are test images
 ROUND = (0, 6, 8, 9)  # the digits with a closed loop
 
 
@@ -34,7 +34,7 @@ def make(folder: Path) -> None:
 
 
 def _table(images: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
-    """A column for each pixel, and one for everything that can be learned or that owns."""
+    """Return a table with a column for each pixel, each target and the owner."""
     table = pd.DataFrame(
         {f"p{row}{column}": images[:, row, column] for row in range(8) for column in range(8)}
     )
@@ -45,7 +45,7 @@ def _table(images: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
         height=(images.sum(axis=2) * rows).sum(axis=1) / images.sum(axis=(1, 2)),
         even=(labels % 2 == 0).astype(int),
         round=np.isin(labels, ROUND).astype(int),
-        # Unequal owners, with unequal shares of the classes.
+        # The owners have unequal numbers of samples, and unequal shares of the classes.
         writer=[f"w{(label + number % 3) % 5}" for number, label in enumerate(labels)],
     )
 
@@ -53,7 +53,7 @@ def _table(images: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
 def _write_arrays(folder: Path, images: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> None:
     owner = np.array(owners, dtype="U2")
     _write_split(folder / "images.npz", images, labels, owner=owner)
-    # As a text, an image is its sums of rows and columns, 0 to 8, and what follows is its digit.
+    # As a text, an image is its sums of rows and columns (tokens 0 to 8). The label is its digit.
     tokens = np.rint(np.concatenate([images.sum(axis=1), images.sum(axis=2)], axis=1))
     _write_split(folder / "text.npz", tokens.astype(np.int64), labels, vocabulary=np.int64(10))
 

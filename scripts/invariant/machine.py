@@ -1,4 +1,4 @@
-"""What decides the bits of a result besides the code."""
+"""Describes what else decides the bits of a result, apart from the code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LIBRARIES = ("torch", "numpy", "scikit-learn")
 
 
 def kind() -> str:
-    """Return the kind of processor and the versions of what computes, in one line.
+    """Return the kind of processor and the versions of the computing libraries, in one line.
 
-    Two machines of one kind compute the same bits; of two kinds they may. The processor is the
-    vendor, family and model with the instructions that torch uses.
+    Two machines of the same kind compute the same bits; machines of different kinds may not. The
+    processor is its vendor, family and model with the instructions that torch uses.
     """
     from torch.backends import cpu
 

@@ -1,4 +1,4 @@
-"""What of a run is compared: the values of its frames, and their hash."""
+"""Reads the values of a run that are compared, and hashes them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import fedhet
 
 
 def read(place: Path) -> dict[str, dict[str, Any]]:
-    """Return the values of a run's frames: where they stand -> column -> value.
+    """Return the values of a run's frames: place -> column -> value.
 
-    The order is that of time: the steps, the clients' scores, and then what the run has as a whole.
+    First come the steps, then the clients' scores, then the values of the whole run.
     """
     results = fedhet.results(str(place))
     found = {f"step {number}": row for number, row in enumerate(rows(results.rounds), start=1)}

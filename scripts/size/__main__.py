@@ -1,9 +1,9 @@
-"""How large fedhet is: its code by room.
+"""Print how much code fedhet has, by package.
 
     python scripts/size [--root ../another/checkout] [--check]
 
-`--check` compares all statements with budget.json; who raises the number there says why in the
-changelog.
+`--check` compares the number of statements with budget.json. If you raise a number there, give the
+reason in the changelog.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ COLUMNS = ("files", "functions", "statements")
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="a checkout")
-    parser.add_argument("--check", action="store_true", help="compares with budget.json")
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).parents[2], help="the checkout to count"
+    )
+    parser.add_argument("--check", action="store_true", help="compare with budget.json")
     options = parser.parse_args()
     counted = packages(options.root)
     if options.check:

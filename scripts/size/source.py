@@ -1,4 +1,4 @@
-"""How much code there is, by room."""
+"""Counts the code, by package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 def count(source: str) -> Counter[str]:
     """Count a file's functions and statements.
 
-    Docstrings are no statements, so neither formatting nor moving changes their number.
+    Docstrings do not count as statements. Neither formatting nor moving code changes the numbers.
     """
     nodes = [*ast.walk(ast.parse(source))]
     documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTION)]
@@ -24,7 +24,7 @@ def count(source: str) -> Counter[str]:
 
 
 def packages(root: Path) -> dict[str, Counter[str]]:
-    """Count the packages of fedhet, then fedhet, the folders beside it, and all; without tests."""
+    """Count each package of fedhet, then fedhet, papers and scripts, then all; without tests."""
     rows: dict[str, Counter[str]] = {}
     for folder in ("fedhet", "papers", "scripts"):
         for path in (root / folder).rglob("*.py"):
@@ -39,7 +39,7 @@ def packages(root: Path) -> dict[str, Counter[str]]:
 
 
 def over_budget(counted: Mapping[str, Mapping[str, int]], budget: Mapping[str, int]) -> list[str]:
-    """Say which of the budget's names, such as all, have more statements than it allows."""
+    """Return a message for each name of the budget (such as "all") with too many statements."""
     return [
         f"{name} has {counted[name]['statements']:,} statements; budget.json allows {allowed:,}"
         for name, allowed in budget.items()

@@ -1,15 +1,16 @@
-"""Cut the subsets with which the published figures were measured from the whole data sets.
+"""Cut the subsets of the published measurements from the whole data sets.
 
     python -m fedhet data download mnist
     python scripts/subsets mnist                    # from data/ into subsets/
     FEDHET_DATA_DIR=subsets python -m fedhet reproduce fedlex/table1
 
-Of MNIST and Fashion-MNIST a subset has 700 training and 200 test images of each class, evenly
-spaced among the n of the class: those at i * n // 700 and i * n // 200. Of CIFAR-10 it has 250 and
-50, which cifar10.csv lists by their place among the images of their class.
+The subsets of MNIST and Fashion-MNIST have 700 training and 200 test images of each class. The
+images are evenly spaced among the n images of the class, at i * n // 700 and i * n // 200. The
+subset of CIFAR-10 has 250 training and 50 test images of each class; cifar10.csv lists their
+positions among the images of their class.
 
-A subset that does not come out as it was measured with, byte for byte, is refused, and nothing of
-it is written.
+If a subset is not byte for byte the subset of the measurements, the command refuses it and writes
+nothing of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from torchvision.datasets import CIFAR10, MNIST, FashionMNIST
 
 HERE = Path(__file__).parent
 PER_CLASS = {"train": 700, "t10k": 200}
-# Of CIFAR-10 it has the pixels in the order of cifar10.csv: PNG files differ with what writes them.
+# The sum of CIFAR-10 is over the pixels, in the order of cifar10.csv: PNG files differ with the
+# program that writes them.
 SUMS = dict(line.split()[::-1] for line in (HERE / "SHA256SUMS").read_text().splitlines())
 
 Array = NDArray[np.uint8]
@@ -42,7 +44,7 @@ def mnist(dataset: type[MNIST], source: Path) -> dict[str, bytes]:
 
     Raises:
         RuntimeError: the whole data set is not in `source`.
-        SystemExit: a file does not come out as it was measured with.
+        SystemExit: a file differs from the file of the measurements.
     """
     files: dict[str, bytes] = {}
     for split, count in PER_CLASS.items():
@@ -75,7 +77,7 @@ def cifar10(source: Path) -> dict[str, bytes]:
 
     Raises:
         RuntimeError: the whole data set is not in `source`.
-        SystemExit: the images are not those of the measurements.
+        SystemExit: the images differ from the images of the measurements.
     """
     whole = {split: CIFAR10(str(source), train=split == "train") for split in ("train", "test")}
     images: dict[str, Array] = {}
@@ -96,7 +98,7 @@ def _check(name: str, content: bytes) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != SUMS[name]:
         sys.exit(
-            f"error: {name} would have the SHA-256 {found}, but that of the measurements has"
+            f"error: {name} would have the SHA-256 {found}, but in the measurements it has"
             f" {SUMS[name]}: the source is not the published data set"
         )
 
@@ -116,13 +118,17 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="+", choices=CUT)
-    parser.add_argument("--source", type=Path, default=Path("data"), help="default: data")
-    parser.add_argument("--target", type=Path, default=Path("subsets"), help="default: subsets")
+    parser.add_argument(
+        "--source", type=Path, default=Path("data"), help="the folder to read; default: data"
+    )
+    parser.add_argument(
+        "--target", type=Path, default=Path("subsets"), help="the folder to write; default: subsets"
+    )
     options = parser.parse_args()
     for name in options.names:
         try:
             files = CUT[name](options.source)
-        except RuntimeError:  # torchvision's, which advises to let it download
+        except RuntimeError:  # torchvision's message would advise a download by torchvision
             sys.exit(
                 f"error: {options.source} does not have all of {name}; download it by"
                 f" `python -m fedhet data download {name} --data-dir {options.source}`"

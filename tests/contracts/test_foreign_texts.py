@@ -172,7 +172,7 @@ def test_what_a_node_says_of_itself(answer: Any, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, logger="fedhet"):
         assert nodes.hosts([0], members)[0] is None
     assert all(is_clean(record.getMessage()) for record in caplog.records)
-    assert "goes on without it" in caplog.text
+    assert "continues without this node" in caplog.text
 
 
 def test_an_error_of_flower_and_of_its_grid(federation: Federation) -> None:

@@ -137,7 +137,7 @@ def test_a_clock_that_flower_would_refuse(
     with served(kit / "server", handler) as port:
         found = at_site(kit, capsys, port=port)
     assert list(found) == (["server"] if direction else [])
-    assert not direction or f"{direction} that of" in found["server"]
+    assert not direction or f"{direction} the clock of" in found["server"]
 
 
 def test_a_server_that_is_no_superlink(kit: Path, capsys: Printed) -> None:

@@ -267,7 +267,7 @@ def test_without_a_name_of_flower_its_own_supernode_serves_where_any_code_may(
     node.node(["--code=any", "--isolation=subprocess", "--insecure"])
     assert began == [(["python -m fedhet deploy node", "--insecure"], start)]
     assert (
-        f"Flower's own SuperNode starts, whose rounds take longer: fedhet needs Flower's {name}"
+        f"Flower's own SuperNode starts; its rounds take longer: fedhet needs Flower's {name}"
         in (caplog.text)
     )
 

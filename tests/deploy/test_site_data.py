@@ -43,8 +43,8 @@ def test_the_data_of_a_site_beside_the_declaration_of_a_run(kit: Path, capsys: P
         ("dataset.shape=[3]", "a sample has shape (2,); the run declares (3,)"),
         ("dataset.classes=[no,yes]", "array 'y_train', row 0"),
         ("dataset.sites=[b,c]", "the site 'a', which the run does not declare"),
-        ("dataset.files={a:a.npz}", "names no path of a site"),
-        ("dataset=digits", "would cut a data set that all machines hold"),
+        ("dataset.files={a:a.npz}", "names no paths of sites"),
+        ("dataset=digits", "divides a data set that all machines hold"),
     ],
 )
 def test_data_that_a_run_does_not_declare(
@@ -84,7 +84,7 @@ def test_the_data_of_a_run_at_the_server(kit: Path, capsys: Printed) -> None:
         (["dataset=npz", "dataset.file=/nothing.npz"], "nothing.npz"),
         ([*LOCAL, "dataset.test=/nothing.npz"], "nothing.npz"),
         ([*LOCAL, "dataset.test={kit}/data3.npz"], "the run declares (2,)"),
-        ([*LOCAL, "partition=iid"], "no partition may cut into shares"),
+        ([*LOCAL, "partition=iid"], "no partition may divide them"),
         (["method._target_=missing_package.Method"], "missing_package"),
     ],
 )

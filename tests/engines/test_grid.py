@@ -253,7 +253,7 @@ def test_a_strange_node_ends_no_run_that_has_begun(
     on_grid.join(3, generation=4).properties = properties
     on_grid.step()
     assert on_grid.run.current.accepted == 3
-    assert "the run goes on without it" in caplog.text and "\x1b" not in caplog.text
+    assert "the run continues without this node" in caplog.text and "\x1b" not in caplog.text
     early = OnGrid(federation, present=3)
     early.join(3).properties = properties
     with pytest.raises(RunFailed):

@@ -154,7 +154,7 @@ def test_two_nodes_that_ask_for_a_token(
     for refused in (without, nowhere, wrong):
         assert refused.stderr.startswith(place) and "where it asks for a token" in refused.stderr
     large = run_on(address, "engine.num_cpus=2", RAY_AUTH_MODE="token")
-    assert "engine.num_cpus=2 per client, but the largest node of the cluster has 1" in large.stderr
+    assert "engine.num_cpus=2 per client, but the cluster's largest node has only 1" in large.stderr
 
     monkeypatch.setenv("FEDHET_TRUST", "faulty")
     monkeypatch.setenv("PYTHONPATH", str(HERE))

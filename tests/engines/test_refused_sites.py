@@ -40,7 +40,7 @@ def test_a_site_that_joins_twice(folder: Path) -> None:
 
 def test_a_node_that_is_not_the_one_named_for_the_site(folder: Path) -> None:
     deployment = Deployment(folder, "dataset.nodes={b:7}")
-    assert "it claims to be site 'b', which is node 7" in deployment.refusal()
+    assert "it claims to be site 'b', but that site is node 7" in deployment.refusal()
 
 
 def test_a_site_whose_owner_demands_noise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ NOISE = ["privacy.noise=1", "eval.clients=false", "method=fedavg"]
 def test_a_site_tells_nothing_exact_under_noise(folder: Path) -> None:
     """Neither statistics that the run asks for, nor counts that its operator shares otherwise."""
     asks = Deployment(folder, *NOISE)
-    assert "privacy.noise=1: what a site tells" in (reason := asks.refusal())
+    assert "privacy.noise=1: a site's statistics" in (reason := asks.refusal())
     assert "give mean and std as numbers" in reason
     given = [*NOISE, "dataset.mean=[5]", "dataset.std=[6]"]
     shares = Deployment(folder, *given, sites="bc")
@@ -108,7 +108,7 @@ def test_a_node_without_data_of_its_own(folder: Path) -> None:
 
 def test_a_run_that_names_paths_of_sites(folder: Path) -> None:
     deployment = Deployment(folder, "dataset.files={a:/etc/passwd}")
-    assert "a deployed run names no path of a site" in deployment.refusal()
+    assert "a deployed run names no paths of sites" in deployment.refusal()
 
 
 def test_a_run_that_would_cut_a_site_s_file_into_shares(folder: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     assert deployment.host(1) is None
     deployment.join("b", 9)
     assert deployment.host(1) is None
-    assert "site 'b', which is node 2" in caplog.text
+    assert "site 'b', but that site is node 2" in caplog.text
     deployment.members.nodes["2"] = node
     assert deployment.host(1) is node
     del deployment.members.nodes["2"]
@@ -214,7 +214,7 @@ def test_a_site_that_comes_back_is_known_again_and_no_other_node_takes_its_place
     apps._cached_site.cache_clear()  # its process has ended
     deployment.members.nodes["2"] = node
     assert deployment.host(1) is None
-    assert "site 'b' has other data" in caplog.text
+    assert "the data of site 'b' have changed" in caplog.text
 
 
 @pytest.mark.parametrize("found", ["0" * 16, None, 3], ids=["other", "none", "number"])
@@ -232,7 +232,7 @@ def test_a_node_with_other_data_than_the_server_in_a_run_that_shares_out_one_set
     assert nodes[1].who()["data"] == job.data_digest
     other = Nodes(job.config.run.replies, job.data_digest)
     nodes[1].alter = lambda properties: {**properties, "data": found}
-    with pytest.raises(RunFailed, match=r"node 2: .*samples.*dataset=local .*sites"):
+    with pytest.raises(RunFailed, match=r"node 2: .*samples.*sites .*dataset=local"):
         other.hosts([1], members)
 
 

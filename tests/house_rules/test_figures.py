@@ -40,7 +40,7 @@ PAGE = "Some text.\n\n<!-- figures: tiny -->\n<!-- end figures -->\n\nMore.\n"
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(SCRIPT)
-    for variable in (components.SEARCH_PATH, components.TRUST):  # `find_pieces` sets them
+    for variable in (components.SEARCH_PATH, components.TRUST):  # `find_components` sets them
         monkeypatch.setenv(variable, "")
     return importlib.import_module("tables")
 
@@ -70,7 +70,7 @@ def test_our_means_are_those_of_independent_loops(tables: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", ["fedsgd", pytest.param("*", marks=pytest.mark.slow)])
 def test_the_runs_of_every_table_compose(tables: ModuleType, name: str) -> None:
-    tables.find_pieces()
+    tables.find_components()
     chosen = [table for table in tables.tables(ROOT).values() if fnmatch(table.name, name)]
     runs = {cell.overrides for table in chosen for cell in table.cells}
     assert runs
@@ -107,7 +107,7 @@ def test_what_pages_print_can_be_measured_again(
     first = fedavg.partition(" ")[0]
     readme.write_text(printed.replace(first, ".999"))
     assert figures(["tiny"], tmp_path) == 1
-    assert "README.md: the block 'tiny' is not what was measured" in capsys.readouterr().out
+    assert "README.md: the block 'tiny' differs from the measurements" in capsys.readouterr().out
 
     readme.write_text(printed)
     stored = definition.with_suffix(".json")
@@ -121,7 +121,7 @@ def test_what_pages_print_can_be_measured_again(
     assert figures([], tmp_path) == 1
     out = capsys.readouterr().out
     assert "README.md: docs/figures/lost.yaml does not exist" in out
-    assert "docs/figures/tiny.yaml: on no page" in out
+    assert "docs/figures/tiny.yaml: no page shows it" in out
 
 
 def test_a_table_may_change_the_data_that_its_overrides_choose(tables: ModuleType) -> None:

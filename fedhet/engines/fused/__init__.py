@@ -1,6 +1,6 @@
-"""Clients, and runs, whose models are trained and evaluated as one.
+"""Trains and evaluates the models of several clients, or runs, in one batch (fused).
 
-Each client is written as if it were alone. Where its training or an evaluation begins, it waits for
-the others (`scheduler`); what all of them wait for is then done as one (`steps`), with one model in
-each row of every tensor (`stacks`).
+A client's code is written for one client only. When its training or an evaluation begins, the
+client waits for the others (`scheduler`). Then the work of all waiting clients is done in one batch
+(`steps`), with tensors that have one row per model (`stacks`).
 """

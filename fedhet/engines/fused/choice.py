@@ -1,4 +1,4 @@
-"""How many clients to train as one, of a network and a batch size (engine.fused=auto)."""
+"""Chooses how many clients to train in one batch (engine.fused=auto)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fedhet.core.errors import ConfigError
 from fedhet.engines.fused.clients import obstacle
 from fedhet.runs.job import Job
 
-# Parameters of a network, at most -> the largest batch for which clients that train as one are
-# faster than one after another, as measured by scripts/bench (docs/performance.md). Where memory or
-# arithmetic is the limit they are not.
+# Largest number of parameters -> the largest batch size for which fused training is faster than one
+# client after another, as measured by scripts/bench (docs/performance.md). If memory or arithmetic
+# is the limit, fused training is not faster.
 TABLE = {20_000: 128, 52_000: 32}
-AT_ONCE = 60  # clients; more gain little
-FEWEST = 3  # clients in a round; fewer are slower as one
+AT_ONCE = 60  # clients in one batch; more gain little
+FEWEST = 3  # clients in a round; with fewer, fused training is slower
 
 
 def together(job: Job) -> int:
-    """How many clients of a run train as one; 0 for one after another.
+    """Return how many clients of a run train in one batch; 0 for one after another.
 
     Raises:
-        ConfigError: the settings of the run do not fit together.
+        ConfigError: the settings of the run contradict each other.
     """
     run = job.config.run
     engine, deadline = run.engine, run.replies.deadline
@@ -28,8 +28,8 @@ def together(job: Job) -> int:
         return 0
     if deadline:
         raise ConfigError(
-            f"replies.deadline={deadline:g} with engine.fused={engine.fused}: clients that"
-            " train as one have no seconds of their own"
+            f"replies.deadline={deadline:g} with engine.fused={engine.fused}: clients that train in"
+            " one batch cannot be timed one by one; leave one of the two settings out"
         )
     if engine.fused != "auto":
         return int(engine.fused)
@@ -38,14 +38,14 @@ def together(job: Job) -> int:
 
 
 def suited(model: nn.Module, batch_size: int, clients: float) -> int:
-    """How many clients to train as one; 0 for one after another.
+    """Return how many clients to train in one batch; 0 for one after another.
 
-    It depends on nothing else, so that a run has the same bytes on every machine.
+    The result depends only on the arguments, so that a run has the same bytes on every machine.
 
     Args:
-        model: what they train.
-        batch_size: of their local steps.
-        clients: how many are in a round.
+        model: the clients' model.
+        batch_size: the batch size of their local steps.
+        clients: the number of clients in a round.
     """
     own = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     linear = all(isinstance(layer, nn.Linear) for layer in own)

@@ -1,4 +1,4 @@
-"""The clients of one process, whose models are trained and evaluated as one."""
+"""Serves the clients of one process with fused training and evaluation of their models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECURRENT = "torch.func.vmap computes recurrent layers one model after another, 
 
 
 def obstacle(module: nn.Module | None) -> str | None:
-    """Why models of this kind are trained one after another; None where they need not be."""
+    """Return why models of this kind are trained one after another; None if fusing is possible."""
     if module is None:
         return None
     if next(module.buffers(), None) is not None:
@@ -40,23 +40,23 @@ def obstacle(module: nn.Module | None) -> str | None:
     return None
 
 
-# Whether what the client that is being served has asked for has failed, perhaps because of others.
+# Whether a fused request of the present client has failed, perhaps because of other clients.
 ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 class OneByOne(BaseException):
-    """The client that raises it must be served anew; its training is not done with others.
+    """Raised while a client is served: serve the client again, and train it without others.
 
-    It is no Exception, so that it passes by what turns those into a failed reply.
+    It is not an Exception, so that the client does not turn it into a failed reply.
     """
 
 
 class Fused:
-    """Carries out the gradient steps and forward passes of several clients as one."""
+    """Computes the gradient steps and forward passes of several clients in one batch (fused)."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> why
+        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> reason
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         training = Training(descent, list(orders), alone=ALONE.get())
@@ -86,35 +86,35 @@ class Fused:
         if form not in self._refused:
             try:
                 return self._scheduler.ask(asked)  # type: ignore[no-any-return]
-            except Exception as error:  # noqa: BLE001 -- where it is not about vmap, it comes again
+            except Exception as error:  # noqa: BLE001 -- if vmap is not the cause, it comes again
                 self._refuse(form, str(error).strip().partition("\n")[0])
-        return torch.cat([getattr(module, part)(some) for some in x.split(FORWARD_BATCH)])
+        return torch.cat([getattr(module, part)(batch) for batch in x.split(FORWARD_BATCH)])
 
 
 class FusedTransport(LocalTransport):
     """Serves k clients at a time, side by side.
 
     Args:
-        make: makes the client of one message.
-        store: where the clients that it makes keep their states.
-        k: how many at a time.
+        make: returns a client for one message.
+        store: the store of the clients' states.
+        k: the number of clients at a time.
 
     Attributes:
-        batcher: carries out what is done as one.
+        batcher: computes the clients' fused work.
     """
 
     def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
         super().__init__(make, store)
         self._k = k
-        self._scheduler = Scheduler.here()  # with those of other runs
+        self._scheduler = Scheduler.here()  # shared with other runs of this thread
         self.batcher = Fused(self._scheduler)
-        self._workspaces: list[Workspace] = []  # one for each place
+        self._workspaces: list[Workspace] = []  # one for each of the k places
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
         for first in range(0, len(plan), self._k):
-            some = plan[first : first + self._k]
+            group = plan[first : first + self._k]
             with clock("clients"):
-                works = [partial(self._serve, place, msg) for place, msg in enumerate(some)]
+                works = [partial(self._serve, place, msg) for place, msg in enumerate(group)]
                 replies = self._scheduler.gather(works)
             yield from replies
 

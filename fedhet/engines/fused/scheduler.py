@@ -1,4 +1,4 @@
-"""Where clients and runs wait for each other, so that what they wait for is done as one."""
+"""Lets clients and runs wait for each other, so that their requests are computed in one batch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Result = TypeVar("Result")
 
 
 class Request(Protocol):
-    """What is done as one with other requests of its type and form."""
+    """Work that can be done in one batch with other requests of the same type and form."""
 
     @property
     def form(self) -> Hashable: ...
 
     @staticmethod
     def perform(requests: Sequence[Any]) -> Sequence[Any]:
-        """Carry out requests of one form, and return the result of each."""
+        """Compute requests of one form, and return the result of each."""
         ...
 
 
@@ -35,10 +35,10 @@ _ACTIVE = threading.local()
 
 
 class Scheduler:
-    """Calls functions side by side in one thread, each until it asks for something.
+    """Calls functions side by side in one thread; each runs until it makes a request.
 
-    Once all of them wait, what they ask for is done. Each has a state of torch's global random
-    stream, and of context variables, of its own.
+    Once all of them wait, their requests are computed. Each function has its own state of torch's
+    global random stream, and its own context variables.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Scheduler:
 
     @staticmethod
     def here() -> Scheduler:
-        """The scheduler of this thread, or a new one."""
+        """Return the scheduler of this thread, or a new scheduler."""
         return getattr(_ACTIVE, "scheduler", None) or Scheduler()
 
     def gather(self, works: Sequence[Callable[[], Result]]) -> list[Result]:
         """Call the functions side by side, and return what they return.
 
         Raises:
-            Exception: what the first of them that fails raises, once all have ended.
+            Exception: the first exception of a function; raised once all functions have ended.
         """
         results: list[Any] = [None] * len(works)
         errors: list[Exception] = []
@@ -67,7 +67,7 @@ class Scheduler:
             try:
                 with exits_as_errors():
                     results[i] = works[i]()
-            except Exception as error:  # noqa: BLE001 -- for the caller
+            except Exception as error:  # noqa: BLE001 -- raised in the caller
                 errors.append(error)
             left -= 1
             if not left and caller is not hub:
@@ -88,9 +88,9 @@ class Scheduler:
         return results
 
     def ask(self, request: Request) -> Any:
-        """Have the request carried out with those of others, and return its result.
+        """Wait until the request is computed with the requests of others, and return its result.
 
-        Where nobody else could ask, it is carried out at once.
+        If no other function runs, compute the request at once.
         """
         if self._hub in (None, getcurrent()):
             return type(request).perform([request])[0]
@@ -115,7 +115,7 @@ class Scheduler:
             while self._ready or self._asking:
                 while self._ready:
                     task, value = self._ready.popleft()
-                    torch.set_grad_enabled(True)  # another one may wait where it is disabled
+                    torch.set_grad_enabled(True)  # another task may wait with gradients disabled
                     if share := _share(task):
                         share.resume()
                     task.switch(value)
@@ -124,8 +124,8 @@ class Scheduler:
                 self._ready.extend(_carried_out(self._asking))
                 self._asking = []
         finally:
-            # After an interruption, all others end as if it had reached them.
-            waiting = [one[0] for one in (*self._asking, *self._ready)]
+            # After an interruption, end all other tasks as if it had reached them, too.
+            waiting = [entry[0] for entry in (*self._asking, *self._ready)]
             self._asking, self._ready = [], deque()
             for task in (*waiting, *tasks):
                 if not task.dead:
@@ -137,12 +137,12 @@ class Scheduler:
 
 
 def _share(task: greenlet) -> Share | None:
-    """The seconds of the run to which the task, which does not go on now, belongs."""
+    """Return the clock of the run to which a task belongs; the task must not be running."""
     return task.gr_context.get(SHARE) if task.gr_context else None
 
 
 def _carried_out(asking: Sequence[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
-    """What to give each task: the result of its request, or the exception that it has raised."""
+    """Compute all requests, and return for each task the result, or the exception raised."""
     by_form: dict[Hashable, list[int]] = {}
     for i, (_, request) in enumerate(asking):
         by_form.setdefault((type(request), request.form), []).append(i)
@@ -153,7 +153,7 @@ def _carried_out(asking: Sequence[tuple[greenlet, Request]]) -> list[tuple[green
         try:
             with exits_as_errors():
                 found = type(requests[0]).perform(requests)
-        except Exception as error:  # noqa: BLE001 -- for those who have asked
+        except Exception as error:  # noqa: BLE001 -- raised in the tasks that have asked
             found = [error] * len(members)
         seconds = (time.perf_counter() - began) / len(members)
         for i, result in zip(members, found, strict=True):

@@ -1,6 +1,6 @@
-"""Several values of one form as one: each of their tensors has one of them in every row.
+"""Stacks several values of one form into one value; its tensors have one row per original value.
 
-Values are trees of any depth, of tensors, numbers and texts in dicts, lists, tuples and objects.
+A value is a tree of any depth: tensors, numbers and texts in dicts, lists, tuples and objects.
 """
 
 from __future__ import annotations
@@ -15,36 +15,38 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = (int, float, str, bool, type(None))
-RATES, COUNT = ("lr", "factor"), "t"  # of optimisers: numbers that may differ; one counts steps
-_OF_ALL = vars(nn.Module()).keys()  # attributes that torch gives every module
+# Attributes of optimisers that may differ between stacked values; COUNT is the number of steps.
+RATES, COUNT = ("lr", "factor"), "t"
+_OF_ALL = vars(nn.Module()).keys()  # attributes that every torch module has
 _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
 def form(value: Any) -> Hashable:
-    """What values must have in common to be stacked: all but the entries of tensors, and rates."""
+    """Return a key that values must share to be stacked: all except tensors' entries and rates."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, dict):
-        return tuple((k, None if is_rate(k, one) else form(one)) for k, one in value.items())
+        return tuple((k, None if is_rate(k, item) else form(item)) for k, item in value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(map(form, value))
     return type(value), form(vars(value))
 
 
 def is_rate(key: object, value: object) -> bool:
-    """Whether an attribute of an optimiser is a number that may differ."""
+    """Whether an attribute of an optimiser is a number that may differ between stacked values."""
     return (key in RATES or key == COUNT) and isinstance(value, int | float)
 
 
 def layers(module: nn.Module) -> Hashable:
-    """What modules must have in common so that one of them may compute for all."""
+    """Return a key that modules must share so that one of them can compute for all."""
     known = _LAYERS.get(module)
     if known is None:
         state = module.state_dict()
         tensors = [(name, t.shape, t.dtype) for name, t in state.items()]
-        # A class may be defined anew in this process, and a layer's text may leave out a number.
+        # Classes and attributes count, too: a class may be redefined in this process, and a layer's
+        # repr may omit a number.
         classes = tuple(map(type, module.modules()))
         attributes = [
             (key, _compared(value))
@@ -52,7 +54,7 @@ def layers(module: nn.Module) -> Hashable:
             for key, value in vars(layer).items()
             if key not in _OF_ALL
         ]
-        # Nobody shares what is not among the tensors that are stacked.
+        # Only tensors of the state dict are stacked; other buffers must be identical objects.
         apart = [id(t) for name, t in module.named_buffers() if name not in state]
         known = repr(module), classes, tuple(attributes), tuple(tensors), tuple(apart)
         _LAYERS[module] = known
@@ -60,28 +62,28 @@ def layers(module: nn.Module) -> Hashable:
 
 
 def _compared(value: Any) -> Hashable:
-    """An attribute of a layer as a key: itself, the text of what is plain, or its identity."""
+    """Return a layer's attribute as a key: a function itself, a plain value's repr, else its id."""
     if isinstance(value, (dict, list, set, tuple, *PLAIN)):
         return repr(value)
     return value if isinstance(value, FunctionType | BuiltinFunctionType | type) else id(value)
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Stack values of one form. Rates become a tensor (K,), float64, also where they are equal.
+    """Stack values of one form. Rates become a float64 tensor (K,), even if all are equal.
 
     Args:
-        values: K of them.
+        values: the K values.
     """
     return _combined(lambda each: torch.stack([t.detach() for t in each]), values, {})
 
 
 def mapped(f: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The value with f(t) in the place of every tensor t."""
+    """Return the value with f(t) in place of every tensor t."""
     return _combined(lambda each: f(*each), [value], {})
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors of the value, each of them once."""
+    """Return all tensors of the value, each of them once."""
     found: dict[Hashable, Tensor] = {}
     _combined(lambda each: each[0], [value], found)
     return list(found.values())
@@ -90,12 +92,12 @@ def tensors(value: Any) -> list[Tensor]:
 def _combined(
     f: Callable[[Sequence[Tensor]], Tensor], values: Sequence[Any], seen: dict[Hashable, Tensor]
 ) -> Any:
-    """A value of the form of these, with f(their tensors) in the place of each tensor.
+    """Return a value of the same form, with f(the values' tensors) in place of each tensor.
 
     Args:
-        f: what is put there.
-        values: they have one form.
-        seen: what has been put there, so that a tensor of several names stays one.
+        f: a function of the values' tensors at one place.
+        values: values of one form.
+        seen: the results of f so far, so that a tensor with several names stays one tensor.
     """
     first = values[0]
     if isinstance(first, Tensor):
@@ -106,7 +108,7 @@ def _combined(
     if isinstance(first, PLAIN):
         return first
     if isinstance(first, dict):
-        columns = {key: [one[key] for one in values] for key in first}
+        columns = {key: [value[key] for value in values] for key in first}
         return {
             key: torch.tensor(column, dtype=torch.float64)
             if is_rate(key, first[key])
@@ -116,44 +118,44 @@ def _combined(
     if isinstance(first, list | tuple):
         return type(first)(_combined(f, each, seen) for each in zip(*values, strict=True))
     other = copy(first)
-    for key, one in _combined(f, [vars(value) for value in values], seen).items():
-        object.__setattr__(other, key, one)  # also of frozen dataclasses
+    for key, item in _combined(f, [vars(value) for value in values], seen).items():
+        object.__setattr__(other, key, item)  # works for frozen dataclasses, too
     return other
 
 
 def at_rows(value: Any, rows: slice | Tensor) -> Any:
-    """Some of the values that were stacked, as a stack of their own; a slice is a view."""
+    """Return a stack of only these rows of a stacked value; for a slice, its tensors are views."""
     return mapped(lambda t: t[rows], value)
 
 
 def put_back(
     value: Any, row: int, into: Any, steps: int, moves: list[tuple[Tensor, Tensor]]
 ) -> None:
-    """Give one of the values that were stacked what its row of `value` has become.
+    """Update one of the original values from its row of the stack.
 
     Args:
         value: the stack.
-        row: which of its rows.
-        into: the value.
-        steps: how many steps were taken, which an optimiser may count.
-        moves: gets the tensors of the value, each with what is to be copied into it.
+        row: the row of the value in the stack.
+        into: the original value.
+        steps: how many steps were taken; an optimiser may count them.
+        moves: gets pairs (tensor of `into`, tensor to be copied into it).
     """
     if isinstance(into, Tensor):
         moves.append((into, value[row]))
     elif isinstance(into, dict):
-        for key, one in into.items():
-            if not is_rate(key, one):
-                put_back(value[key], row, one, steps, moves)
+        for key, item in into.items():
+            if not is_rate(key, item):
+                put_back(value[key], row, item, steps, moves)
             elif key == COUNT:
                 into[key] += steps
     elif isinstance(into, list | tuple):
-        for one, own in zip(value, into, strict=True):
-            put_back(one, row, own, steps, moves)
+        for stacked, own in zip(value, into, strict=True):
+            put_back(stacked, row, own, steps, moves)
     elif not isinstance(into, PLAIN):
         put_back(vars(value), row, vars(into), steps, moves)
 
 
 def put_rows(value: Any, rows: slice | Tensor, into: Any) -> None:
-    """Give these rows of `into`, in place, what they have become in a stack of their own."""
+    """Copy a stack of these rows back into the rows of `into`, in place."""
     for t, to in zip(tensors(value), tensors(into), strict=True):
         to[rows] = t

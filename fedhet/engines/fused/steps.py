@@ -1,4 +1,4 @@
-"""Gradient steps, and forward passes, of several models as one."""
+"""Gradient steps and forward passes of several models in one batch (fused)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from fedhet.engines.fused import stacks
 from fedhet.engines.fused.stacks import at_rows, mapped, put_back, put_rows, stack, tensors
 from fedhet.engines.fused.traces import traces_of
 
-CLOSE = 0.02  # relative: what reads the wrong tensors is farther off, and bfloat16 is not
-NOTHING = 1e-5  # the norm of a gradient that is rounding alone, as where a loss is constant
-LEAST_WIDTH = 64  # below which a padded batch takes hardly longer
+# Relative tolerance of the check: bfloat16 stays within it; a term with wrong tensors does not.
+CLOSE = 0.02
+NOTHING = 1e-5  # gradients of this norm are only rounding errors, for example of a constant loss
+LEAST_WIDTH = 64  # a batch padded to this width takes hardly longer than a smaller batch
 State = tuple[Tree, Tree, list[Prepared], Any]  # parameters, other parameters, own, optimiser
 
 
 @dataclass
 class Training:
-    """What one client asks for: the steps of epochs with these orders of its samples.
+    """One client's request for training: the steps of epochs with these orders of its samples.
 
     Attributes:
-        descent: what is trained, and how.
-        orders: of the samples, in each epoch.
-        alone: whether it is carried out without others.
+        descent: the model, the loss and the optimiser.
+        orders: the order of the samples in each epoch.
+        alone: whether the request must be computed without others.
     """
 
     descent: Descent
@@ -46,21 +47,21 @@ class Training:
 
     @property
     def form(self) -> Hashable:
-        """What such trainings must have in common to be carried out as one."""
+        """The key that trainings must share to be computed in one batch."""
         return self.kind, id(self) if self.alone else None
 
     @cached_property
     def kind(self) -> Hashable:
-        """What trainings must have in common for the hooks of one to serve for all."""
+        """The key that trainings must share so that the hooks of one of them work for all."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
         layers = None if d.module is None else (stacks.layers(d.module), d.module.training)
-        flags = tuple(one is None for one in (d.change, d.draw, d.augment))
+        flags = tuple(hook is None for hook in (d.change, d.draw, d.augment))
         return d.common, d.size, d.clip, columns, layers, stacks.form(self.state), flags
 
     @cached_property
     def state(self) -> State:
-        """All tensors that a step reads or changes, beside the samples."""
+        """All tensors that a step reads or changes, except the samples."""
         d = self.descent
         trained = {id(p) for p in d.params.values()}
         named = () if d.module is None else d.module.named_parameters()
@@ -71,40 +72,41 @@ class Training:
     def perform(requests: Sequence[Training]) -> list[Tensor]:
         """Take all steps, and return for each training the sum of the losses in its last epoch.
 
-        All take their first step together; those with more batches go on without the others.
+        All trainings take their first step together. A training that has no batches left drops out,
+        and the others continue.
         """
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].lengths))
         trainings = [requests[i] for i in order]
         batches = StackedBatches(trainings)
         lengths, device = batches.lengths, batches.device
-        widths = [one.width for one in trainings]
+        widths = [training.width for training in trainings]
         step = StackedStep(trainings[0].descent, trainings[0].kind)
         exact = step.like.exact
-        stacked = stack([one.state for one in trainings])
-        # Rates are not on the device yet.
+        stacked = stack([training.state for training in trainings])
+        # Stacked rates are not on the device yet.
         every: State = mapped(lambda t: t.to(device, non_blocking=True), stacked)
         state, rows = every, len(trainings)
         totals = torch.zeros(rows, dtype=torch.float64, device=device)
         for t in range(len(lengths[0])):
             going = sum(len(own) > t for own in lengths[:rows])
-            if going < rows:  # in the memory of `every`, which has the others as they are now
+            if going < rows:  # views of `every`, which keeps the final states of the other rows
                 state, rows = at_rows(state, slice(0, going)), going
             parts = _parts([own[t] for own in lengths[:rows]] if exact else widths[:rows], device)
             for part, chosen, width_ in parts:
-                # Each part has a stack of its own, and an optimiser that counts its steps.
-                its_state = state if len(parts) == 1 else at_rows(state, chosen)
-                sizes, those = [lengths[row][t] for row in part], [trainings[row] for row in part]
+                # Each part has its own stack, and its own optimiser, which counts steps.
+                part_state = state if len(parts) == 1 else at_rows(state, chosen)
+                sizes, group = [lengths[row][t] for row in part], [trainings[row] for row in part]
                 columns, weights = batches.at(t, part, chosen, sizes, width_)
-                check = t == 0 and those[-1] is not trainings[0] and not step.traces.checked
-                losses = step(its_state, columns, weights, those, sizes, check=check)
+                check = t == 0 and group[-1] is not trainings[0] and not step.traces.checked
+                losses = step(part_state, columns, weights, group, sizes, check=check)
                 step.traces.checked |= check
                 totals[chosen] += losses * batches.counts[chosen, t]
-                if its_state is not state:
-                    put_rows((its_state[0], its_state[3]), chosen, (state[0], state[3]))
+                if part_state is not state:
+                    put_rows((part_state[0], part_state[3]), chosen, (state[0], state[3]))
         moves: list[tuple[Tensor, Tensor]] = []
-        for row, one in enumerate(trainings):
-            own = one.descent.params, one.descent.optimizer
-            put_back((every[0], every[3]), row, own, len(one.lengths), moves)
+        for row, training in enumerate(trainings):
+            own = training.descent.params, training.descent.optimizer
+            put_back((every[0], every[3]), row, own, len(training.lengths), moves)
         torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
         return [totals[order.index(i)] for i in range(len(requests))]
 
@@ -117,32 +119,35 @@ class Training:
 
     @property
     def width(self) -> int:
-        """The samples in each batch once it is padded."""
+        """The number of rows in each batch after padding."""
         return width(max(map(len, self.orders)), self.descent.size)
 
     def positions(self) -> Tensor:
-        """(steps, size): those of each batch's samples, and 0 where a batch has fewer."""
+        """Return the positions of each batch's samples (steps, size); unused places are 0."""
         size = self.descent.size
         padded = [functional.pad(order, (0, -len(order) % size)) for order in self.orders]
         return torch.cat([order.view(-1, size) for order in padded])
 
 
 def width(n: int, most: int) -> int:
-    """How many rows to give to n samples, so that the tensors of several clients are of one shape.
+    """Return the number of rows for n samples, so that several clients' tensors have one shape.
 
-    It depends on nothing else: with other shapes matrices are multiplied in another order, and the
-    bytes of a client would depend on those beside it.
+    The result depends only on the arguments. With other shapes, matrices are multiplied in another
+    order; a client's bytes would then depend on the clients that are trained with it.
     """
     return min(most, max(LEAST_WIDTH, 1 << (n - 1).bit_length()))
 
 
 def padded(t: Tensor, n: int) -> Tensor:
-    """The tensor with n rows; those that it lacks are zeros."""
+    """Return the tensor padded with zeros to n rows."""
     return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
 def _samples(descent: Descent) -> Hashable:
-    """Which samples these are: their tensors, but for the positions, which are made anew."""
+    """Return a key for a descent's samples: the ids of their tensors.
+
+    The positions (column 1) do not count, because every descent makes a new tensor of them.
+    """
     x, *others = descent.columns
     return id(x), *(id(t) for i, t in enumerate(others) if i != 1)
 
@@ -151,27 +156,29 @@ class StackedBatches:
     """The batches of several trainings, the longest first.
 
     Attributes:
-        lengths: of each training, the number of samples in each of its batches.
-        counts: (K, steps) of each batch of a training's last epoch the number of its samples, and 0
-            of others; float64.
+        lengths: for each training, the number of samples in each of its batches.
+        counts: (K, steps), float64: the number of samples in each batch of a training's last epoch;
+            0 for batches of earlier epochs.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
-        self.lengths = [one.lengths for one in trainings]
-        self._descents = [one.descent for one in trainings]
-        # The samples of several trainings may be the same.
+        self.lengths = [training.lengths for training in trainings]
+        self._descents = [training.descent for training in trainings]
+        # Several trainings may have the same samples.
         different = {_samples(descent): descent.columns for descent in self._descents}
         sizes = [len(x) for x, *_ in different.values()]
         offsets = dict(zip(different, accumulate(sizes, initial=0), strict=False))
         self._columns = [torch.cat(parts) for parts in zip(*different.values(), strict=True)]
         self.device = self._columns[0].device
-        width = max(one.width for one in trainings)
-        index = [one.positions()[:, :width] + offsets[_samples(one.descent)] for one in trainings]
+        width = max(each.width for each in trainings)
+        index = [
+            each.positions()[:, :width] + offsets[_samples(each.descent)] for each in trainings
+        ]
         lengths = pad_sequence([torch.tensor(own) for own in self.lengths], batch_first=True)
         counts = lengths.double()
-        for row, (one, own) in enumerate(zip(trainings, self.lengths, strict=True)):
-            counts[row, : len(own) - -(-len(one.orders[-1]) // one.descent.size)] = 0
-        # One transfer of each to an accelerator, whatever the number of steps.
+        for row, (each, own) in enumerate(zip(trainings, self.lengths, strict=True)):
+            counts[row, : len(own) - -(-len(each.orders[-1]) // each.descent.size)] = 0
+        # One transfer of each to an accelerator, for any number of steps.
         self._index = pad_sequence(index, batch_first=True).to(self.device, non_blocking=True)
         self.counts = counts.to(self.device, non_blocking=True)
         lengths = lengths.float().to(self.device, non_blocking=True)[..., None]
@@ -180,14 +187,14 @@ class StackedBatches:
     def at(
         self, t: int, rows: list[int], chosen: slice | Tensor, sizes: list[int], width: int
     ) -> tuple[list[Tensor], Tensor]:
-        """The columns of the t-th batches (K, B, ...), and the weights of their losses (K, B).
+        """Return the columns of the t-th batches (K, B, ...), and their losses' weights (K, B).
 
         Args:
-            t: which batches.
-            rows: of which trainings.
+            t: the number of the batches.
+            rows: the rows of the trainings.
             chosen: the same rows as an index.
-            sizes: of the batches.
-            width: what they are padded to, with samples that they do not count.
+            sizes: the numbers of samples in the batches.
+            width: the batches are padded to this width, with samples of weight 0.
         """
         index = self._index[chosen, t, :width]
         flat = index.reshape(-1)
@@ -205,7 +212,7 @@ Part = tuple[list[int], Any, int]  # rows that take a step at once; their index;
 
 
 def _parts(widths: list[int], device: torch.device) -> list[Part]:
-    """The parts of a step in which the batch of each row has such a width."""
+    """Split a step by the widths of the rows' batches: each part has one width."""
     different = sorted({*widths})
     if len(different) == 1:
         return [(list(range(len(widths))), slice(len(widths)), widths[0])]
@@ -215,11 +222,11 @@ def _parts(widths: list[int], device: torch.device) -> list[Part]:
 
 
 class StackedStep:
-    """A gradient step of several models, whose descents have one form.
+    """A gradient step of several models; their descents have one form.
 
     Args:
-        like: one of them.
-        kind: that of their trainings.
+        like: one of the descents.
+        kind: the `kind` of their trainings.
     """
 
     def __init__(self, like: Descent, kind: Hashable) -> None:
@@ -244,15 +251,16 @@ class StackedStep:
         """Take the step, and return the batch losses (K,).
 
         Args:
-            state: what is trained, and what the loss reads.
+            state: the stacked states of the trainings.
             columns: the batches.
-            weights: those of the samples' losses.
-            trainings: those whose state it is.
-            sizes: of their batches.
-            check: whether the gradient of the last one is compared with what its own hooks say.
+            weights: the weights of the samples' losses.
+            trainings: the trainings, in the order of the state's rows.
+            sizes: the numbers of samples in their batches.
+            check: whether to compare the last training's gradient with the gradient by its own
+                hooks.
         """
         params, fixed, own, optimizer = state
-        descents = [one.descent for one in trainings]
+        descents = [training.descent for training in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
             own = [a | b for a, b in zip(own, stack(draws), strict=True)]
@@ -262,14 +270,14 @@ class StackedStep:
             parts = iter(given)
             values = dict(zip(params, parts, strict=False))
             at = dict(zip(map(id, read), parts, strict=False))
-            others, its_own = mapped(lambda t: at[id(t)], (fixed, own))
+            others, row_own = mapped(lambda t: at[id(t)], (fixed, own))
             module = None
             if self._module is not None:
                 module = self._module(
                     {k: values[name] if name else others[k] for k, name in self._names.items()}
                 )
             *batch, weights = parts
-            losses, penalty, records = self.like.terms(module, values, its_own, tuple(batch))
+            losses, penalty, records = self.like.terms(module, values, row_own, tuple(batch))
             total = (losses * weights).sum()
             return total if penalty is None else total + penalty, records
 
@@ -286,9 +294,9 @@ class StackedStep:
             self.like.change(dict(zip(params, grads, strict=True)), params, own)
         self.like.clipped(grads, rows=True)
         if check:
-            its_own, *its_batch = (mapped(lambda t: t[-1], one) for one in (own, *columns))
-            batch = tuple(column[: sizes[-1]] for column in its_batch)
-            _check(descents[-1], its_own, batch, [g[-1] for g in grads])
+            last_own, *last = (mapped(lambda t: t[-1], value) for value in (own, *columns))
+            batch = tuple(column[: sizes[-1]] for column in last)
+            _check(descents[-1], last_own, batch, [g[-1] for g in grads])
         optimizer.step(grads)
         for name, record in records.items():
             for k, (descent, n) in enumerate(zip(descents, sizes, strict=True)):
@@ -298,7 +306,7 @@ class StackedStep:
 
 
 class Impure(ValueError):
-    """A term reads more than it is given."""
+    """A term reads tensors other than its arguments."""
 
 
 def _check(
@@ -307,12 +315,12 @@ def _check(
     batch: tuple[Tensor, ...],
     found: list[Tensor],
 ) -> None:
-    """Compare the first gradient of a client with what its own terms say.
+    """Compare a client's first gradient with the gradient by its own terms.
 
-    All clients of a group use the terms of one of them.
+    In a batch, all clients use the terms of one client.
 
     Raises:
-        Impure: they read a tensor of this one that is not in its `own`.
+        Impure: the gradients differ, so a term reads a client's tensor that is not in its `own`.
     """
     with torch.enable_grad():
         losses, penalty, _ = descent.terms(descent.module, descent.params, own, batch)
@@ -321,8 +329,8 @@ def _check(
         descent.change(dict(zip(descent.params, grads, strict=True)), descent.params, own)
     descent.clipped(grads)
     exact, difference = (
-        torch.stack(torch._foreach_norm(one)).norm()
-        for one in (grads, torch._foreach_sub(grads, found))
+        torch.stack(torch._foreach_norm(each)).norm()
+        for each in (grads, torch._foreach_sub(grads, found))
     )
     if difference > CLOSE * exact + NOTHING:
         raise Impure("a term of one client reads a tensor that is not in its `own`")
@@ -331,12 +339,12 @@ def _check(
 # ---- forward passes
 @dataclass
 class Pass:
-    """What one client asks for: what its model makes of x, in eval mode.
+    """One client's request for a forward pass: its model's outputs for x, in eval mode.
 
     Attributes:
         module: the model.
-        x: (n, ...) its inputs.
-        part: the method of the module that is called, such as "features" or "forward".
+        x: the inputs (n, ...).
+        part: the method of the module to call, such as "features" or "forward".
     """
 
     module: nn.Module
@@ -345,34 +353,34 @@ class Pass:
 
     @cached_property
     def form(self) -> Hashable:
-        """What such passes must have in common to be carried out as one."""
+        """The key that passes must share to be computed in one batch."""
         x = self.x
         return stacks.layers(self.module), self.part, x.shape[1:], x.dtype, x.device
 
     @staticmethod
     @torch.no_grad()
     def perform(requests: Sequence[Pass]) -> list[Tensor]:
-        """The outputs (n, ...) of each; those with more inputs go on without the others."""
+        """Return the outputs (n, ...) of each pass; a pass without inputs left drops out."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].x))
-        some = [requests[i] for i in order]
-        module = Frozen(deepcopy(some[0].module))
-        states = [one.module.state_dict() for one in some]
+        passes = [requests[i] for i in order]
+        module = Frozen(deepcopy(passes[0].module))
+        states = [each.module.state_dict() for each in passes]
         values = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        part = some[0].part
+        part = passes[0].part
 
         def output(values: dict[str, Tensor], x: Tensor) -> Tensor:
             return getattr(module(values), part)(x)  # type: ignore[no-any-return]
 
-        parts: list[list[Tensor]] = [[] for _ in some]
-        for start in range(0, len(some[0].x), FORWARD_BATCH):
-            batches = [one.x[start : start + FORWARD_BATCH] for one in some if len(one.x) > start]
+        parts: list[list[Tensor]] = [[] for _ in passes]
+        for start in range(0, len(passes[0].x), FORWARD_BATCH):
+            batches = [p.x[start : start + FORWARD_BATCH] for p in passes if len(p.x) > start]
             widths = [width(len(batch), FORWARD_BATCH) for batch in batches]
             for n in set(widths):
-                first = widths.index(n)  # they are in order
+                first = widths.index(n)  # equal widths are adjacent
                 rows = slice(first, first + widths.count(n))
                 x = torch.stack([padded(batch, n) for batch in batches[rows]])
                 found = vmap(output)(at_rows(values, rows), x)
-                for batch, its_parts, it in zip(batches[rows], parts[rows], found, strict=True):
-                    its_parts.append(it[: len(batch)])
+                for batch, done, outputs_ in zip(batches[rows], parts[rows], found, strict=True):
+                    done.append(outputs_[: len(batch)])
         outputs = [torch.cat(each) if len(each) > 1 else each[0] for each in parts]
         return [outputs[order.index(i)] for i in range(len(requests))]

@@ -1,6 +1,6 @@
-"""Steps that are taken often are traced: their operations are recorded once, then repeated.
+"""Traces frequent steps: records their operations once, and then repeats these operations.
 
-That saves what autograd and vmap do beside these operations, and changes no result.
+This saves the overhead of autograd and vmap, and changes no result.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 Function = Callable[..., Any]
-IMPORTED = "torch._dynamo"  # by the first trace of a process
-# Steps of one shape until tracing has paid: it takes as long as it saves in 200 steps of a small
-# network, and its import as long as in 4,000.
+IMPORTED = "torch._dynamo"  # the first trace of a process imports it
+# Steps of one shape before tracing pays off: tracing takes the time that it saves in 200 steps of a
+# small network, and its import the time of 4,000 steps.
 PAID, IMPORT_PAID = 200, 4000
-FORMS = 64  # of which traces are kept
+FORMS = 64  # traces are kept for so many forms of steps
 
 
 class Traces:
-    """Of steps of one form, by shape.
+    """Traces of steps of one form, by shape.
 
     Attributes:
-        checked: whether the hooks of this form read what they are given, and no more.
+        checked: whether it was checked that the form's hooks read only their arguments.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Traces:
 
         Args:
             f: a pure function of tensors, the same for all steps of this form and shape.
-            given: its arguments.
-            shape: of the arguments.
+            given: the arguments of f.
+            shape: a key for the arguments' shapes.
         """
         if traced := self._traced.get(shape):
             return traced(*given)
@@ -51,21 +51,21 @@ class Traces:
         return f(*given)
 
 
-# A number in a message that changes from round to round makes a form of each round.
+# Limited: if a number in a message changes every round, each round has its own form.
 @lru_cache(maxsize=FORMS)
 def traces_of(kind: Hashable) -> Traces:
-    """The traces of a form of trainings in this process."""
+    """Return the traces of this form of training in this process."""
     return Traces()
 
 
 def get_ready() -> None:
-    """Import what a first trace imports, on machines without CUDA, which that might start."""
+    """Do the imports of a first trace now; not on machines with CUDA, which this might start."""
     if not torch.cuda.is_available():
         trace(torch.neg, (torch.zeros(1),))
 
 
 def trace(f: Function, given: tuple[Tensor, ...]) -> Function | None:
-    """The operations of f as a function of its arguments; None where it reads other tensors."""
+    """Return the operations of f as a function; None if f reads further tensors."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     found = make_fx(f)(*given)
