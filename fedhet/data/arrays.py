@@ -256,8 +256,8 @@ def assemble(
             log.info("%s: %s %s, from the data file", name, statistic, fields[statistic])
     if "unrepeated" in arrays:
         log.warning(
-            "%s: no two rows have the same whole number in %s; if it only numbers the rows, name the"
-            " inputs in dataset.features",
+            "%s: no two rows have the same whole number in %s; if it only numbers the rows, name"
+            " the inputs in dataset.features",
             *(name, listed(arrays["unrepeated"].tolist())),
         )
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
@@ -265,7 +265,8 @@ def assemble(
         log.info("%s: dataset.target=%s: %s", name, target, reason)
     if target == "class" and len(arrays["classes"]) == 1:
         log.warning(
-            "%s: all samples have the class %r, so every model is right; the label is probably wrong",
+            "%s: all samples have the class %r, so every model is right; the label is probably"
+            " wrong",
             name,
             arrays["classes"].tolist()[0],
         )

@@ -70,11 +70,11 @@ def plain_file(path: Path, most: float = LARGEST_FILE) -> Path:
         OSError: the file does not exist.
         ValueError: the path is not a plain file, or the file is too large.
     """
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is a link, a folder, a pipe or a device, and not a plain file")
-    if about.st_size > most:
-        raise ValueError(f"it has {about.st_size} bytes; at most {most} are allowed")
+    if status.st_size > most:
+        raise ValueError(f"it has {status.st_size} bytes; at most {most} are allowed")
     return path
 
 

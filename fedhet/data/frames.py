@@ -149,8 +149,8 @@ def read_frame(
         if kind == ".parquet":
             from pyarrow.parquet import read_metadata
 
-            about = read_metadata(path)  # a small file may hold many equal values
-            check_memory(8 * about.num_rows * about.num_columns)  # as float64
+            metadata = read_metadata(path)  # a small file may hold many equal values
+            check_memory(8 * metadata.num_rows * metadata.num_columns)  # as float64
             frame = pandas.read_parquet(path)
             frame.columns = frame.columns.map(str)
         else:

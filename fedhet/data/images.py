@@ -273,8 +273,8 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
             for path, frame in frames.items()
         ]
     )
-    about = json.loads((parquet.read_schema(train[0]).metadata or {}).get(b"huggingface", b"{}"))
-    names = about.get("info", {}).get("features", {}).get("fine_label", {}).get("names")
+    metadata = json.loads((parquet.read_schema(train[0]).metadata or {}).get(b"huggingface", b"{}"))
+    names = metadata.get("info", {}).get("features", {}).get("fine_label", {}).get("names")
     n = sum(len(frames[path]) for path in train)
     arrays = {"x": x[:n], "y": y[:n], "test_x": x[n:], "test_y": y[n:]}
     return {**arrays, "classes": np.array(names or [str(c) for c in range(100)])}
