@@ -479,7 +479,7 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file's ending is that of an image that fedhet reads."""
+    """Whether fedhet reads a file with this ending as an image."""
     return path.suffix.lower() in SUFFIXES
 
 

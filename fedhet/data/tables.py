@@ -491,7 +491,7 @@ def opened_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
 def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     """Refuse arrays that exceed this machine's memory: a small file may unpack to any size.
 
-    numpy itself refuses an array whose header claims more data than there are.
+    numpy itself refuses an array if its header claims more data than the file has.
 
     Raises:
         DataError: the arrays are too large; the message names their size.

@@ -41,17 +41,17 @@ class Texts:
 
     @classmethod
     def of(
-        cls, text: str | None, tokenizer: str | None, max_length: int, data_dir: str, beside: Path
+        cls, text: str | None, tokenizer: str | None, max_length: int, data_dir: str, folder: Path
     ) -> Texts | None:
         """Build `Texts` from the settings of a dataset; None if `text` is None.
 
         Args:
             text: the column.
             tokenizer: the folder of the tokenizer, or its file; absolute, or relative to `data_dir`
-                or `beside`. None: `beside`, or the folder "tokenizer" in it.
+                or `folder`. None: `folder`, or the folder "tokenizer" in it.
             max_length: see above.
             data_dir: the setting `data_dir`.
-            beside: the folder of the data.
+            folder: the folder of the data.
 
         Raises:
             ConfigError: a setting is not allowed, or `tokenizer` is given without `text`.
@@ -67,10 +67,10 @@ class Texts:
             return None
         check.text("dataset.text", text)
         if tokenizer is None:
-            folders = [beside, beside / "tokenizer"]
+            folders = [folder, folder / "tokenizer"]
         else:
             named = Path(tokenizer).expanduser()
-            places = (*roots(data_dir), beside)
+            places = (*roots(data_dir), folder)
             folders = [permitted(place / named) for place in places]
         advice = (
             "set dataset.tokenizer to the folder that save_pretrained of Hugging Face's"

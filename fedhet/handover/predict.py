@@ -39,7 +39,7 @@ from fedhet.handover.served import Described, Served, add_arguments, opened
 if TYPE_CHECKING:
     import pandas
 
-# The datasets whose loaders convert every image to grey or colour, without a setting.
+# These datasets have loaders that convert every image to grey or colour without a setting.
 _CONVERTED = {
     "chest_xray": "L",
     "cifar10": "RGB",
@@ -190,13 +190,13 @@ def _texts(described: Described, file: Path, tokenizer: str | None) -> Texts:
         )
     data = str(dataset.get("train") if "path" not in dataset else dataset.path)
     places = [root / data for root in roots(described.config.data_dir)]
-    beside = next((place for place in places if place.exists()), places[0])
+    place = next((place for place in places if place.exists()), places[0])
     how = Texts.of(
         dataset.text,
         str(named) if named else dataset.tokenizer,
         dataset.max_length,
         described.config.data_dir,
-        beside if beside.is_dir() else beside.parent,
+        place if place.is_dir() else place.parent,
     )
     assert how is not None
     return how

@@ -226,6 +226,6 @@ def _check_weights(described: Described) -> None:
     if digest != described.summary.get("weights_sha256"):
         raise DataError(
             f"{described.folder}: the weights in {', '.join(sorted(file.name for file in files))}"
-            f" have changed since the run: their digest is {digest}, and weights_sha256 in summary.json"
-            f" is {described.summary.get('weights_sha256')}"
+            f" have changed since the run: their digest is {digest}, but weights_sha256 in"
+            f" summary.json is {described.summary.get('weights_sha256')}"
         )

@@ -197,8 +197,8 @@ def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path |
     texts = None
     if declared.text is not None and declared.tokenizer is not None:
         (tokens,) = declared.shape_of_sample
-        beside = path.parent
-        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, beside)
+        folder = path.parent
+        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, folder)
         for key, own in texts.described().items():
             if own != getattr(declared, key):
                 raise DataError(
@@ -244,7 +244,7 @@ def declared_texts(
     digest: str,
     tokens: int,
     named: Path | None,
-    beside: Path,
+    folder: Path,
     option: str = """--node-config '... tokenizer="/path"'""",
 ) -> Texts:
     """Return the texts of a column, with the tokenizer that the run declares.
@@ -254,13 +254,13 @@ def declared_texts(
         digest: the SHA-256 of the tokenizer.
         tokens: the number T of tokens of each text; shorter texts are padded.
         named: the tokenizer.json or its folder; None: in the folder of the data.
-        beside: the folder of the data.
+        folder: the folder of the data.
         option: the option that sets `named`, for messages.
 
     Raises:
         DataError: there is no tokenizer, or its SHA-256 differs.
     """
-    folders = [beside, beside / "tokenizer"] if named is None else [named]
+    folders = [folder, folder / "tokenizer"] if named is None else [named]
     advice = f"Put it into the folder of the data, or its folder tokenizer, or name it: {option}"
     file = find_tokenizer(folders, f"dataset.text={column}", advice)
     if (own := digest_of(file)) != digest:
