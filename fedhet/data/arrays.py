@@ -392,7 +392,7 @@ def _numbers(samples: RawSamples) -> np.ndarray:
             f"{samples.y_source}: dataset.target=number expects the same number of numbers for"
             f" each sample ({error})"
         ) from error
-    with np.errstate(over="ignore"):  # a too large number becomes inf, which is refused below
+    with np.errstate(over="ignore"):  # overflow gives inf, which is refused below
         numbers = y.astype(np.float32)
     expected = "dataset.target=number expects finite numbers"
     finite = np.isfinite(numbers).all(1)

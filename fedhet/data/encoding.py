@@ -161,6 +161,6 @@ def _cell_error(cells: pandas.Series, missing: np.ndarray, expected: str, row: i
     if missing[row]:
         return (
             "the value is missing (empty, or a word such as NA); fill it in, leave out the row or"
-            " the column, or set dataset.missing to drop or median"
+            " the column, or set dataset.missing=drop or median"
         )
     return f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected {expected}"

@@ -1,6 +1,7 @@
 """Reading JSON files, and checking the form of their contents.
 
-A file may come from anyone, so it must be a plain file of at most 64 MB. A form is one of these:
+A file of a run may come from anyone, so it must be a plain file of at most 64 MB. Data files that
+the user names may be links, and larger. A form is one of these:
 
 - a type (float: any number)
 - `[form]`: a list

@@ -531,7 +531,7 @@ def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
     if path is None:
         saved = sorted(path.stem for path in (cache_root() / "partitions").glob("*.json"))
         raise ConfigError(
-            f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
+            f"partition.name={name}: must be a run folder, a partition.json, or a saved name;"
             f" saved names are: {', '.join(saved) or 'none'}"
         )
     if path not in own:

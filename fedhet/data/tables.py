@@ -370,10 +370,10 @@ def npz(
         classes: see `fedhet.data.arrays.dataset_arrays`. With None, the file's array `classes`
             applies first: the names of 0 .. C-1.
         text: whether the inputs are token numbers.
-        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`. With None, the file's
-            arrays of these names apply. If the file has none, the vocabulary is the classes with
-            target=next_char, otherwise the tokens up to the largest one that occurs; there is no
-            padding.
+        vocabulary, padding: only for texts, see `fedhet.data.dataset.Dataset`. With None, the
+            file's arrays of these names apply. If the file has none, the vocabulary is the classes
+            with target=next_char, otherwise the tokens up to the largest one that occurs; there is
+            no padding.
         missing: how NaN in a table are handled, see `fedhet.data.encoding.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`. With
             "auto", the file's arrays of these names apply first.

@@ -93,7 +93,7 @@ def test_rows_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureF
     frame.loc[[3, 5], "smoker"] = None
     frame.to_csv(tmp_path / "train.csv", index=False)
     keys: dict[str, Any] = {"label": "ill", "categories": {"smoker": LEVELS["smoker"]}}
-    with pytest.raises(DataError, match=r"row 2 .*cell .*empty.*dataset\.missing=drop "):
+    with pytest.raises(DataError, match=r"row 2 .*value .*missing.*dataset\.missing=drop "):
         load("csv", tmp_path, **keys)
     caplog.set_level(logging.INFO)
     data = load("csv", tmp_path, missing="drop", test="train.csv", **keys)
@@ -188,8 +188,8 @@ def test_each_client_normalises_by_its_own_training_part(table: list[str]) -> No
     [
         (["partition=iid"], "client .*owner"),
         (["partition.clients=2"], "client .*owner"),
-        (["dataset.std=auto"], "own must be both"),
-        (["dataset.std=1"], "own must be both"),
+        (["dataset.std=auto"], "either both are own, or neither"),
+        (["dataset.std=1"], "either both are own, or neither"),
     ],
 )
 def test_own_that_cannot_be(table: list[str], change: list[str], message: str) -> None:

@@ -43,7 +43,7 @@ def test_other_wrong_idx_files(tmp_path: Path) -> None:
     refused(r"\(1, 5, 5\).*\(1, 5, 6\)")
     write_idx(images, np.zeros((12, 5, 6)))
     write_idx(raw / "t10k-labels-idx1-ubyte", np.array([0, 1, 10, 3]))
-    refused("t10k-labels-idx1-ubyte, row 2: label 10; labels go from 0 to 9")
+    refused("t10k-labels-idx1-ubyte, row 2: label 10; expected a whole number from 0 to 9")
 
 
 @pytest.mark.parametrize(

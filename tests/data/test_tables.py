@@ -85,11 +85,11 @@ CELLS = [
     (
         "age",
         "",
-        r"row 5 .*, column 'age': .*cell .*empty, .*; fill .*leave .*out, ",
+        r"row 5 .*, column 'age': .*value .*missing .*; fill .*leave .*out ",
     ),
     ("age", "inf", r"row 5 .*, column 'age': inf"),
-    ("kind", "", r"row 5 .*, column 'kind': .*cell .*empty"),
-    ("town", "", r"row 5 .*, column 'town': .*cell .*empty"),
+    ("kind", "", r"row 5 .*, column 'kind': .*value .*missing"),
+    ("town", "", r"row 5 .*, column 'town': .*value .*missing"),
 ]
 
 

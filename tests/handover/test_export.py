@@ -171,7 +171,7 @@ def wider(folder: Path) -> None:
         (wider, "does not fit the model"),
         (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml is damaged"),
         (lambda folder: (folder / "config.yaml").write_text("a: 1"), "it names no method"),
-        (lambda folder: (folder / "summary.json").write_text("[]"), "and no object"),
+        (lambda folder: (folder / "summary.json").write_text("[]"), "and not an object"),
     ],
 )
 def test_a_damaged_run_folder(

@@ -50,7 +50,7 @@ class Declaration(Checked):
         label: the column, or the columns, of labels; for arrays, the names of the numbers.
         shape: the shape of one sample; None: (F,), a number for each input.
         dtype: uint8 for pixels, float32, or int64 for token numbers.
-        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`.
+        vocabulary, padding: only for texts, see `fedhet.data.dataset.Dataset`.
         size, colours: how images in files are converted, see `fedhet.data.images.image_folder`.
         mean, std, target_mean, target_std: numbers, or "auto": measured on the training parts of
             all sites together. For a table, mean and std may be "own": each site uses the
