@@ -68,6 +68,6 @@ def test_emnist(tmp_path: Path, split: str, classes: int, first: int, names: str
         load("emnist", data_dir=str(tmp_path), split="letter")
     last = first + classes - 1
     write_idx(raw / f"emnist-{split}-train-labels-idx1-ubyte", np.arange(classes) + first + 1)
-    message = f"row {classes - 1}: label {last + 1}; labels go .*{first} .*{last}"
+    message = f"row {classes - 1}: label {last + 1}; expected .*{first} .*{last}"
     with pytest.raises(DataError, match=message):
         load("emnist", data_dir=str(tmp_path), split=split)

@@ -247,14 +247,14 @@ def test_inputs_by_default_are_named_and_numbers_of_rows_warned_of(
     frame = pandas.DataFrame({"id": np.arange(20), "a": np.arange(20) / 7, "y": [0, 1] * 10})
     frame.to_csv(tmp_path / "train.csv", index=False)
     load("csv", tmp_path, label="y", **HALF)
-    assert "does not name: id, a" in caplog.text
+    assert "dataset.features=null, so the inputs are: id, a" in caplog.text
     for _ in range(2):  # also from the cache
         caplog.clear()
         load("csv", tmp_path, label="y", **HALF)
-        assert "in id no two rows have the same whole number" in caplog.text
+        assert "no two rows have the same whole number in id" in caplog.text
     caplog.clear()
     load("csv", tmp_path, label="y", features=["id", "a"], **HALF)
-    assert "does not name" not in caplog.text and "whole number" not in caplog.text
+    assert "so the inputs are" not in caplog.text and "whole number" not in caplog.text
 
 
 # ---- what must not be lost
@@ -494,7 +494,7 @@ def test_numbers_of_rows_in_any_type(
     frame = pandas.DataFrame({"id": ids, "a": np.arange(30) / 7, "y": [0, 1] * 15})
     frame.to_parquet(tmp_path / "train.parquet")
     load("parquet", tmp_path, label="y", missing="median", **HALF)
-    assert "in id no two rows have the same whole number" in caplog.text
+    assert "no two rows have the same whole number in id" in caplog.text
 
 
 def test_names_of_columns_that_are_numbers(tmp_path: Path) -> None:
