@@ -471,7 +471,7 @@ class Natural(DrawnScheme):
         if owners is None:
             raise ConfigError(
                 "partition=natural: these data do not name the owners of their samples (with"
-                " partition.pool_test=true, test samples need owners, too). Use femnist (writers),"
+                " partition.pool_test=true, the test set needs owners, too). Use femnist (writers),"
                 " shakespeare (speakers), chest_xray (sources), or your own data with a column of"
                 " owners (dataset.owner)"
             )
