@@ -90,7 +90,7 @@ DAMAGES: list[Any] = [
     ("tensors.safetensors", truncated, "damaged"),
     ("manifest.json", emptied, "damaged"),
     ("values.json", Path.unlink, "No such file"),
-    *((name, piped, "no plain file") for name in FILES[:2]),
+    *((name, piped, "not a plain file") for name in FILES[:2]),
     *slow(*((name, truncated, "damaged") for name in FILES if name != "tensors.safetensors")),
     *slow(*((name, emptied, "damaged") for name in FILES if name != "manifest.json")),
     *slow(*((name, Path.unlink, "No such file") for name in FILES if name != "values.json")),
