@@ -104,7 +104,7 @@ def test_any_noise_that_would_be_lost_ends_the_run() -> None:
     run = FlowerRun("method=fedavg", *LINES, "rounds=1")
     Server(client_manager=run.nodes, strategy=Around(run.job.strategy)).fit(1, None)
     run = FlowerRun("method=fedavg", *LINES, "rounds=1")
-    with pytest.raises(RunFailed, match="has changed .*parameters"):
+    with pytest.raises(RunFailed, match=r"has changed .*parameters"):
         Server(client_manager=run.nodes, strategy=Around(run.job.strategy, 0.1)).fit(1, None)
 
 
