@@ -86,7 +86,8 @@ class Fused:
         if form not in self._refused:
             try:
                 return self._scheduler.ask(asked)  # type: ignore[no-any-return]
-            except Exception as error:  # noqa: BLE001 -- raised again below if not by vmap
+            # If vmap is not the cause, the last line raises the error again.
+            except Exception as error:  # noqa: BLE001
                 self._refuse(form, str(error).strip().partition("\n")[0])
         return torch.cat([getattr(module, part)(batch) for batch in x.split(FORWARD_BATCH)])
 
