@@ -56,7 +56,7 @@ class Fused:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> reason
+        self._refused: dict[Hashable, str] = {}  # kind of training or form of pass -> the reason
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         training = Training(descent, list(orders), alone=ALONE.get())
@@ -86,7 +86,8 @@ class Fused:
         if form not in self._refused:
             try:
                 return self._scheduler.ask(asked)  # type: ignore[no-any-return]
-            except Exception as error:  # noqa: BLE001 -- if vmap is not the cause, it comes again
+            # If vmap is not the cause, the last line raises the error again.
+            except Exception as error:  # noqa: BLE001
                 self._refuse(form, str(error).strip().partition("\n")[0])
         return torch.cat([getattr(module, part)(batch) for batch in x.split(FORWARD_BATCH)])
 

@@ -16,17 +16,17 @@ from torch import Tensor
 
 Function = Callable[..., Any]
 IMPORTED = "torch._dynamo"  # the first trace of a process imports it
-# Steps of one shape before tracing pays off: tracing takes the time that it saves in 200 steps of a
-# small network, and its import the time of 4,000 steps.
+# The number of steps of one shape after which tracing pays off. Tracing takes the time that it
+# saves in 200 steps of a small network. Its import takes the time that it saves in 4,000 steps.
 PAID, IMPORT_PAID = 200, 4000
-FORMS = 64  # traces are kept for so many forms of steps
+FORMS = 64  # the number of forms of steps for which traces are kept
 
 
 class Traces:
     """Traces of steps of one form, by shape.
 
     Attributes:
-        checked: whether it was checked that the form's hooks read only their arguments.
+        checked: whether a check has shown that the form's hooks read only their arguments.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Traces:
         return f(*given)
 
 
-# Limited: if a number in a message changes every round, each round has its own form.
+# The cache is limited: if a number in a message changes every round, each round has its own form.
 @lru_cache(maxsize=FORMS)
 def traces_of(kind: Hashable) -> Traces:
     """Return the traces of this form of training in this process."""
@@ -59,7 +59,10 @@ def traces_of(kind: Hashable) -> Traces:
 
 
 def get_ready() -> None:
-    """Do the imports of a first trace now; not on machines with CUDA, which this might start."""
+    """Import now what the first trace needs.
+
+    Do nothing on machines with CUDA, because the first trace might start CUDA.
+    """
     if not torch.cuda.is_available():
         trace(torch.neg, (torch.zeros(1),))
 
