@@ -196,8 +196,8 @@ def update(**changes: Any) -> Upload:
         (update(squared=torch.zeros(2)), "'squared': .*expected a torch.float64"),
         (update(variation=torch.tensor([1.0, -1.0]).double()), "not finite and >= 0"),
         (update(mean=torch.tensor([1.0, math.nan]).double()), "not finite and >= 0"),
-        (update(samples=torch.tensor(4)), r"a tally of 4 samples for test\.global\.n=3"),
-        (update(samples=torch.tensor(0)), "a tally of 0 samples"),
+        (update(samples=torch.tensor(4)), r"counts 4 samples, but test\.global\.n is 3"),
+        (update(samples=torch.tensor(0)), "counts 0 samples"),
         (update(more=torch.tensor(0)), r"a tally: names differ: .*unexpected \['more'\]"),
     ],
 )
