@@ -88,7 +88,7 @@ def test_no_cell_of_a_table_of_texts(tmp_path: Path, caplog: pytest.LogCaptureFi
         *("dataset.dtype=int64", "dataset.vocabulary=15", "dataset.padding=1"),
     )
     reason = problem(tmp_path, tmp_path / "t.csv", *lines)
-    assert "own log" in reason and CELLS[0] not in reason and CELLS[0] in caplog.text
+    assert "log on that node" in reason and CELLS[0] not in reason and CELLS[0] in caplog.text
 
 
 def test_no_token_of_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +99,7 @@ def test_no_token_of_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         *("dataset.dtype=int64", "dataset.target=next_char", "dataset.vocabulary=9"),
     )
     reason = problem(tmp_path, tmp_path / "t.npz", *lines)
-    assert "own log" in reason and "61234" not in reason and "61234" in caplog.text
+    assert "log on that node" in reason and "61234" not in reason and "61234" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,10 @@ def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (ConfigError("client.lr=-1: must be >= 0"), "ConfigError: client.lr=-1: must be >= 0"),
         (Rejected("corrupt", "no header"), "Rejected: no header"),
         (LostState("client 1: its state is missing"), "LostState: client 1: its state is missing"),
-        (MachineError("/srv/x: no such folder"), "MachineError; the log on that node has the details"),
+        (
+            MachineError("/srv/x: no such folder"),
+            "MachineError; the log on that node has the details",
+        ),
         (DataError("row 7 of /srv/x"), "DataError; the log on that node has the details"),
         (OSError(2, "none", "/srv/x"), "FileNotFoundError; the log on that node has the details"),
         (KeyError("John Smith"), "KeyError; the log on that node has the details"),

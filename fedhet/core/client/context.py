@@ -220,7 +220,8 @@ class ClientContext:
             if "penalty" not in kinds:
                 return losses, None, records
             values = (
-                value(term, params, batch, own, records) for term, own in terms_of_kind("penalty", owns)
+                value(term, params, batch, own, records)
+                for term, own in terms_of_kind("penalty", owns)
             )
             return losses, sum(values, torch.zeros((), device=x.device)), records
 
@@ -364,8 +365,8 @@ class ClientContext:
     def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
         """Put the model into train mode, and return how many of n samples to use.
 
-        With batches of `size` samples, one sample may be left for the last batch. Batch norm cannot train on one sample, so a last batch of one sample is left out. If every
-        batch has one sample, batch norm runs in eval mode instead.
+        Batches have `size` samples. Batch norm cannot train on one sample, so a last batch of one
+        sample is left out. If every batch has one sample, batch norm runs in eval mode instead.
         """
         model.train()
         used = usable(model, n, size)
@@ -377,7 +378,7 @@ class ClientContext:
 
     # ---- the random streams of this message
     def _orders(self, n: int) -> Iterator[Tensor]:
-        """Yield an order of n samples for each epoch. It depends on seed, phase, step and client."""
+        """Yield an order of n samples for each epoch, by (seed, phase, step, client) and epoch."""
         generator = self.stream("batches")
         while True:
             yield torch.randperm(n, generator=generator)

@@ -232,9 +232,7 @@ def check_scores(
     for where, n in sized.items() if target.tallied else ():
         samples = int(target.check(update.extras.get(where))["samples"])
         if samples != n:
-            raise ValueError(
-                f"the tally of {where} counts {samples} samples, but {where}.n is {n}"
-            )
+            raise ValueError(f"the tally of {where} counts {samples} samples, but {where}.n is {n}")
 
 
 def client_means(

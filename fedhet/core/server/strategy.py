@@ -290,9 +290,9 @@ class FedStrategy(Strategy):
             quorum                 waits for replies.least updates before it yields the first
             setup.merge.select     selects or shortens updates (merge=krum, norm_clip)
             _registered            records their metrics and the sizes of clients' states
-            _weighted              lets plug-ins change their aggregation weights, last plug-in first
+            _weighted              lets plug-ins change aggregation weights, the last plug-in first
             normalised             only if a component needs all updates at once: collects them, and
-                                   scales their aggregation weights to the sum 1
+                                   scales the aggregation weights to the sum 1
             averaging_buffers      averages buffers, which the merge does not see
             phase.merge
 
