@@ -94,7 +94,7 @@ class ClientData:
         for part, given in list(self._given.items()):
             missing = part != "train" and (given is None or not objects.length(given))
             self._read[part] = None if missing else _samples(given, f"{where}{part}", pid)
-            del self._given[part]  # to free the memory of a data set
+            del self._given[part]  # frees the memory of a data set
 
     @property
     def train(self) -> Samples:
@@ -151,7 +151,7 @@ class HeldClients(Sequence[ClientData]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    # one client at a time, no slices
+    # This sequence gives one client at a time, and no slices.
     def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
         pid = range(len(self))[operator.index(pid)]
         if pid not in self.here:
@@ -286,7 +286,9 @@ class Task:
         given = self.clients
         if isinstance(given, HeldClients):
             return given
-        if isinstance(given, Integral):  # until the nodes report, assume that each has data
+        if isinstance(
+            given, Integral
+        ):  # until the nodes report, each client counts as one with data
             number = integer("Task.clients", given, low=1)
             return HeldClients([(1, 0, 0)] * number, stated=False)
         if isinstance(given, str) or not hasattr(given, "__getitem__"):
@@ -455,7 +457,7 @@ class Task:
                 " at the sites, use images"
             )
         low, high = (float(bound) for bound in x.aminmax())
-        if not (low >= 0 and high <= 1):  # true for NaN, too
+        if not (low >= 0 and high <= 1):  # this is true for NaN, too
             raise MachineError(
                 f"{requirement}; these inputs lie in [{low:g}, {high:g}]: scale them in your file"
             )

@@ -331,7 +331,7 @@ class Workspace:
             ValueError: an input is outside [0, 1].
         """
         data = self.floating(self.task.clients[pid].train)
-        if not ((data.x >= 0) & (data.x <= 1)).all():  # true for NaN, too
+        if not ((data.x >= 0) & (data.x <= 1)).all():  # this is true for NaN, too
             raise ValueError(
                 f"client {pid} has inputs outside [0, 1]; densities are modelled on [0, 1] only"
             )

@@ -203,7 +203,7 @@ class ClientContext:
             x, y, index, *weight = columns
             records: Tree = {}
             # If the model has no `head`, ignore its `features`: models of torchvision have
-            # `features` and `classifier`, and the classifier may need another form of them.
+            # `features` and `classifier`, and the classifier need not accept them as they are.
             features = getattr(module, "features", None) if hasattr(module, "head") else None
             with workspace.autocast():
                 z = None if features is None else features(x)
