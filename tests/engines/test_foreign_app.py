@@ -342,7 +342,7 @@ def test_a_node_reads_its_own_client_alone() -> None:
         (
             {"train": 10**6},
             "sizes",
-            r"1000000 training samples, .*24 before",
+            r"1000000 training samples; .*before, 24",
         ),
         ({"train": -1}, "number", r"'train': -1.*whole numbers .*0 "),
         ({"val": 10**10}, "number", r"'val': 10000000000.*whole numbers .*0 "),
