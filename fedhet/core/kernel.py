@@ -234,12 +234,12 @@ def is_withheld(value: object) -> bool:
 
 # ---- local training
 KINDS = {
-    "loss": "(B,) is added to the per-sample losses",
-    "weight": "(n,), a factor of each sample's loss",
-    "penalty": "a scalar is added to the batch loss",
-    "gradient": "a tree, times `factor`, is added to the gradient",
-    "scale": "a tree multiplies the gradient, after all that is added",
-    "step": "a tree multiplies the step of the optimiser",
+    "loss": "a tensor (B,), which is added to the samples' losses",
+    "weight": "a tensor (n,), which multiplies the samples' losses",
+    "penalty": "a scalar, which is added to the batch's loss",
+    "gradient": "a tree, which is added to the gradient, times `factor`",
+    "scale": "a tree, which multiplies the gradient after these additions",
+    "step": "a tree, which multiplies the step of the optimiser",
 }
 # A plug-in with a term of the kind "scale" or "step" must put a word of that kind into `breaks`. If
 # all clients have the same factors, the last word is enough; otherwise it must put the first.
@@ -384,14 +384,14 @@ class Phase:
 # ---- words for what a component needs or breaks (fedhet.core.server.compatibility)
 WORDS = {
     "model": "clients receive the model",
-    "weights": "clients send the weights that they have trained",
+    "weights": "clients send the model tensors that they have trained",
     "local steps": "clients take local steps",
-    "sgd steps": "local steps are SGD's, up to a factor that all clients share",
+    "sgd steps": "local steps are SGD's; a factor, the same at all clients, may scale them",
     "plain steps": "local steps are plain SGD's along the gradient of the local loss",
-    "used weights": "the merge uses the aggregation weights of the updates",
+    "used weights": "the merge uses each update's aggregation weight",
     "means": "the merge uses only means of the replies' values",
-    "weights alone": "the merge uses only the weights that clients send, and no extras",
-    "sample weights": "the aggregation weight of an update is the client's number of samples",
+    "weights alone": "the merge uses the model tensors of the replies, and no extras",
+    "sample weights": "an update's aggregation weight is the client's number of samples",
     "noise": "the method can use noised replies",
 }
 
