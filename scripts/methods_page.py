@@ -30,7 +30,6 @@ NOTES = ROOT / "docs" / "methods"
 FIVE = ("fednorm", "fedlex", "fedgmm", "fedsa", "feddisk", "feddiskab")  # from the five papers
 MARK = "<!-- {}: made by `make docs` -->\n"  # stands before a table; END stands after it
 END = "<!-- end -->"
-TABLE = re.compile(rf"(?s){MARK.format('methods')}.*?{END}\n\n")
 PAPER = re.compile(r"(?m)^# Paper: (.*)\n")
 SERVER_OPT = "fedhet.core.server.server_opt"
 Choices = list[tuple[str, str]]  # group and name
@@ -87,13 +86,7 @@ def page() -> str:
     if wrong := [f"docs/methods/{name}" for name in sorted(present - known)]:
         raise SystemExit(f"these files belong to no method: {', '.join(wrong)}")
     introduction, details = _notes(NOTES / "README.md")
-    lines = ["| method | what it does |", "|---|---|"]
-    for choices in every.values():
-        anchor = re.sub(r"[^\w\- ]", "", title(choices).lower()).replace(" ", "-")
-        for text in titles(choices):
-            name, _, about = text.partition(": ")
-            lines.append(f"| [{name}](#{anchor}) | {about} |")
-    parts = [introduction, "\n".join(lines), details]
+    parts = [introduction, details]
     parts += [_section(module, choices) for module, choices in every.items()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -120,10 +113,10 @@ def _notes(path: Path) -> tuple[str, str]:
     """Return the text before the first `##` heading, and the rest.
 
     For a method's section, headings move one level down, and the title is left out, because the
-    page has its own. The page also has its own table of methods.
+    page has its own.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    text = TABLE.sub("", text.replace("](../", "](../docs/"))
+    text = re.sub(r"\]\((\w+\.md)", r"](../docs/methods/\1", text.replace("](../", "](../docs/"))
     before, heading, after = f"\n{text}".partition("\n## ")
     details = f"{heading.strip()} {after}" if heading else ""
     down = path.name != "README.md"
