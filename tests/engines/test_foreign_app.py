@@ -458,7 +458,7 @@ def test_a_simulation_needs_the_data(launch: Callable[..., Any]) -> None:
 
 def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing is said about sizes that are unknown."""
-    needed = r"plugin 'feddisk' .*sample .*like.*example="
+    needed = r"plugin 'feddisk' .*shape .*type.*example="
     with pytest.raises(ConfigError, match=needed):
         fedhet.flower.strategy("feddisk", sizes_alone())
     example = toy_task().test.x[:1]  # type: ignore[union-attr]
