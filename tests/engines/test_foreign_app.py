@@ -136,9 +136,13 @@ class App:
         }
 
     def installed(self) -> None:
-        """Install in an empty environment what the page says, from the package index."""
-        venv.create(self.folder / "env", with_pip=True)
-        programs = [str(self.folder / "env" / "bin"), self.environment["PATH"]]
+        """Install in an empty environment what the page says, from the package index.
+
+        It lies outside of the app's folder, because Flower refuses an app with folders so deep.
+        """
+        environment = self.folder.with_name(f"{self.folder.name}-env")
+        venv.create(environment, with_pip=True)
+        programs = [str(environment / "bin"), self.environment["PATH"]]
         self.environment["PATH"] = os.pathsep.join(programs)
         self.environment.pop("PYTHONPATH", None)
         assert self.start('pip install /path/to/fedhet "flwr[').wait() == 0, self.log.read_text()
