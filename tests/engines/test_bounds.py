@@ -161,10 +161,10 @@ def test_measuring_a_model_draws_no_random_number() -> None:
 
 
 def test_settings_of_a_megabyte_are_not_read() -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     reason = problem(*SHARED, f"data_dir={'x' * 2**20}")
     assert "settings have 10" in reason and "at most 1000000" in reason
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 5
 
 
 # ---- files
