@@ -46,9 +46,12 @@ def test_a_sweeper_looks_for_the_best_validation_score() -> None:
 @pytest.mark.slow
 @installed("hydra_joblib_launcher")
 def test_a_launcher_makes_the_runs_that_a_sweep_makes() -> None:
+    from joblib.externals.loky import get_reusable_executor
+
     joblib = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     for folder, launcher in (("one", joblib), ("other", ())):
         assert main(["-m", *launcher, f"hydra.sweep.dir={folder}", "seed=0,1", *SMALL]) == 0
+    get_reusable_executor().shutdown()  # else its processes live on in the tests that follow
     digests = [
         {json.loads(file.read_text())["weights_sha256"] for file in Path(sweep).glob("*/summary*")}
         for sweep in ("one", "other")
