@@ -160,6 +160,6 @@ def test_the_fixed_point_of_equation_6(
         lr=FIVE["lr"],
         epochs=FIVE["steps"],
         batch_size=1,
-        rounds=30,
+        rounds=45,
     ).run()
     assert float(run.model["w"]) == pytest.approx(expected, abs=1e-9)
