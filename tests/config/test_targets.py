@@ -43,9 +43,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for thing in (build, Own):
         thing.__module__ = "trustme.pieces"
-    module.__dict__.update(
-        Piece=Own, build=build, Popen=__import__("subprocess").Popen, number=3
-    )
+    module.__dict__.update(Piece=Own, build=build, Popen=__import__("subprocess").Popen, number=3)
     monkeypatch.setitem(sys.modules, "trustme", types.ModuleType("trustme"))
     monkeypatch.setitem(sys.modules, "trustme.pieces", module)
     monkeypatch.setenv("FEDHET_TRUST", "trustme")

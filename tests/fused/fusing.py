@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.engines.fused.steps import Pass, Training
+from fedhet.engines.fused.passes import Pass
+from fedhet.engines.fused.steps import Training
 from fedhet.models import MLP
 
 Launch = Callable[..., Any]

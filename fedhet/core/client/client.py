@@ -376,8 +376,8 @@ class FedClient(NumPyClient):
         tallies: Extras = {}
         for view, build in views.items():
             model = build()
-            for part, samples in parts.items():
-                scores, tally = assess(model, samples, workspace.task, workspace.batcher)
+            found = assess(model, [*parts.values()], workspace.task, workspace.batcher)
+            for (part, samples), (scores, tally) in zip(parts.items(), found, strict=True):
                 if least:
                     scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count

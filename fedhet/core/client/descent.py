@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core.client.optimizers import Optimizer, clip_norm, derivative
+from fedhet.core.targets import Scores, Tally
+from fedhet.core.task import Samples, Task
 from fedhet.core.trees import Prepared, Tree
 
 # The parts of a batch loss: losses (B,), the sum of the penalties or None, tensors to record.
@@ -114,6 +116,11 @@ class Batcher(Protocol):
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         """Return the output of the module's method `part`, in eval mode, for x (n, ...)."""
+
+    def assess(
+        self, model: nn.Module, parts: Sequence[Samples], task: Task
+    ) -> list[tuple[Scores, Tally]]:
+        """Evaluate the model on sets of samples, as `fedhet.core.metrics.assess` does."""
 
 
 def descend(descent: Descent, orders: Iterable[Tensor], batcher: Batcher | None) -> Tensor:

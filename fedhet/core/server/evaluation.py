@@ -49,7 +49,7 @@ def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores
         return {}, {}
     samples = data if most is None else Samples(data.x[:most], data.y[:most])
     model = workspace.load(strategy.weights["model"])
-    return assess(model, samples, workspace.task, workspace.batcher)
+    return assess(model, [samples], workspace.task, workspace.batcher)[0]
 
 
 def sound_scores(

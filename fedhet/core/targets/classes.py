@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -30,16 +31,30 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, y, reduction="none")
 
 
-def macro_f1(confusion: Tensor) -> float:
-    """Return the mean F1 over the classes that occur in targets or predictions.
+def confusions(output: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the confusion matrices (K, classes, classes) of K sets of samples.
 
     Args:
-        confusion: (classes, classes), the counts of [target, prediction].
+        output: (n, classes), the outputs for all sets, one set after the other.
+        y: (n,), their targets.
+        sizes: the number of samples in each set.
     """
-    hits = confusion.diag().double()
-    either = (confusion.sum(0) + confusion.sum(1)).double()
-    present = either > 0
-    return float((2 * hits[present] / either[present]).mean())
+    classes = output.shape[1]
+    sets = torch.arange(len(sizes), device=y.device)
+    rows = sets.repeat_interleave(torch.tensor(sizes, device=y.device), output_size=len(y))
+    cells = (rows * classes + y) * classes + output.argmax(1)
+    counts = torch.bincount(cells, minlength=len(sizes) * classes**2)
+    return counts.reshape(len(sizes), classes, classes)
+
+
+def macro_f1(confusion: Tensor) -> Tensor:
+    """Return the mean F1 (...) over the classes that occur in targets or predictions.
+
+    Args:
+        confusion: (..., classes, classes), the counts of [target, prediction].
+    """
+    hits = confusion.diagonal(dim1=-2, dim2=-1).double()
+    return (2 * hits / (confusion.sum(-2) + confusion.sum(-1))).nanmean(-1)
 
 
 class Classes(Target):
@@ -58,14 +73,21 @@ class Classes(Target):
         return cross_entropy(output, y)
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
-        cells = y * self.outputs + output.argmax(1)
-        counts = torch.bincount(cells, minlength=self.outputs**2)
-        return {"confusion": counts.reshape(self.outputs, self.outputs)}
+        return {"confusion": confusions(output, y, [len(y)])[0]}
 
     def scores(self, tally: Tally) -> Scores:
-        confusion = tally["confusion"]
-        accuracy = float(confusion.diag().sum()) / int(confusion.sum())
-        return {"accuracy": accuracy, "f1": macro_f1(confusion)}
+        return Classes.scored(self, [tally])[0]
+
+    def tallies(self, output: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Tally]:
+        return [{"confusion": one} for one in confusions(output, y, sizes)]
+
+    def scored(self, tallies: Sequence[Tally]) -> list[Scores]:
+        confusion = torch.stack([tally["confusion"] for tally in tallies])
+        right = confusion.diagonal(dim1=1, dim2=2).sum(1).tolist()
+        every = zip(
+            right, confusion.sum((1, 2)).tolist(), macro_f1(confusion).tolist(), strict=True
+        )
+        return [{"accuracy": hits / n, "f1": f1} for hits, n, f1 in every]
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """Return the accuracy from a rounded number of correct predictions.
@@ -92,6 +114,7 @@ class DetailedClasses(Classes):
     """
 
     tallied: ClassVar[bool] = True
+    tallies, scored = Target.tallies, Target.scored
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         output = output.double()

@@ -84,6 +84,21 @@ class Target(ABC):
     def scores(self, tally: Tally) -> Scores:
         """Return the scores of a tally, except scores that these samples do not define."""
 
+    def tallies(self, output: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Tally]:
+        """Return the tally of each of several sets of samples.
+
+        Args:
+            output: (n, ...), the outputs for all sets, one set after the other.
+            y: (n, ...), their targets.
+            sizes: the number of samples in each set.
+        """
+        parts = zip(output.split(sizes), y.split(sizes), strict=True)
+        return [self.tally(*part) for part in parts]
+
+    def scored(self, tallies: Sequence[Tally]) -> list[Scores]:
+        """Return the scores of each of several tallies."""
+        return list(map(self.scores, tallies))
+
     def details(self, tally: Tally) -> dict[str, Any]:
         """Return numbers and a table to record in addition to the scores; empty for none.
 

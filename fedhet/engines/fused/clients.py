@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -16,14 +16,15 @@ from fedhet.core.client.descent import Descent, descend
 from fedhet.core.client.state import Store
 from fedhet.core.errors import log
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.metrics import assess
 from fedhet.core.server.loop import Clock
+from fedhet.core.targets import Scores, Tally
+from fedhet.core.task import Samples, Task
 from fedhet.core.workspace import Workspace
+from fedhet.engines.fused.passes import RECURRENT, Assessment, Pass
 from fedhet.engines.fused.scheduler import Scheduler
-from fedhet.engines.fused.steps import Impure, Pass, Training
+from fedhet.engines.fused.steps import Impure, Training
 from fedhet.engines.local_transport import LocalTransport
-
-RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
 
 def obstacle(module: nn.Module | None) -> str | None:
@@ -79,16 +80,24 @@ class Fused:
         self._refused[form] = reason
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
-        asked = Pass(module, x, part)
-        form = asked.form
-        if form not in self._refused and any(isinstance(m, nn.RNNBase) for m in module.modules()):
-            self._refuse(form, RECURRENT)
-        if form not in self._refused:
-            try:
-                return self._scheduler.ask(asked)  # type: ignore[no-any-return]
-            except Exception as error:  # noqa: BLE001 -- if vmap is not the cause, it comes again
-                self._refuse(form, str(error).strip().partition("\n")[0])
-        return torch.cat([getattr(module, part)(batch) for batch in x.split(FORWARD_BATCH)])
+        request = Pass(module, x, part)
+        found = self._asked(request)
+        return request.alone() if found is None else found
+
+    def assess(
+        self, model: nn.Module, parts: Sequence[Samples], task: Task
+    ) -> list[tuple[Scores, Tally]]:
+        found = self._asked(Assessment(model, parts, task)) if parts else []
+        return assess(model, parts, task) if found is None else found
+
+    def _asked(self, request: Pass | Assessment) -> Any:
+        """Return the result of the request; None if the client computes it without others."""
+        if request.form in self._refused:
+            return None
+        try:
+            return self._scheduler.ask(request)
+        except Exception as error:  # noqa: BLE001 -- if vmap is not the cause, it comes again
+            self._refuse(request.form, str(error).strip().partition("\n")[0])
 
 
 class FusedTransport(LocalTransport):
@@ -124,6 +133,6 @@ class FusedTransport(LocalTransport):
             self._workspaces.append(client.workspace.clone(self.batcher))
         client.workspace = self._workspaces[place]
         try:
-            return client.handle(replace(msg, deadline=None))
+            return client.handle(msg if msg.deadline is None else replace(msg, deadline=None))
         except OneByOne:
             return self._serve(place, msg)
