@@ -1,4 +1,4 @@
-"""Flower's ClientApp: serves a message (fedhet/flower/apps.py)."""
+"""Flower's ClientApp: answers the server's messages (fedhet/flower/apps.py)."""
 
 from fedhet.runs import process
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.train()  # type: ignore[untyped-decorator]
 def train(msg: Message, context: Context) -> Message:
-    """Return the reply to a message of a step, or to the question who the node is."""
+    """Return the reply to a message of a step, or to the server's question who the node is."""
     return apps.answer(msg, context, lambda: apps.client_for(msg, context, store_at_site))
 
 

@@ -1,4 +1,4 @@
-"""Flower's ServerApp: composes the run's overrides and runs them (fedhet/flower/apps.py)."""
+"""Flower's ServerApp: composes the run's configuration and runs it (fedhet/flower/apps.py)."""
 
 from fedhet.runs import process
 
@@ -13,5 +13,5 @@ app = ServerApp()
 
 @app.main()  # type: ignore[untyped-decorator]
 def main(grid: Grid, context: Context) -> None:
-    """Carry out the run that Flower has started."""
+    """Execute the run that Flower has started."""
     apps.serve(grid, context)

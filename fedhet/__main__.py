@@ -1,12 +1,11 @@
 """`python -m fedhet`, which is also the console script `fedhet`: help, commands, and runs.
 
-Without a command, a run starts. An installed package adds commands of its own by an entry point of
-the group `fedhet.commands`, such as `mine = "my_package.command"`; its line in --help is the
-summary of the package.
+Without a command, a run starts. An installed package adds commands by an entry point of the group
+`fedhet.commands`, such as `mine = "my_package.command"`. --help describes the command by the
+summary of its package.
 
-Exit codes: 0 success, 1 a run failed, 2 a wrong setting or missing data, 3 a
-run that has lost more replies than it was allowed, 130 interrupted by Ctrl-C
-or SIGTERM.
+Exit codes: 0 success, 1 a run failed, 2 a wrong setting or missing data, 3 a run lost more replies
+than `replies.max_lost` allows, 130 interrupted by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ except ModuleNotFoundError as error:
     sys.exit(report_error(error))
 
 ENTRY_POINTS = "fedhet.commands"
-Command = tuple[str, str]  # a module, whose main(argv) -> exit code runs it, and its line in --help
+Command = tuple[str, str]  # a module with a function main(argv) -> exit code, and a line for --help
 COMMANDS: dict[str, Command] = {
     "data": ("fedhet.runs.data_commands", "download, describe, partition and export data"),
     "export": ("fedhet.handover.export", "write a model of a run as ONNX or torch program"),
@@ -63,25 +62,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return the exit code; an error is one line on stderr.
 
     Args:
-        argv: the arguments; those of the process if None.
+        argv: the arguments; None: the arguments of the process.
     """
     os.environ.update(direct_loopback())  # for all processes that are started
     try:
         with interruptible():
             return _main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt as error:
-        if not error.args:  # it has not been told
+        if not error.args:  # no message about it was printed
             print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         drop_output()
         return 0
-    except Exception as error:  # noqa: BLE001 -- the last place that can report it in one line
+    except Exception as error:  # noqa: BLE001 -- the last place that can print one line about it
         return report_error(error)
 
 
 def _main(argv: Sequence[str]) -> int:
-    first = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)  # a command takes it, too
+    first = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)  # commands take these, too
     first.add_argument("--config-dir", action="append", default=[])
     folders, argv = first.parse_known_args(argv)
     components.extend_search_path(folders.config_dir)
@@ -99,7 +98,7 @@ def _main(argv: Sequence[str]) -> int:
         _list(args.overrides)
     elif args.cfg:
         if args.multirun:
-            raise ConfigError("--cfg with -m: it shows one configuration; leave out -m")
+            raise ConfigError("--cfg with -m: --cfg prints one configuration only; leave out -m")
         from fedhet.runs.config.composition import shown
 
         print(shown(args.overrides), end="")
@@ -111,14 +110,14 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def commands() -> dict[str, Command]:
-    """Return fedhet's own commands and those of installed packages, which are not imported."""
+    """Return the commands of fedhet and of installed packages; no package is imported."""
     found = entry_points(group=ENTRY_POINTS)
-    others = {
+    installed = {
         point.name: (point.module, point.dist.metadata["Summary"])
         for point in found
         if point.dist is not None and point.name not in COMMANDS
     }
-    return COMMANDS | others
+    return COMMANDS | installed
 
 
 def _run_command(word: str, argv: Sequence[str]) -> int:
@@ -135,7 +134,7 @@ def _run_command(word: str, argv: Sequence[str]) -> int:
 
 
 def _closest(word: str, every: Collection[str]) -> str:
-    """Return the hint with the closest commands and overrides `group=choice`."""
+    """Return a hint with the closest commands and overrides `group=choice`."""
     suggestions = {name: [name] for name in every}
     for group, choices in catalogue.groups().items():
         for choice in choices:
@@ -145,18 +144,18 @@ def _closest(word: str, every: Collection[str]) -> str:
 
 
 def _list(words: Sequence[str]) -> None:
-    """Print the pieces, and which of them fit; the latter takes seconds for pieces of one's own."""
+    """Print methods, plug-ins and combinations; it takes seconds if the user has own components."""
     if words:
         raise ConfigError(
-            f"--list {' '.join(words)}: it lists all methods and plug-ins, and takes nothing else;"
-            " --help method, or --help method=<name>, tells more"
+            f"--list {' '.join(words)}: --list takes no arguments and prints all methods and"
+            " plug-ins; for more about them, use --help method or --help method=<name>"
         )
     print(help.components_text(), flush=True)
     print(help.combinations_text(help.compatibility()))
 
 
 def _find_packages_here() -> None:
-    """Let the console script find what `python -m fedhet` finds: a trusted package lying here."""
+    """Let the console script import a trusted package of this folder, as `python -m fedhet` can."""
     here = str(Path.cwd())
     if os.environ.get(components.TRUST) and here not in sys.path and not sys.flags.safe_path:
         sys.path.append(here)

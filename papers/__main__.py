@@ -1,15 +1,15 @@
 """Make the papers' pages, with their pictures, from the kept results.
 
-python -m papers              write them into pages/, and the tables of docs/reproduction.md and
-                              docs/tuning.md
-python -m papers FOLDER...    first take over what was run in these folders: reproductions, and the
+python -m papers              write the pages into pages/, and the tables into docs/reproduction.md
+                              and docs/tuning.md
+python -m papers FOLDER...    first keep the results of these folders: reproductions, and the
                               experiments leaderboard, leaderboard_personal, hospitals,
                               helps/search, helps/confirm, helps/compute, design and
                               design_hospitals
-python -m papers --check      write nothing; exit code 1 if a page of docs/ has other tables
+python -m papers --check      write nothing; exit code 1 if tables of docs/ are out of date
 
-papers/results/ has a csv file for each table, and what several have: times.csv, and curves.csv with
-the accuracies by round.
+papers/results/ has a csv file for each table. All reproductions share times.csv (durations) and
+curves.csv (accuracies by round).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ DOCS = [HOME.parent / "docs" / name for name in ("reproduction.md", "tuning.md")
 PAGES = HOME.parent / "pages"
 BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end table -->)", re.DOTALL)
 CURVES = ["reproduction", "scale", "setting", "method", "round", "mean", "std"]
-MOST_POINTS = 25  # of a curve that is kept
-# Measures of single rounds, and others of which curves of the accuracy say nothing.
+MOST_POINTS = 25  # of a kept curve
+# Measures that curves of the accuracy do not explain.
 WITHOUT_CURVES = {"rank", "made_size", "minutes_per_round", "classes_per_client"}
 WITHOUT_CURVES |= {"change_variance", "dispersion", "similarity", "peak_distance"}
 
 
 # ---- from folders to the results
 def take_over(folder: Path, home: Path = RESULTS) -> None:
-    """Keep what was run in an experiment's folder.
+    """Write the results of an experiment's folder to papers/results.
 
     Raises:
-        ConfigError: it is of no experiment whose results are kept, or has other settings.
+        ConfigError: no results are kept of this experiment, or the runs have other settings.
     """
     read = results(folder)
     name = str(read.source.experiment.get("experiment"))
@@ -87,12 +87,12 @@ def _file(reproduction: str) -> str:
 
 # ---- from the results to the pages
 def filled(text: str) -> str:
-    """The text of a page, with each table between its two comments."""
+    """Fill each table of a page in between its two comments."""
     return BLOCK.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
 def listed() -> str:
-    """How long each reproduction with results took, and how many verdicts it has."""
+    """Make the table of all reproductions with results: their time and their verdicts."""
     times = kept(RESULTS / "times.csv", TIMES).set_index(["reproduction", "scale"])["seconds"]
     rows = []
     for one in paper.every():
@@ -111,7 +111,7 @@ def listed() -> str:
 
 
 def _results(one: paper.Paper) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Each scale of a reproduction that has results, with their lines."""
+    """Yield each scale of a reproduction with results, and the lines of these."""
     path = RESULTS / _file(one.name)
     lines = table.read_csv(path, one) if path.exists() else []
     for scale in dict.fromkeys(line["scale"] for line in lines):
@@ -119,10 +119,10 @@ def _results(one: paper.Paper) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 def reproductions(folder: Path) -> Iterator[str]:
-    """The page of all results, whose pictures are drawn in the folder."""
+    """Yield the parts of the page of all results; draw its pictures in the folder."""
     curves = pd.read_csv(RESULTS / "curves.csv")
     yield "# The papers' tables: results"
-    yield "[The papers' tables](../docs/reproduction.md) says how to read them."
+    yield "[The papers' tables](../docs/reproduction.md) explains how to read these tables."
     for one in paper.every():
         for scale, lines in _results(one):
             first = lines[0]
@@ -174,7 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the arguments say, and return the exit code."""
+    """Run the command with these arguments, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m papers",
         description=__doc__,
@@ -192,7 +192,10 @@ def main(argv: Sequence[str]) -> int:
     made = {path: filled(text) for path, text in pages.items()}
     if options.check:
         for path in (others := [path for path in DOCS if made[path] != pages[path]]):
-            print(f"docs/{path.name} has other tables than papers/results; python -m papers")
+            print(
+                f"docs/{path.name} has other tables than papers/results; run python -m papers to"
+                " update it"
+            )
         return int(bool(others))
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")

@@ -1,13 +1,13 @@
 """`python -m fedhet reproduce`: run a paper's table or figure, and compare it with the paper.
 
-python -m fedhet reproduce --list [WORD]               all reproductions, or those with the word
+python -m fedhet reproduce --list [WORD]               list reproductions (with WORD in the name)
 python -m fedhet reproduce fedlex/table1 scale=cpu     run it, and print the verdicts
-python -m fedhet reproduce fedlex/table1 --estimate    how long that takes on this machine
-python -m fedhet reproduce --verdicts FOLDER           compare runs that are already there
+python -m fedhet reproduce fedlex/table1 --estimate    estimate the time on this machine
+python -m fedhet reproduce --verdicts FOLDER           compare finished runs with the paper
 
 Further overrides change all runs, or an axis: seed=0,1 method=FedProx. The scale is paper (the
-paper's settings and data), cpu (small data and models) or smoke (two rounds on the built-in
-digits); cpu if none is given.
+paper's settings and data), cpu (small data and models; the default) or smoke (two rounds on the
+built-in digits).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCALE = "cpu"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the arguments say, and return the exit code."""
+    """Run the command with these arguments, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m fedhet reproduce",
         description=__doc__,
@@ -51,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     if args.verdicts:
         if args.words:
             raise ConfigError(
-                f"reproduce --verdicts compares what is in the folder; {' '.join(args.words)} would"
-                " have no effect"
+                f"reproduce --verdicts compares the runs in the folder, so"
+                f" {' '.join(args.words)} has no effect; leave it out"
             )
         return verdicts(args.verdicts)
     names = [word for word in args.words if "=" not in word]
@@ -81,21 +81,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def list_text(words: Sequence[str] = ()) -> str:
-    """All reproductions, or those whose name has each of the words, with their titles."""
+    """Return the names and titles of all reproductions, or of those with all words in the name."""
     rows = []
     for paper in papers.every():
         if all(word in " ".join((paper.name, *paper.also)) for word in words):
             rows.append((paper.name, paper.title))
     if not rows:
-        raise ConfigError(f"reproduce --list {' '.join(words)}: none has such a name")
+        raise ConfigError(
+            f"reproduce --list {' '.join(words)}: no name has these words; python -m fedhet"
+            " reproduce --list shows all"
+        )
     return columns(rows)
 
 
 def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
-    """The overrides of the experiment that a reproduction is."""
+    """Return the overrides of a reproduction's experiment."""
     given = {key: value_of(line) for key, line in by_key(overrides).items()}
     if "experiment" in given:
-        raise ConfigError(f"reproduce: experiment={given['experiment']} does not go with a name")
+        raise ConfigError(
+            f"reproduce: {paper.name} is already an experiment; leave out"
+            f" experiment={given['experiment']}"
+        )
     scale = given.get("scale", SCALE)
     lines = [f"experiment={paper.name}", *overrides]
     if "scale" not in given:
@@ -106,7 +112,7 @@ def command_lines(paper: Paper, overrides: Sequence[str]) -> list[str]:
 
 
 def _experiment(paper: Paper, overrides: Sequence[str]) -> Experiment:
-    """The experiment that a reproduction is; a measure that does not exist is refused first."""
+    """Return the experiment of a reproduction; first refuse measures that do not exist."""
     from fedhet.study import definition  # it loads hydra, which a list does not need
     from papers import measures
 

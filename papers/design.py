@@ -1,10 +1,10 @@
-"""How often a design of a comparison errs, measured by drawing whole comparisons from a pool.
+"""The error rates of designs of a comparison, from whole comparisons that are drawn from a pool.
 
-The pool (experiment=design) has FedAvg at many rates with forty seeds in each setting: those of the
-grid that is tried on the setting's leaderboard, and others between them. A comparison is drawn as
-the leaderboard makes it: two methods are tuned, each on seeds of its own, and then compared on
-other seeds. Both are FedAvg. So each difference that is called one is a false alarm; and where
-every score of the second is raised by a gap, each one that is not called one is missed.
+The pool (experiment=design) has runs of FedAvg with forty seeds in each setting. Its learning rates
+are the grid of the setting's leaderboard, and rates between its values. A comparison is drawn as on
+the leaderboard: two methods are tuned on different seeds, and then compared on further seeds. Both
+methods are FedAvg, so every difference that the test shows is a false alarm. If a gap is added to
+all scores of the second method, every difference that the test does not show is missed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from papers.tables import RESULTS, markdown
 from papers.tables import replace as replace_kept
 
 EXPERIMENTS = ("design", "design_hospitals")
-POOL = RESULTS / "design.csv"  # of both
+POOL = RESULTS / "design.csv"  # of both experiments
 COLUMNS = ["setting", "client.lr", "seed", "validation", "test", "code"]
-BOARDS = ("hospitals", "leaderboard")  # the last one's grid is that of settings of no board
+BOARDS = ("hospitals", "leaderboard")  # settings of no board use the grid of the last one
 DRAWS = 400
 GAPS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1)  # of accuracy
-COMPARISONS = 25  # of one table, for which Holm's correction is made
-POWER = 0.8  # the least that a design may have
+COMPARISONS = 25  # in a table, for Holm's correction
+POWER = 0.8  # a gap counts as found from this share of draws on
 
 
 @dataclass(frozen=True)
 class Design:
-    """How two methods are compared in a setting, or over all.
+    """The design of a comparison of two methods, in a setting or over all settings.
 
     Attributes:
-        tuning_seeds: the seeds with which each rate is tried.
-        seeds: those of the comparison, on which no rate was tried.
+        tuning_seeds: number of seeds with which each rate is tried.
+        seeds: number of seeds of the comparison; no rate is tried on them.
         margin: whether a difference must be larger than the setting's margin (see `margins`).
     """
 
@@ -55,9 +55,9 @@ class Design:
         return f"tuned on {self.tuning_seeds}, {self.seeds} seeds{above}"
 
 
-TODAY = Design(8, 12, margin=True)  # that of the digits' boards
+TODAY = Design(8, 12, margin=True)  # the design of the digits' boards
 DESIGNS = (
-    Design(1, 3),  # that of the runs of version 0.1
+    Design(1, 3),  # the design of the runs of version 0.1
     Design(1, 10),
     Design(5, 10),
     Design(5, 10, margin=True),
@@ -67,9 +67,10 @@ DESIGNS = (
 
 
 class Pool(NamedTuple):
-    """The scores of a setting, (rates, seeds) each; NaN on validation for a run that diverged.
+    """The scores of a setting, each of shape (rates, seeds).
 
-    `tried` says of each rate whether it is in the grid of the setting's board.
+    `validation` is NaN for a diverged run. `tried` marks the rates in the grid of the setting's
+    board.
     """
 
     tried: np.ndarray
@@ -78,9 +79,9 @@ class Pool(NamedTuple):
 
 
 def keep(read: Results, path: Path) -> None:
-    """Write the pool's runs to a csv file, in the place of those of the same settings and rates.
+    """Write the pool's runs to a csv file; they replace rows with the same setting and rate.
 
-    Where there is no global test set, the clients' mean score on their own test data counts.
+    Without a global test set, the clients' mean score on their own test data counts.
     """
     from fedhet.study.code import Code
 
@@ -101,7 +102,7 @@ def keep(read: Results, path: Path) -> None:
 
 @cache
 def grid(setting: str) -> tuple[float, ...]:
-    """The rates that are tried on the board of a setting."""
+    """Return the learning rates that are tried on the board of a setting."""
     for name in BOARDS:
         board = catalogue.content("experiment", name)
         if setting in board["axes"]["setting"]:
@@ -110,7 +111,7 @@ def grid(setting: str) -> tuple[float, ...]:
 
 
 def pools(cells: pd.DataFrame) -> dict[str, Pool]:
-    """Setting -> its scores."""
+    """Return setting -> its scores."""
     found = {}
     for setting, own in cells.groupby("setting", sort=False):
         validation, test = (
@@ -123,15 +124,15 @@ def pools(cells: pd.DataFrame) -> dict[str, Pool]:
 
 
 def choices(pool: Pool, design: Design, seeds: np.ndarray, *, shifted: bool = False) -> np.ndarray:
-    """The row (draws,) that tuning on these seeds (draws, tuning seeds) chooses.
+    """Return the row of the pool (draws,) that tuning on these seeds chooses.
 
-    It is that with the best mean on validation; one of which a trial has diverged cannot win.
+    It has the best mean on validation. A rate cannot win if one of its trials has diverged.
 
     Args:
         pool: the scores of a setting.
-        design: how many of the seeds tune.
-        seeds: in the order in which they are drawn.
-        shifted: whether the grid is not that of the board, but the pool's other rates.
+        design: gives the number of seeds for the tuning.
+        seeds: (draws, at least that number), in the order in which they are drawn.
+        shifted: whether to tune on the pool's other rates instead of the board's grid.
     """
     means = pool.validation[:, seeds[:, : design.tuning_seeds]].mean(-1)
     wins = (pool.tried != shifted)[:, None] & ~np.isnan(means)
@@ -139,22 +140,22 @@ def choices(pool: Pool, design: Design, seeds: np.ndarray, *, shifted: bool = Fa
 
 
 def costs(pool: Pool, chosen: np.ndarray) -> np.ndarray:
-    """What each choice loses against the pool's best rate, by the means over all seeds."""
+    """Return how much score each choice loses against the best rate, by means over all seeds."""
     means = pool.test.mean(1)
     return means.max() - means[chosen]
 
 
 def drawn_seeds(count: int, draws: int = DRAWS) -> np.ndarray:
-    """(draws, count) orders of the seeds: the first ones tune, the last ones compare."""
+    """Return (draws, count) random orders of the seeds: the first tune, the last compare."""
     return np.random.default_rng(0).permuted(np.tile(np.arange(count), (draws, 1)), axis=1)
 
 
 def margins(cells: pd.DataFrame, design: Design) -> dict[str, float]:
-    """Setting -> the difference that tuning alone makes between two equal methods, at most.
+    """Return setting -> the difference that tuning alone makes between two equal methods.
 
-    It is the 95 % quantile of the difference between the expected scores of two choices, where both
-    have the same grid or the second a shifted one, whichever is more; `all` is that of the mean
-    over the settings.
+    It is the 95 % quantile of the difference between the expected scores of two choices. Both have
+    the same grid, or the second has a shifted one; the larger quantile counts. `all` is the margin
+    for the mean over the settings.
     """
     quantiles = []
     for shifted in (False, True):
@@ -170,33 +171,35 @@ def margins(cells: pd.DataFrame, design: Design) -> dict[str, float]:
 
 
 def margin_over(settings: Collection[str]) -> float:
-    """The margin of today's design for the mean over these settings, from the kept pool.
+    """Return the margin of today's design for the mean over these settings, from the kept pool.
 
     Raises:
-        ConfigError: the pool lacks one of them.
+        ConfigError: the pool lacks one of the settings.
     """
     cells = pd.read_csv(POOL)
     if missing := sorted({*settings} - {*cells["setting"]}):
-        raise ConfigError(f"{POOL.name} has no runs of {', '.join(missing)}; experiment=design")
+        raise ConfigError(
+            f"{POOL.name} has no runs of {', '.join(missing)}; run experiment=design for them"
+        )
     return margins(cells[cells["setting"].isin(settings)], TODAY)["all"]
 
 
 def _apart(order: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndarray]:
-    """The seeds on which each of the two methods is tuned."""
+    """Return the tuning seeds of the first and of the second method."""
     return order[:, : design.tuning_seeds], order[:, design.tuning_seeds : 2 * design.tuning_seeds]
 
 
 def differences(
     pool: Pool, design: Design, order: np.ndarray, *, paired: bool, shifted: bool = False
 ) -> np.ndarray:
-    """(draws, seeds): the second method's score minus the first's, seed by seed.
+    """Return (draws, seeds): the second method's score minus the first's, seed by seed.
 
     Args:
         pool: the scores of a setting.
-        design: how they are compared.
-        order: (draws, n) of the pool's seeds.
-        paired: whether both have the same seeds, so that they are equal where they are tuned
-            alike; otherwise the second has other ones, as if no part of its noise were shared.
+        design: the design of the comparison.
+        order: (draws, n) orders of the pool's seeds.
+        paired: whether both methods have the same seeds; their scores are then equal if tuning
+            chooses the same rate. Else the second has other seeds, so no noise is shared.
         shifted: whether the second is tuned on the pool's other rates.
     """
     first, second = _apart(order, design)
@@ -207,15 +210,15 @@ def differences(
 
 
 def called(found: np.ndarray, gap: float, margin: float) -> float:
-    """The share of the draws in which a difference is shown to be larger than the margin.
+    """Return the share of draws in which the test shows a difference larger than the margin.
 
-    The level is the one that Holm's correction leaves the smallest of COMPARISONS p-values, for
-    which few seeds are not enough.
+    The level is the level of Holm's correction for the smallest of COMPARISONS p-values. The share
+    is 0 if there are too few seeds for it.
 
     Args:
         found: (draws, seeds) differences.
-        gap: what is added to each.
-        margin: a difference that does not count as one.
+        gap: added to each difference.
+        margin: the difference must be larger than this.
     """
     if not statistics.enough(found.shape[1], COMPARISONS):
         return 0.0
@@ -224,12 +227,12 @@ def called(found: np.ndarray, gap: float, margin: float) -> float:
 
 
 class Rates(NamedTuple):
-    """How often a design errs.
+    """The error rates of a design.
 
     Attributes:
-        false_alarms: the share of the draws in which two equal methods are called different.
-        smallest_gap: the first of GAPS by which a better method is called so in a share of POWER of
-            the draws; None if it is at none.
+        false_alarms: the share of draws in which the test shows a difference of equal methods.
+        smallest_gap: the smallest of GAPS that the test shows in at least a share POWER of the
+            draws; None if it shows none of them so often.
     """
 
     false_alarms: float
@@ -237,12 +240,13 @@ class Rates(NamedTuple):
 
 
 def rates(cells: pd.DataFrame, design: Design) -> dict[str, Rates]:
-    """Setting -> how often the design errs there; `all` is over all settings.
+    """Return setting -> the error rates of the design; `all` is over all settings.
 
-    Over all settings a pair is a seed with its mean over the settings, which share their seeds.
-    False alarms are those of the worst of three cases: the second method has other seeds; both have
-    the same, and so are equal where they are tuned alike; or, with the same seeds, the second is
-    tuned on a shifted grid. Gaps are to be found in the first case, where differences vary most.
+    Over all settings, a pair is a seed with its mean over the settings; these share their seeds.
+    False alarms are the worst of three cases: (1) the second method has other seeds; (2) both have
+    the same seeds, so they are equal if tuning chooses the same rate; (3) both have the same seeds,
+    and the second is tuned on a shifted grid. Gaps are searched in the first case, in which
+    differences vary most.
     """
     margin = margins(cells, design)
     cases: list[dict[str, np.ndarray]] = []
@@ -263,7 +267,7 @@ def rates(cells: pd.DataFrame, design: Design) -> dict[str, Rates]:
 
 # ---- the tables of docs/tuning.md
 def noise(cells: pd.DataFrame) -> str:
-    """By setting, in points: what the choice of a rate costs, and how much a score varies."""
+    """Make the table by setting: cost of the choice of a rate, spread and margin, in points."""
     rows = []
     for setting, own in cells.groupby("setting", sort=False):
         row = {"setting": str(setting)}
@@ -280,7 +284,7 @@ def noise(cells: pd.DataFrame) -> str:
 
 
 def errors(cells: pd.DataFrame) -> str:
-    """By design: false alarms, and the smallest gap that is found often enough."""
+    """Make the table by design: false alarms, and the smallest gap that is found often enough."""
     rows = []
     for design in DESIGNS:
         found = rates(cells, design)
@@ -304,5 +308,5 @@ def errors(cells: pd.DataFrame) -> str:
 
 
 def points(share: float) -> str:
-    """A share in percentage points."""
+    """Format a share in percentage points."""
     return f"{100 * share:.1f}"

@@ -1,4 +1,4 @@
-"""Where each method helps: a setting in which each of the papers' methods beats tuned FedAvg."""
+"""Where each method helps: settings in which each of the papers' methods beats tuned FedAvg."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from papers.tables import HOME, markdown
 
 CONF = HOME / "conf" / "experiment" / "helps"
 HOST = "FedAvg"
-BESIDE = f"{HOST} beside "  # the label of the host's runs in a method's setting
-AT_RATE = f"{HOST} at the rate of "  # those with the learning rate of the method's trials
-# What helps/compute compares: FedGMM in one form with FedAvg in another.
+BESIDE = f"{HOST} beside "  # label of FedAvg's runs in a method's setting
+AT_RATE = f"{HOST} at the rate of "  # label of FedAvg's runs with the method's learning rate
+# The comparisons of helps/compute: a form of FedGMM with a form of FedAvg.
 COMPUTE = {
     "as published": ("FedGMM", HOST),
     "FedAvg with FedGMM's steps in each round": ("FedGMM", f"{HOST}, FedGMM's steps"),
     "both with FedAvg's steps in each round": ("FedGMM, FedAvg's steps", f"{HOST}, its steps"),
     "FedAvg with as many steps, in more rounds": ("FedGMM", f"{HOST}, more rounds"),
 }
-TUNING_SEEDS = 1  # of the search
-SEEDS = "range(100,110)"  # none of them is a seed of the search or of its tuning
+TUNING_SEEDS = 1  # in the search
+SEEDS = "range(100,110)"  # neither the search nor its tuning has used them
 HEAD = """\
 # @package _global_
-# Each method in the setting in which it gained most in helps/search, beside FedAvg, on other seeds
+# Each method in the setting of its largest gain in helps/search, against FedAvg, on other seeds
 # Internal: `python -m papers FOLDER`, with the folder of the search, writes this file.
 
 """
@@ -78,18 +78,18 @@ def keep(read: Results, stage: str, path: Path) -> None:
 
 
 def _setting(case: str) -> str:
-    """The setting in the label of a case of helps/compute."""
+    """Return the setting in the label of a case of helps/compute."""
     return case.partition(": ")[0]
 
 
 def own_overrides(lines: Sequence[str], fixed: Sequence[str]) -> str:
-    """The overrides of a run without those of all runs and its seed."""
+    """Return the overrides of a run, without its seed and without overrides of all runs."""
     return " ".join(line for line in lines if line not in fixed and key_of(line) != "seed")
 
 
-# ---- from the search to the settings that are confirmed
+# ---- from the search to the settings for the confirmation
 def gains(search: pd.DataFrame) -> pd.DataFrame:
-    """Each method's mean gain over the host by setting; a pair has the same setting and seed."""
+    """Return each method's mean gain over FedAvg by setting; pairs share the setting and seed."""
     blocks = search.pivot(index=["setting", "seed"], columns="method", values="accuracy")
     own = blocks[[str(name) for name in dict.fromkeys(search["method"]) if name != HOST]]
     means = own.sub(blocks[HOST], axis=0).groupby("setting").mean()
@@ -97,12 +97,12 @@ def gains(search: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(search: pd.DataFrame) -> dict[str, str]:
-    """Method -> the setting with its largest mean gain; of equal ones the first."""
+    """Return method -> the setting with its largest mean gain; the first of equal settings."""
     return {str(method): str(name) for method, name in gains(search).idxmax().items()}
 
 
 def confirmation(search: pd.DataFrame, definition: str) -> str:
-    """The text of confirm.yaml: what search.yaml fixes, and three labels for each method."""
+    """Return the text of confirm.yaml: search.yaml's settings, and three labels per method."""
     known = yaml.safe_load(definition)
     fixed = {name: known[name] for name in known if name not in ("axes", "tune", "report")}
     tuned = search.groupby(["setting", "method"])["tuned"].first()
@@ -120,7 +120,9 @@ def confirmation(search: pd.DataFrame, definition: str) -> str:
                 *_words(known["axes"]["method"][name]),
                 *(f"{key}={value}" for key, value in values.items()),
             ]
-    notes = ["papers/where_it_helps.md has the tests; here each case is compared with each other."]
+    notes = [
+        "papers/where_it_helps.md has the tests; this report compares all cases with the first one."
+    ]
     rest = {"axes": {"case": cases, "seed": SEEDS}, "report": {"notes": notes}}
     return HEAD + yaml.safe_dump({**fixed, **rest}, sort_keys=False, width=100)
 
@@ -131,7 +133,7 @@ def _words(overrides: str | Sequence[str]) -> list[str]:
 
 # ---- from the csv files to the tables
 def searched(search: pd.DataFrame) -> str:
-    """The mean gain of each method in each setting; the largest one of a method is bold."""
+    """Make the table of mean gains by setting and method; each method's largest gain is bold."""
     means, best = gains(search), chosen(search)
     host = search[search["method"] == HOST].groupby("setting")["accuracy"].mean()
     rows = []
@@ -143,11 +145,11 @@ def searched(search: pd.DataFrame) -> str:
 
 
 def confirmed(search: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """The paired comparison of each method in its setting, on new seeds.
+    """Make the table of the paired comparison of each method in its setting, on new seeds.
 
     Args:
         search: the runs of the search.
-        runs: those of the confirmation.
+        runs: the runs of the confirmation.
     """
     table = compared(runs)
     tuned = search.groupby(["setting", "method"])["tuned"].first()
@@ -174,7 +176,7 @@ def confirmed(search: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 
 def _shown(row: pd.Series) -> dict[str, str]:
-    """The cells of a row of `_paired`."""
+    """Format the values of a result of `_paired`."""
     return {
         f"{HOST}'s accuracy": f"{row['host']:.3f} ± {row['host_std']:.3f}",
         "the method's": f"{row['mean']:.3f} ± {row['std']:.3f}",
@@ -190,7 +192,7 @@ def _p(value: float) -> str:
 
 
 def verdict(row: pd.Series) -> str:
-    """What a row of `compared` shows."""
+    """Return the verdict on a row of `compared`."""
     if not row["p"] < statistics.LEVEL:
         return statistics.NOT_TESTED if np.isnan(row["p"]) else statistics.NOT_SHOWN
     if row["gain"] <= 0:
@@ -204,14 +206,14 @@ def _source(runs: pd.DataFrame) -> str:
 
 
 def compared(runs: pd.DataFrame) -> pd.DataFrame:
-    """Method -> its paired comparison with the host, which is tuned, or has the method's rate.
+    """Return method -> its paired comparisons with tuned FedAvg, and with FedAvg at its rate.
 
-    The p-values of both comparisons of all methods are one family. NaN is not tested, and neither
-    is a comparison with the tuned host if the search tuned both on few seeds.
+    The p-values of both comparisons of all methods are one family. A p-value of NaN means not
+    tested. Comparisons with tuned FedAvg are not tested if the search tuned on too few seeds.
 
     Args:
-        runs: `case` (a method, "FedAvg beside <method>", or "FedAvg at the rate of <method>"),
-            `seed`, and `accuracy` in [0, 1].
+        runs: columns `case` (a method, "FedAvg beside <method>" for tuned FedAvg, or "FedAvg at the
+            rate of <method>"), `seed`, and `accuracy` in [0, 1].
     """
     blocks = runs.pivot(index="seed", columns="case", values="accuracy")
     rows = {}
@@ -234,7 +236,7 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paired(own: pd.Series, host: pd.Series) -> dict[str, float]:
-    """What the differences between two methods show, one for each seed."""
+    """Return statistics of the differences between two methods, one difference per seed."""
     found = statistics.differences(pd.DataFrame({"own": own, "host": host}), "host").iloc[0]
     return {
         **found[["pairs", "wins", "p"]],
@@ -248,32 +250,32 @@ def _paired(own: pd.Series, host: pd.Series) -> dict[str, float]:
 
 
 def computed(runs: pd.DataFrame) -> str:
-    """FedGMM and FedAvg with equal numbers of steps; all rows are one family of tests.
+    """Make the table of FedGMM and FedAvg with equal steps; all rows are one family of tests.
 
     Args:
-        runs: those of helps/compute: `case` ("<setting>: <form of a method>"), `seed`, `accuracy`,
-            `steps` and `code`.
+        runs: the runs of helps/compute, with columns `case` ("<setting>: <form of a method>"),
+            `seed`, `accuracy`, `steps` and `code`.
     """
     blocks = runs.pivot(index="seed", columns="case", values="accuracy")
     steps = runs.groupby("case")["steps"].sum()
     settings = dict.fromkeys(map(_setting, runs["case"]))
     places = {
-        (setting, told): (f"{setting}: {own}", f"{setting}: {host}")
+        (setting, pair): (f"{setting}: {own}", f"{setting}: {host}")
         for setting in settings
-        for told, (own, host) in COMPUTE.items()
+        for pair, (own, host) in COMPUTE.items()
     }
     found = [_paired(blocks[own], blocks[host]) for own, host in places.values()]
     table = statistics.decide(pd.DataFrame(found, index=pd.MultiIndex.from_tuples(places)))
     rows = [
         {
             "setting": setting,
-            "compared": told,
-            "steps": f"{steps[places[setting, told][0]] / steps[places[setting, told][1]]:.1f}",
+            "compared": pair,
+            "steps": f"{steps[places[setting, pair][0]] / steps[places[setting, pair][1]]:.1f}",
             **_shown(row),
         }
-        for (setting, told), row in table.iterrows()  # type: ignore[misc]
+        for (setting, pair), row in table.iterrows()  # type: ignore[misc]
     ]
     ahead = (table["gain"] > 0) & (table["verdict"] == statistics.SHOWN)
     counts = ahead.groupby(level=1).sum()
-    shown = "; ".join(f"{told}, in {counts[told]} of {len(settings)} settings" for told in COMPUTE)
+    shown = "; ".join(f"{pair}, in {counts[pair]} of {len(settings)} settings" for pair in COMPUTE)
     return f"{markdown(rows)}\n\nFedGMM is shown to be better: {shown}. {_source(runs)}"

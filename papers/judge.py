@@ -1,4 +1,4 @@
-"""The runs of a folder beside what the paper says of them."""
+"""Compares the runs of a folder with the figures and claims of a paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from papers.verdict import (
 )
 
 FIGURE, CLAIM = "figure", "claim"
-Place = tuple[tuple[str, str], ...]  # axis and label, of some of the axes
+Place = tuple[tuple[str, str], ...]  # axis and label, for some of the axes
 Pairs = Mapping[tuple[str, Place], tuple[ReproducedRun, ReproducedRun]]  # by seed and place
 
 
@@ -46,18 +46,18 @@ class Row:
 
     Attributes:
         kind: FIGURE or CLAIM.
-        setting: the axes without the method and the seed; the text of a claim.
-        method: what is measured; for a claim, what is compared with what.
+        setting: the axes without the method and the seed; for a claim, its text.
+        method: the measured method; for a claim, the two compared sides.
         measure: the measure.
-        ours: our values, one for each seed; of a claim, the differences.
+        ours: our values, one for each seed; for a claim, the differences.
         value: the paper's figure; None for a claim.
         spread: the paper's spread, or None.
-        differences: the paired differences that are tested, one for each seed.
-        direction: what they show; None where nothing is compared.
+        differences: the tested paired differences, one for each seed.
+        direction: the result of the test; None if nothing is compared.
         tuned: the settings that trials have chosen; empty if nothing was tuned.
-        run: whether there are runs, if perhaps without such a value.
-        verdict: the verdict by the rule, as `decided` says.
-        reason: why it is not reproduced, where that is known.
+        run: whether there are runs; they may lack a value of the measure.
+        verdict: the verdict by the rule (function `decided`).
+        reason: why the figure or claim is not reproduced, if this is known.
     """
 
     kind: str
@@ -77,15 +77,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is compared in a folder.
+    """The comparison of a folder with a paper.
 
     Attributes:
-        paper: what the paper says.
+        paper: the figures and claims of the paper.
         scale: the scale of the runs; None if the command named none.
-        changed: the overrides of the command line that are no part of the reproduction.
-        missing: how many runs have no result.
-        code: the versions of the code that ran them.
-        rows: one for each figure, and then one for each comparison that a claim makes.
+        changed: overrides of the command line that do not belong to the reproduction.
+        missing: number of runs without a result.
+        code: the versions of the code that made the runs.
+        rows: one for each figure, then one for each comparison of a claim.
     """
 
     paper: Paper
@@ -100,12 +100,12 @@ def judge(folder: Path) -> Comparison:
     """Compare the runs of an experiment's folder with the paper.
 
     Raises:
-        ConfigError: the folder is not that of a reproduction.
+        ConfigError: the folder does not hold a reproduction.
     """
     read = results(folder)
     record = read.source.experiment
     if not record:
-        raise ConfigError(f"{folder} is not the folder of an experiment")
+        raise ConfigError(f"{folder} is not the folder of an experiment: no experiment.json")
     paper = find(str(record.get("experiment")))
     scale, changed = _command(record.get("command", []))
     return compare(paper, read, scale, changed)
@@ -117,10 +117,10 @@ def compare(
     """Compare runs with a paper.
 
     Args:
-        paper: what the paper says.
+        paper: the figures and claims of the paper.
         read: the runs.
-        scale: the scale at which they were run.
-        changed: overrides that are no part of the reproduction.
+        scale: the scale of the runs.
+        changed: overrides that do not belong to the reproduction.
 
     Raises:
         ConfigError: the runs have an axis that a figure does not name.
@@ -143,7 +143,7 @@ def compare(
 def decided(
     rows: Sequence[Row], paper: Paper, scale: str | None, changed: Sequence[str]
 ) -> list[Row]:
-    """All rows of a scale with their verdicts, and the reasons that the paper's file has."""
+    """Return all rows of a scale with their verdicts, and with reasons from the paper's file."""
     signs = [_sign(row, rows, paper) for row in rows]
     family = [
         (row.differences, sign) for row, sign in zip(rows, signs, strict=True) if sign is not None
@@ -157,7 +157,7 @@ def decided(
 
 
 def _sign(row: Row, rows: Sequence[Row], paper: Paper) -> float | None:
-    """The sign of the paper's difference; None if there is nothing to compare with."""
+    """Return a number with the sign of the paper's difference; None without a comparison."""
     if row.kind == CLAIM:
         return 1.0
     place = (row.setting, paper.hosts.get(row.method), row.measure)
@@ -190,13 +190,13 @@ def _place_of(row: Row) -> tuple[str, str, str]:
 
 
 def _pairs(claim: Claim) -> list[tuple[str, str, str]]:
-    """What tells the rows of a claim."""
+    """Return the keys (`_place_of`) of the rows of a claim."""
     greater = _words(claim.greater)
     return [(claim.says, f"{greater} above {_words(o)}", claim.measure) for o in claim.than]
 
 
 def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The scale of a command, and what it changes beyond the seeds and the folder."""
+    """Return the scale of a command, and its overrides that may change results."""
     pairs = by_key(lines)
     scale = value_of(pairs.pop("scale", "")) or None
     own = ("experiment", SEED, "on_other_code", "data_dir", "device")
@@ -215,13 +215,13 @@ def _code(run: ReproducedRun) -> str:
 
 @dataclass
 class _Bench:
-    """The paper and the runs side by side.
+    """Makes the rows of a comparison from a paper and runs.
 
     Attributes:
-        paper: what the paper says.
-        axis: the axis that is compared.
-        labels: axis -> the labels that the experiment has at this scale.
-        runs: those with a result.
+        paper: the figures and claims of the paper.
+        axis: the compared axis.
+        labels: axis -> the labels of the experiment at this scale.
+        runs: the runs with a result.
     """
 
     paper: Paper
@@ -230,7 +230,7 @@ class _Bench:
     runs: list[ReproducedRun]
 
     def figures(self) -> Iterator[Row]:
-        """A row per figure of the paper that the runs can be compared with."""
+        """Yield a row for each figure of the paper that this scale has runs for."""
         for figure in self.paper.figures:
             place = {**figure.axes, self.axis: figure.method}
             if not self._has(place):
@@ -253,7 +253,7 @@ class _Bench:
             )
 
     def claims(self) -> Iterator[Row]:
-        """A row per pair of a claim."""
+        """Yield a row for each comparison of each claim."""
         for claim in self.paper.claims:
             for other in claim.than:
                 if not self._has({**claim.where, **claim.greater}) or not self._has(other):
@@ -282,7 +282,7 @@ class _Bench:
         ]
 
     def _has(self, place: Mapping[str, str]) -> bool:
-        """Whether this scale has such a setting."""
+        """Whether this scale has all of these labels."""
         return all(label in self.labels.get(axis, ()) for axis, label in place.items())
 
 
@@ -292,9 +292,9 @@ def _words(labels: Mapping[str, str]) -> str:
     )
 
 
-# ---- what runs measure, seed by seed, alone and against other runs
+# ---- measured values by seed, and their differences
 def sample(runs: Sequence[ReproducedRun], measure: str) -> Sample:
-    """What each run measures; runs without a value are left out."""
+    """Return the measured values of the runs; runs without a value are left out."""
     values = (measures.value(measure, run) for run in runs)
     return Sample.of([value for value in values if math.isfinite(value)])
 
@@ -302,7 +302,7 @@ def sample(runs: Sequence[ReproducedRun], measure: str) -> Sample:
 def paired(
     ours: Sequence[ReproducedRun], theirs: Sequence[ReproducedRun], differing: Collection[str]
 ) -> Pairs:
-    """The runs of both that differ on these axes alone, by their seed and the other axes."""
+    """Pair runs that differ on these axes only; keys are the seed and the other axes."""
 
     def place(run: ReproducedRun) -> tuple[str, Place]:
         axes = {axis: str(label) for axis, label in run.cell.axes.items() if axis not in differing}
@@ -313,9 +313,9 @@ def paired(
 
 
 def differences(pairs: Pairs, measure: str) -> list[float]:
-    """One for each seed: the mean over the settings in which every seed has a difference.
+    """Return a difference for each seed: the mean over settings that have all seeds.
 
-    Another choice of settings would itself be a difference between the seeds.
+    If seeds had different settings, they would differ for this reason alone.
     """
     by_seed: dict[str, dict[Place, float]] = {}
     for (seed, place), (run, partner) in pairs.items():
@@ -329,7 +329,10 @@ def differences(pairs: Pairs, measure: str) -> list[float]:
 
 
 def tested(pairs: Pairs, measure: str) -> tuple[float, ...]:
-    """The differences, as files have them; none if few seeds chose tuned values that differ."""
+    """Return the differences, rounded as in files.
+
+    There are none if the tuned values of a pair differ and too few seeds chose them.
+    """
     for run, partner in pairs.values():
         seeds = (run.results.source.experiment.get("tune") or {}).get("seeds", ())
         if run.cell.tuned != partner.cell.tuned and len(seeds) < FEWEST_TUNING_SEEDS:
@@ -338,14 +341,14 @@ def tested(pairs: Pairs, measure: str) -> tuple[float, ...]:
 
 
 def tuned(*groups: Sequence[ReproducedRun]) -> str:
-    """The settings that trials have chosen for the runs, and which lie at the edge of their grid.
+    """Return the tuned settings of the runs, and say which lie at the edge of their grid.
 
     Args:
-        groups: the runs of a row; of a claim, those on its two sides.
+        groups: the runs of a row; for a claim, the runs of each of its two sides.
 
     Returns:
-        Such as `client.lr=0.03, at the edge`, or `client.lr=0.03 against client.lr=0.1`; empty if
-        nothing was tuned.
+        For example `client.lr=0.03, at the edge`, or `client.lr=0.03 against client.lr=0.1`; empty
+        if nothing was tuned.
     """
     sides = [" or ".join(dict.fromkeys(filter(None, map(_tuned, runs)))) for runs in groups]
     return " against ".join(side or "nothing" for side in sides) if any(sides) else ""

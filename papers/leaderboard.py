@@ -1,4 +1,4 @@
-"""The leaderboards: every method by its global model, and by its clients' own models."""
+"""The leaderboards: all methods, compared by the global model or by the clients' own models."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from papers import design
 from papers.tables import markdown
 
 HOST = "FedAvg"
-BETTER, WORSE = " ▲", " ▼"  # than the host in a setting
-SEEDS = 10  # at least, of a setting, from which on its differences are tested
-CHANCE = 0.2  # a score below it, of ten classes, is hardly better than a guess
+BETTER, WORSE = " ▲", " ▼"  # than FedAvg in a setting
+SEEDS = 10  # differences in a setting are tested if it has at least so many seeds
+CHANCE = 0.2  # with ten classes, a score below it is hardly better than a guess
 KEY = ["kind", "method", "setting", "seed", "tuned"]
 COSTS = ["megabytes", "seconds", "evaluation"]
 
@@ -35,11 +35,11 @@ class Board(NamedTuple):
     """A comparison of all methods.
 
     Attributes:
-        heading: that of a dataset, but for its name.
-        score: the column that is compared.
+        heading: the marks of a dataset's heading in Markdown.
+        score: the compared column.
         clients: the column of the clients' mean score.
         other: the title and the column of the other kind of models.
-        pooled: whether the pool of experiment=design tells the margin of its score.
+        pooled: whether the pool of experiment=design gives the margin of this score.
     """
 
     heading: str
@@ -49,7 +49,7 @@ class Board(NamedTuple):
     pooled: bool = True
 
 
-# By the name of the experiment.
+# Name of the experiment -> its board.
 BOARDS = {
     "leaderboard": Board("##", "accuracy", "clients_mean", ("personal models", "personal")),
     "leaderboard_personal": Board("###", "score", "score", ("global model", "global"), False),
@@ -59,10 +59,11 @@ BOARDS = {
 
 # ---- from a folder to the csv file
 def take_over(read: Results, path: Path) -> None:
-    """Add the runs and trials that have ended to the csv file of their board.
+    """Add the finished runs and trials to the csv file of their board.
 
-    A run replaces the earlier one of its place, also if its trials have chosen another value, or if
-    it has failed; and earlier trials go of values that are no longer tried.
+    A run of this folder removes the earlier run with the same labels, even if its trials have
+    chosen another value or if it has failed. Earlier trials are removed if this experiment no
+    longer tries their values.
     """
     ended = [cell for cell in read.source.cells if cell.counts]
     found = pd.DataFrame(_row(cell, read, path.stem) for cell in ended)
@@ -91,9 +92,9 @@ def take_over(read: Results, path: Path) -> None:
 
 
 def _after(limit: float | None, cell: FoundRun, read: Results) -> float | None:
-    """The score at the first evaluation of a run by which its clients have taken so many steps.
+    """Return the score at the first evaluation after the clients took at least `limit` steps.
 
-    None if they never do; a run that has diverged before then has its last score.
+    If a run has diverged before, return its last score; if it has too few steps, return None.
     """
     steps = read.steps(cell)
     if limit is None or np.isnan(limit):
@@ -136,7 +137,7 @@ def _of_global_model(cell: FoundRun, read: Results) -> dict[str, Any]:
     last = accuracy.get("last")
     return {
         "diverged": summary["status"] != "ok" or summary.get("loss") is None,
-        # A run that has diverged before its first evaluation has no score, which counts as 0.
+        # A run that diverged before its first evaluation has no score, and counts as 0.
         "accuracy": 0.0 if summary["status"] != "ok" and last is None else last,
         "best_val": accuracy.get("best_val"),
         "clients_mean": summary.get("acc_clients_mean"),
@@ -160,7 +161,7 @@ def _of_own_models(cell: FoundRun, read: Results) -> dict[str, Any]:
     worst = clients["value"].sort_values().iloc[: max(1, len(clients) // 10)]
     return {
         "models": models,
-        "score": own_score(summary, "personal") or 0.0,  # none if it has diverged at once
+        "score": own_score(summary, "personal") or 0.0,  # no score if it diverged at once
         "global": summary.get("acc_clients_mean") if has_global else None,
         "worst_decile": None if cell.trial else float(worst.mean()) if len(worst) else 0.0,
         "auc": details.get("auc"),
@@ -170,10 +171,10 @@ def _of_own_models(cell: FoundRun, read: Results) -> dict[str, Any]:
 
 # ---- from the csv file to the tables
 def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
-    """All tables of a board, with what they show.
+    """Yield all tables of a board, and sentences on their results.
 
     Args:
-        name: of the experiment.
+        name: the name of the experiment.
         every: the kept runs and trials.
     """
     board = BOARDS[name]
@@ -197,19 +198,19 @@ def tables(name: str, every: pd.DataFrame) -> Iterator[str]:
         yield from edges(own, tried)
         yield f"{len(own)} runs and {len(tried)} trials; {joined(sorted(set(own['code'])))}."
     count = len(cells.runs(experiment)) + len(cells.trials(experiment))
-    yield f"{len(every)} of {count} cells have been run."
+    yield f"{len(every)} of {count} runs and trials are complete."
 
 
 class Compared(NamedTuple):
-    """Each method against the host over the settings with enough seeds.
+    """Each method against FedAvg over the settings with enough seeds.
 
     Attributes:
-        settings: which these are; where there is none, all of them, and nothing is tested.
-        tested: whether they have enough seeds.
-        margin: a difference that does not count as one.
-        ranks: the mean rank of each method, the best one first.
+        settings: the settings with enough seeds; all settings if none has enough.
+        tested: whether the settings have enough seeds; else nothing is tested.
+        margin: a difference must be larger than this.
+        ranks: the mean rank of each method, best first.
         gains: (settings, other methods), the mean differences.
-        found: see `statistics.compare`; the best one first.
+        found: see `statistics.compare`; best first.
     """
 
     settings: list[str]
@@ -223,13 +224,13 @@ class Compared(NamedTuple):
 def compared(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Compared:
     """Compare the methods that have all runs.
 
-    A seed is one pair of the tests, with its mean over the settings: settings of one dataset share
-    data and seeds, and are no independent pairs.
+    A seed is one pair of the tests, with its mean over the settings. Settings are no independent
+    pairs, because settings of one dataset share data and seeds.
 
     Args:
         runs: the runs of all datasets.
-        score: the column that is compared.
-        pooled: see `Board`; otherwise any difference counts, however small.
+        score: the compared column.
+        pooled: see `Board`; if false, the margin is 0.
     """
     table = runs.pivot_table(score, ["setting", "seed"], "method")
     seeds = table.groupby("setting").size()
@@ -246,7 +247,7 @@ def compared(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Compared
 
 
 def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[str]:
-    """All methods over the settings with enough seeds: which are better or worse than the host.
+    """Yield the table of all methods over the settings, and which are better or worse than FedAvg.
 
     Args:
         runs, score, pooled: see `compared`.
@@ -273,7 +274,7 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
     yield from _lacking(runs[runs["setting"].isin(known)], ranks)
     if not tested:
         yield (
-            f"No setting has been run with {SEEDS} seeds, so that nothing is tested, and none of"
+            f"No setting has been run with {SEEDS} seeds. Therefore nothing is tested, and none of"
             " these differences is shown."
         )
         return
@@ -287,19 +288,19 @@ def overall(runs: pd.DataFrame, score: str, *, pooled: bool = True) -> Iterator[
         f" {'are' if len(better) > 1 else 'is'} shown to be better than {HOST}, and"
         f" {joined(worse) or 'none'} to be worse."
     )
-    told: dict[str, list[str]] = {}
+    hiding: dict[str, list[str]] = {}
     for method in [*better, *worse] if len(known) > 1 else ():
         own = gains[method] if method in better else -gains[method]
         if hidden := hidden_by_mean(own.to_dict(), lambda gain: f"{100 * gain:z.1f}"):
-            told.setdefault(hidden, []).append(method)
-    if told:
+            hiding.setdefault(hidden, []).append(method)
+    if hiding:
         yield "What these means hide: {}.".format(
-            "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in told.items())
+            "; ".join(f"{joined(methods)} ({hidden})" for hidden, methods in hiding.items())
         )
 
 
 def picture(runs: pd.DataFrame, board: Board, folder: Path) -> list[FigureFile]:
-    """Draw what `compared` finds; nothing where nothing is tested."""
+    """Draw the differences that `compared` finds; draw nothing if nothing is tested."""
     drawn = compared(runs, board.score, pooled=board.pooled)
     if not drawn.tested:
         return []
@@ -308,9 +309,9 @@ def picture(runs: pd.DataFrame, board: Board, folder: Path) -> list[FigureFile]:
 
 
 def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
-    """All methods once more, each when its clients have taken as many steps as the host's in all.
+    """Yield the comparison of all methods after as many local steps as FedAvg takes in all.
 
-    Nothing where no run has such a score: those of personal models, and of earlier versions.
+    Yield nothing if no run has such a score, as for personal models and runs of earlier versions.
 
     Args:
         runs: the runs of all datasets.
@@ -334,12 +335,12 @@ def at_equal_steps(runs: pd.DataFrame) -> Iterator[str]:
 def ranked(
     runs: pd.DataFrame, settings: Sequence[str], score: str, *, pooled: bool = True
 ) -> Iterator[str]:
-    """The scores by method and setting, the methods by their mean ranks; what these show.
+    """Yield the table of scores by method and setting, sorted by mean rank, and its legend.
 
     Args:
         runs: the runs of one dataset.
         settings: its settings, in the order of the columns.
-        score: the column that is compared.
+        score: the compared column.
         pooled: see `Board`.
     """
     ranks = mean_ranks(_pairs(runs, score))
@@ -375,32 +376,32 @@ def ranked(
 
 
 def _lacking(runs: pd.DataFrame, ranks: pd.Series) -> Iterator[str]:
-    """Names the methods of which a run is missing, so that they cannot be compared."""
+    """Name the methods that lack a run, and therefore cannot be compared."""
     if lacking := [str(m) for m in dict.fromkeys(runs["method"]) if m not in ranks.index]:
         yield f"Not compared, because runs have failed or are missing: {joined(lacking)}."
 
 
 def mean_ranks(scores: pd.DataFrame) -> pd.Series:
-    """The mean rank of each column, the best one first; scores that are printed alike share one."""
+    """Return the mean rank of each column, best first; scores printed alike share a rank."""
     return statistics.mean_ranks(scores).sort_values(kind="stable")
 
 
 def _pairs(runs: pd.DataFrame, score: str) -> pd.DataFrame:
-    """A row for each setting and seed, and a column for each method that has all of them."""
+    """Return a table with a row per setting and seed; methods that lack a score are left out."""
     return runs.pivot_table(score, ["setting", "seed"], "method").dropna(axis=1)
 
 
 def _summary_line(seeds: int, comparisons: int, margins: Sequence[float]) -> str:
-    """What the bold entries and the marks of a table of scores mean."""
+    """Return the legend of a table of scores: its bold entries and its marks."""
     text = "Bold is the best mean of a setting, perhaps by chance."
     needed = statistics.pairs_needed(comparisons)
     if seeds >= needed:
         least = joined([design.points(margin) for margin in margins])
         beyond = f" (by more than the {least} points of tuning)" if any(margins) else ""
         return (
-            f"{text} ▲ is shown to be better than {HOST} in the setting and ▼ to be worse{beyond},"
-            f" by Wilcoxon's test over {seeds} seeds, with Holm's correction for the"
-            f" {comparisons} comparisons of this table."
+            f"{text} A method with ▲ is shown to be better than {HOST} in the setting, and a method"
+            f" with ▼ to be worse{beyond}, by Wilcoxon's test over {seeds} seeds, with Holm's"
+            f" correction for the {comparisons} comparisons of this table."
         )
     return (
         f"{text} No difference from {HOST} is tested: {comparisons} comparisons need {needed}"
@@ -409,7 +410,7 @@ def _summary_line(seeds: int, comparisons: int, margins: Sequence[float]) -> str
 
 
 def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
-    """What a table of accuracies does not tell: worst clients, variance, tuning and costs."""
+    """Make the table of worst clients, variance, tuning and costs."""
     relative = runs.groupby(["method", "setting"])[[c for c in COSTS if c in runs]].mean()
     title, other = board.other
     rows = []
@@ -438,22 +439,25 @@ def costs(runs: pd.DataFrame, trials: pd.DataFrame, board: Board) -> str:
 
 
 def edges(runs: pd.DataFrame, trials: pd.DataFrame) -> Iterator[str]:
-    """Names the chosen values of which a larger or smaller one was not tried."""
+    """Name the chosen values at the edge of the tried values."""
     tried = trials["tuned"].map(json.loads).groupby([trials["method"], trials["setting"]]).agg(list)
-    told = []
+    listed = []
     for run in runs.drop_duplicates(["method", "setting"]).to_dict("records"):
         chosen, points = json.loads(run["tuned"]), tried[run["method"], run["setting"]]
         space: Space = {key: tuple({point[key] for point in points}) for key in chosen}
-        told += [
+        listed += [
             f"{run['method']} {key}={chosen[key]} ({run['setting'].partition(', ')[2]})"
             for key in at_the_edge(chosen, space)
         ]
-    if told:
-        yield f"Chosen at the edge of what was tried; better ones may lie beyond: {joined(told)}."
+    if listed:
+        yield (
+            "These chosen values lie at the edge of the tried values, and better values may lie"
+            f" beyond: {joined(listed)}."
+        )
 
 
 def _rounds(values: pd.Series) -> str:
-    """The median number of rounds, and how many runs reached the target if not all did."""
+    """Format the median number of rounds, and the number of runs that reached the target."""
     reached = values.dropna()
     if reached.empty:
         return "never"

@@ -1,8 +1,8 @@
-"""What a figure of a paper measures of a run, read from the run's folder.
+"""The measures of a run that papers print, from the run's folder.
 
-A measure with a target, such as `rounds@.55`, has it behind the @. NaN stands for a run that has no
-such value. Where a target is not reached, the run counts with one round more than were planned, so
-that a run that ends early, as by divergence, gains nothing.
+A measure may have a target behind an @, as in `rounds@.55`. NaN means that the run has no such
+value. If a run does not reach the target, it counts with one round more than planned, so a run does
+not gain by an early end, such as divergence.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedhet.core.errors import ConfigError
 from fedhet.study.report.compared import scores_of
 from papers.runs import TRAIN, Point, ReproducedRun
 
-FLOAT = 4  # bytes of a number that is sent
+FLOAT = 4  # bytes of a sent number
 MADE = "feddisk.density"  # the phase of the global MADE
-PEAK_GRID = 200  # points between the smallest and the largest of the clients' values
-# Batch norm's statistics, which are no parameters.
+PEAK_GRID = 200  # points between the smallest and the largest value of the clients
+# Batch norm's statistics, which are not parameters.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -29,7 +29,7 @@ def _score(name: str) -> Callable[[ReproducedRun, float], float]:
 
 
 def _rounds(run: ReproducedRun, target: float) -> float:
-    """Training rounds until the score has reached the target."""
+    """Return the number of training rounds until the score has reached the target."""
     return _until(run, run.curve, target)
 
 
@@ -39,13 +39,13 @@ def _until(run: ReproducedRun, curve: Sequence[Point], target: float) -> float:
 
 
 def _early(run: ReproducedRun, target: float) -> float:
-    """The score at the last evaluation in the first so many training rounds."""
+    """Return the score at the last evaluation within the first `target` training rounds."""
     early = [score for number, score in run.curve if number <= target]
     return early[-1] if early else math.nan
 
 
 def _weighted(key: str, *, last_k: bool = False) -> Callable[[ReproducedRun, float], float]:
-    """The last score over all clients' test samples, or the mean of the last `eval.last_k`."""
+    """Measure the last score over all clients' samples, or the mean of `eval.last_k` scores."""
 
     def read(run: ReproducedRun, target: float) -> float:
         known = run.cell.summary.get("acc_last_k") or {}
@@ -57,9 +57,9 @@ def _weighted(key: str, *, last_k: bool = False) -> Callable[[ReproducedRun, flo
 
 
 def _loss(*keys: str) -> Callable[[ReproducedRun, float], float]:
-    """A loss of rounds.jsonl, at the end or after so many training rounds.
+    """Measure a loss of rounds.jsonl, at the end or after `target` training rounds.
 
-    NaN for a run that had diverged by then: the loss before it did is not the one that is meant.
+    It is NaN if the run had diverged by then, because its last finite loss is an earlier one.
     """
 
     def read(run: ReproducedRun, target: float) -> float:
@@ -72,10 +72,10 @@ def _loss(*keys: str) -> Callable[[ReproducedRun, float], float]:
 
 
 def _minutes(run: ReproducedRun, target: float) -> float:
-    """Minutes of a training round, evaluation excepted.
+    """Return the minutes of a training round without evaluation.
 
-    The first round, in which processes start and libraries are loaded, counts only where there is
-    no other.
+    In the first round processes start and libraries are loaded. It counts only if there is no
+    other round.
     """
     seconds = [
         sum(value for name, value in step["seconds"].items() if name != "evaluate")
@@ -86,7 +86,7 @@ def _minutes(run: ReproducedRun, target: float) -> float:
 
 
 def _sent(run: ReproducedRun, phase: str) -> float:
-    """Numbers of the model that a client sends up in the first round of a phase."""
+    """Return how many numbers a client sends up in the first round of a phase."""
     for step in run.steps:
         if step["phase"] == phase and step["accepted"]:
             sent = step["bytes"]["up"]
@@ -96,17 +96,17 @@ def _sent(run: ReproducedRun, phase: str) -> float:
 
 
 def _parameters(run: ReproducedRun) -> int:
-    """How many parameters the model has."""
+    """Return the number of parameters of the model."""
     from safetensors import safe_open
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
-        names = list(file.keys())  # the file is no mapping
+        names = list(file.keys())  # the file is not a mapping
         kept = [name for name in names if not name.endswith(BUFFERS)]
         return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
 
 
 def _exchanged(run: ReproducedRun, target: float) -> float:
-    """Numbers that a client sends and receives in a training round, in parameters of the model."""
+    """Return the numbers that a client exchanges in a training round, in sizes of the model."""
     size = _parameters(run)
     last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
     moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
@@ -115,10 +115,10 @@ def _exchanged(run: ReproducedRun, target: float) -> float:
 
 
 def _client_spread(run: ReproducedRun, target: float) -> float:
-    """Standard deviation of the clients' test accuracies at the last evaluation.
+    """Return the standard deviation of the clients' test accuracies at the last evaluation.
 
-    They are those of the first view: the global model, or else the shared weights with each
-    client's own batch norm statistics, or its personal model.
+    The accuracies belong to the first kind of models that the run has: the global model, or else
+    the shared weights with each client's own batch norm statistics, or the personal models.
     """
     view = run.cell.summary["models"][0]  # noqa: F841 -- the query reads it
     frame = run.results.last_clients.query(
@@ -128,10 +128,10 @@ def _client_spread(run: ReproducedRun, target: float) -> float:
 
 
 def _rank(run: ReproducedRun, target: float) -> float:
-    """The rank of its mean accuracy on the clients' test data among its peers; 1 is the best.
+    """Return the rank of the run's mean accuracy on the clients' test data; 1 is best.
 
-    A run that has diverged without a score has the score 0. There is no rank where a peer has no
-    result.
+    Its peers are ranked with it. A run that diverged without a score has the score 0. The rank is
+    NaN if a peer has no result.
     """
     own = value("clients", run)
     scores = [value("clients", rival) for rival in run.rivals]
@@ -141,7 +141,7 @@ def _rank(run: ReproducedRun, target: float) -> float:
 
 
 def _gain(name: str) -> Callable[[ReproducedRun, float], float]:
-    """The score of a run less that of its host."""
+    """Measure the gain in score over the base method's run."""
 
     def read(run: ReproducedRun, target: float) -> float:
         host = run.peers.get(run.host or "")
@@ -151,19 +151,20 @@ def _gain(name: str) -> Callable[[ReproducedRun, float], float]:
 
 
 def _classes(run: ReproducedRun, target: float) -> float:
-    """Mean number of classes of which a client has training samples."""
+    """Return the mean number of classes in the clients' training samples."""
     counts = run.results.partition(run.cell).get("counts") or []
     return mean(sum(n > 0 for n in client) for client in counts) if counts else math.nan
 
 
 def _effective(run: ReproducedRun, target: float) -> float:
-    """Effective rounds of FedDisk's table 1.
+    """Return the effective rounds of FedDisk's table 1.
 
-    A method needs the training rounds until its own highest accuracy, and FedDisk those until the
-    highest that another method ever reaches; its rounds of the global MADE are added. Accuracy is
-    the mean over the clients' own test data, as in the paper, also where there is a global test
-    set: methods without a global model could not be compared on that. A method that has diverged
-    counts as one that never arrives. FedDisk has no such number where a peer has no result.
+    A method counts its training rounds until its own highest accuracy. FedDisk counts its training
+    rounds until the highest accuracy that another method ever reaches, and its rounds of the global
+    MADE. Accuracy is the mean over the clients' own test data, as in the paper. This holds even if
+    there is a global test set, because methods without a global model have no score on it. A method
+    that has diverged counts as never reaching its target. If a peer has no result, FedDisk's number
+    is NaN.
     """
     return run.rounds_of(MADE) + _classifier_rounds(run, target)
 
@@ -179,14 +180,14 @@ def _classifier_rounds(run: ReproducedRun, target: float) -> float:
 
 
 def _cost(run: ReproducedRun, target: float) -> float:
-    """FedDisk's equations 18 and 19: numbers that a client exchanges in its effective rounds."""
+    """Return the numbers that a client exchanges in its effective rounds (FedDisk, eq. 18, 19)."""
     made = run.rounds_of(MADE)
     density = 2 * made * _sent(run, MADE) if made else 0.0
     return density + 2 * _classifier_rounds(run, target) * _sent(run, TRAIN)
 
 
 def _drift(name: str) -> Callable[[ReproducedRun, float], float]:
-    """A number of plugin=[drift], as its mean over the rounds of training."""
+    """Measure the mean of a number of plugin=[drift] over the rounds of training."""
 
     def read(run: ReproducedRun, target: float) -> float:
         values = [step[name] for step in run.steps if step.get(name) is not None]
@@ -196,9 +197,9 @@ def _drift(name: str) -> Callable[[ReproducedRun, float], float]:
 
 
 def _similarity(run: ReproducedRun, client: float) -> float:
-    """Cosine similarity of a client's model and the merged one in the last round.
+    """Return the cosine similarity of a client's model and the merged model in the last round.
 
-    NaN if the client did not take part in it.
+    It is NaN if the client did not take part in this round.
     """
     arrays = run.arrays("drift")
     clients = arrays["pids"].tolist() if arrays else []
@@ -208,10 +209,10 @@ def _similarity(run: ReproducedRun, client: float) -> float:
 
 
 def _peak_distance(run: ReproducedRun, target: float) -> float:
-    """How far the merged parameters lie from the peaks of the clients' own, in the last round.
+    """Return how far merged parameters lie from the clients' peaks in the last round.
 
-    The peak is that of a Gaussian kernel density estimate over the clients (scipy's, with its own
-    bandwidth), the distance is in standard deviations of the clients, and the mean is over the
+    A peak is the maximum of a Gaussian kernel density estimate over the clients (scipy's, with its
+    default bandwidth). Distances are in standard deviations of the clients. The mean is over the
     parameters that plugin.drift.sample has recorded and that differ between clients.
     """
     from scipy.stats import gaussian_kde
@@ -262,7 +263,7 @@ MEASURES: Measures = {
 }
 
 
-# Counts that no seed changes.
+# Counts that do not depend on the seed.
 EXACT = ("made_size", "model_size", "models_per_round")
 
 
@@ -272,7 +273,7 @@ def is_share(name: str) -> bool:
 
 
 def in_words(name: str) -> str:
-    """The name of a measure as tables and figures print it."""
+    """Return the name of a measure as tables and figures print it."""
     return name.replace("_", " ")
 
 
@@ -280,14 +281,14 @@ def check(name: str) -> None:
     """Refuse the name of a measure that does not exist.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is no such measure.
     """
     if name.partition("@")[0] not in MEASURES:
         raise ConfigError(f"paper: measure {name!r} is none of {', '.join(MEASURES)}")
 
 
 def value(name: str, run: ReproducedRun) -> float:
-    """The measure of a run; a run that has diverged without a score has the share 0."""
+    """Return the value of a measure; a share is 0 if the run diverged without a score."""
     check(name)
     kind, _, target = name.partition("@")
     measured = MEASURES[kind](run, float(target or 0))

@@ -1,22 +1,22 @@
-"""What a paper says, from the key `paper` of an experiment's file.
+"""Reads a paper's figures and claims from the key `paper` of an experiment's file.
 
-It is read without Hydra, so that a list of all reproductions appears at once.
+It does not load Hydra, so that the list of all reproductions appears at once.
 
 paper:
-  source: FedLEx, table I            where the figures stand
-  also: [figure2]                    what else of the paper shows the same runs
-  measure: clients                   what the figures measure (measures.py)
-  unit: percent                      percent or 1, of all figures
-  hosts: {FedLExProx: FedProx}       method -> the one without it; the paper's order is compared
-  figures:                           one entry for each setting, whose other keys are axes
+  source: FedLEx, table I            the place of the figures in the paper
+  also: [figure2]                    other figures of the paper that show the same runs
+  measure: clients                   the measure of the figures (measures.py)
+  unit: percent                      the unit of all figures: percent or 1
+  hosts: {FedLExProx: FedProx}       method -> its base method; the order of the two is compared
+  figures:                           an entry for each setting: its axes, and the values by method
     - {clients: 100, values: {FedProx: [67.70, 4.16], FedLExProx: [84.53, 2.55]}}
-  claims:                            what the paper says in words, or shows without figures
+  claims:                            orders that the paper states in words, or shows in plots
     - {says: ..., measure: last, greater: {cv_t: 0.2}, than: [{cv_t: 0.1}]}
-  compared: {cpu: directions}        what can be compared at a scale: levels, directions, nothing
+  compared: {cpu: directions}        what a scale can compare: levels, directions or nothing
   data: {paper: MNIST, ...}          scale -> the data and models that it needs
-  open: [...]                        what the paper leaves open, and what was chosen
-  reasons: {FedLExProx: ...}         why a figure is not reproduced, where that is known
-  explained: [cpu]                   the scales for whose runs the reasons, and the claims', hold
+  open: [...]                        points that the paper leaves open, and our choices
+  reasons: {FedLExProx: ...}         why a figure is not reproduced, if this is known
+  explained: [cpu]                   the scales for which reasons hold (also reasons of claims)
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Figure:
     """A figure that the paper prints.
 
     Attributes:
-        axes: axis -> label, of the axes that the paper names.
-        method: the label on the axis that is compared.
-        measure: what was measured.
+        axes: axis -> label, for the axes that the paper names.
+        method: the label on the compared axis.
+        measure: the name of the measure.
         value: the figure; accuracies are shares.
-        spread: what the paper prints behind +-; None if nothing.
-        levels: whether it can be compared at all, as a time on another machine cannot.
+        spread: the number that the paper prints behind +-; None if there is none.
+        levels: whether levels can be compared. Times on another machine cannot.
     """
 
     axes: Labels
@@ -67,11 +67,11 @@ class Claim:
 
     Attributes:
         says: the paper's statement in a sentence.
-        measure: what is measured.
-        where: the labels of the runs that it concerns.
-        greater: the labels of the runs whose measure is greater.
-        than: the labels of the others, each of which is compared.
-        reason: why it does not hold here, if that is known.
+        measure: the name of the measure.
+        where: labels that all compared runs share.
+        greater: the labels of the runs with the greater measure.
+        than: labels of the other runs; each entry is one comparison.
+        reason: why the claim does not hold here, if this is known.
     """
 
     says: str
@@ -84,22 +84,22 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """What is compared in one reproduction.
+    """The paper's side of one reproduction.
 
     Attributes:
-        name: of the experiment, as in `fedlex/table1`.
-        title: what the runs are.
-        source: where the figures stand.
-        also: the other names that lead to it.
-        hosts: method -> its host.
+        name: the name of the experiment, such as `fedlex/table1`.
+        title: the title of the experiment.
+        source: the place of the figures in the paper.
+        also: other names of the reproduction.
+        hosts: method -> its base method.
         figures: the paper's figures.
-        claims: what it says in words.
-        compared: scale -> what may be compared.
-        data: scale -> what the runs need.
-        axes: those of the experiment.
-        choices: what the paper leaves open, and what was chosen.
+        claims: orders that the paper states in words or shows in plots.
+        compared: scale -> what may be compared: LEVELS, DIRECTIONS or NOTHING.
+        data: scale -> the data and models that the runs need.
+        axes: the axes of the experiment.
+        choices: points that the paper leaves open, and our choices.
         reasons: method -> why its figures are not reproduced.
-        explained: the scales for whose runs the reasons hold, and those of the claims.
+        explained: the scales for which the reasons of figures and claims hold.
     """
 
     name: str
@@ -118,11 +118,11 @@ class Paper:
 
     @property
     def measures(self) -> set[str]:
-        """What its figures and claims measure."""
+        """The measures of its figures and claims."""
         return {f.measure for f in self.figures} | {c.measure for c in self.claims}
 
     def compared_at(self, scale: str | None) -> str:
-        """What can be compared at a scale; where none was chosen, the runs are the paper's."""
+        """Return what can be compared at a scale; without a scale, runs are like the paper's."""
         return self.compared.get(scale or "", LEVELS)
 
     def explains(self, scale: str | None, changed: Sequence[str]) -> bool:
@@ -130,12 +130,12 @@ class Paper:
         return scale in self.explained and all(key_of(line) in self.axes for line in changed)
 
     def has_levels(self, measure: str) -> bool:
-        """Whether the levels of a measure can be compared; those of times cannot, for example."""
+        """Whether the levels of a measure can be compared; for example, times cannot."""
         return all(figure.levels for figure in self.figures if figure.measure == measure)
 
 
 def every() -> list[Paper]:
-    """All reproductions, ordered by name."""
+    """Return all reproductions, ordered by name."""
     found = (
         (name, catalogue.content(GROUP, name)) for name in catalogue.choices(GROUP) if "/" in name
     )
@@ -143,10 +143,10 @@ def every() -> list[Paper]:
 
 
 def find(name: str) -> Paper:
-    """The reproduction of that name, or of a figure that the same runs show.
+    """Return the reproduction with this name, or with this name in `also`.
 
     Raises:
-        ConfigError: there is none, or its file is wrong.
+        ConfigError: there is no such reproduction, or its file is wrong.
     """
     papers = {alias: paper for paper in every() for alias in (*paper.also, paper.name)}
     if name not in papers:
@@ -158,20 +158,20 @@ def find(name: str) -> Paper:
 
 
 def as_text(axes: Mapping[str, Sequence[object]]) -> dict[str, list[str]]:
-    """Axis -> the labels of its values, as a paper's figures and claims name them."""
+    """Return axis -> its labels as text, the form of labels in figures and claims."""
     return {axis: list(map(str, labels)) for axis, labels in axes.items()}
 
 
 def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[str]]) -> None:
-    """Refuse several settings for one figure, which would count as if they were seeds.
+    """Refuse several settings for one figure, because they would count as seeds.
 
     Args:
-        paper: what the paper says.
+        paper: the figures and claims of the paper.
         compare: the axis of the methods.
         labels: axis -> the labels of the experiment.
 
     Raises:
-        ConfigError: naming the axis that a figure leaves open.
+        ConfigError: a figure leaves an axis open; the message names the axis.
     """
     from fedhet.runs.config.experiment_file import (
         SEED,  # it loads hydra, which a list does not need
@@ -185,8 +185,9 @@ def refuse_open_axes(paper: Paper, compare: str, labels: Mapping[str, Sequence[s
         for axis in several:
             if axis not in (*place, SEED):
                 raise ConfigError(
-                    f"{paper.name}: the paper's figure of {figure.method} says nothing of {axis},"
-                    f" which has several values here ({', '.join(labels[axis])}); give it one"
+                    f"{paper.name}: the paper's figure for {figure.method} does not name a value of"
+                    f" {axis}, which has several values here ({', '.join(labels[axis])}); give the"
+                    " axis one value"
                 )
 
 
@@ -194,7 +195,7 @@ def _read(name: str, file: Mapping[str, Any]) -> Paper:
     where = f"experiment={name}: paper"
     content = file["paper"]
     if not isinstance(content, Mapping) or not content.get("source"):
-        raise ConfigError(f"{where}: a mapping with `source` is expected")
+        raise ConfigError(f"{where}: must be a mapping with an entry `source`")
     for key in content:
         one_of(where, key, sorted(_KEYS))
     unit = UNITS[one_of(f"{where}.unit", str(content.get("unit", 1)), UNITS)]
@@ -223,7 +224,7 @@ def _read(name: str, file: Mapping[str, Any]) -> Paper:
 
 
 def _refuse_unknown_labels(where: str, paper: Paper, file: Mapping[str, Any]) -> None:
-    """Refuse labels that no run has, which would be left out of the comparison in silence."""
+    """Refuse labels that no run has: the comparison would leave them out without a message."""
     axes = file.get("axes") or {}
     compare = (file.get("report") or {}).get("compare") or "method"
     places = [{**figure.axes, compare: figure.method} for figure in paper.figures]
@@ -233,7 +234,7 @@ def _refuse_unknown_labels(where: str, paper: Paper, file: Mapping[str, Any]) ->
         places += [claim.where, claim.greater, *claim.than]
     for axis, label in (item for place in places for item in place.items()):
         one_of(where, axis, axes)
-        if isinstance(axes[axis], list | Mapping):  # else an override, such as range(0,3)
+        if isinstance(axes[axis], list | Mapping):  # the other form is a sweep, as range(0,3)
             one_of(f"{where}: {axis}", label, list(map(str, axes[axis])))
 
 
@@ -253,7 +254,7 @@ def _figures(
             numbers = [float(number) / own_unit for number in pair]
             if len(numbers) > 2 or not all(map(math.isfinite, numbers)):
                 raise ConfigError(
-                    f"{where}: {method}: {written} is no figure, nor [figure, spread]"
+                    f"{where}: {method}: {written} must be a figure or [figure, spread]"
                 )
             yield Figure(
                 axes,

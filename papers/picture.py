@@ -1,4 +1,4 @@
-"""Figures of a reproduction: the levels beside the paper's, and curves."""
+"""Figures of a reproduction: our levels next to the paper's, and curves."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from papers.paper import LEVELS, Paper
 from papers.table import Record
 
 NAME = "beside-the-paper"
-WHOSE = {"ours": ("mean", "spread"), "the paper's": ("paper", "paper_spread")}
-# Counts whose largest value is more than so many times the smallest have a logarithmic axis.
+SIDES = {"ours": ("mean", "spread"), "the paper's": ("paper", "paper_spread")}
+# Counts have a logarithmic axis if the largest is more than so many times the smallest.
 LOG_FROM = 10.0
 
 
 def draw(lines: Sequence[Record], paper: Paper, folder: Path, stem: str = NAME) -> list[FigureFile]:
-    """Draw the lines whose levels are compared, with a panel for each setting and measure.
+    """Draw the lines with comparable levels: a panel for each setting and measure.
 
-    Where each panel would have a single method, it has all settings of a measure instead.
+    If each panel would have a single method, draw a panel with all settings for each measure.
 
     Args:
-        lines: of the table of one reproduction.
-        paper: what the paper says.
-        folder: where the figures are written.
+        lines: the lines of the table of one reproduction.
+        paper: the figures and claims of the paper.
+        folder: the folder for the figures.
         stem: the beginning of their names.
 
     Raises:
@@ -50,33 +50,33 @@ def draw(lines: Sequence[Record], paper: Paper, folder: Path, stem: str = NAME) 
     places = Counter((line["measure"], line["setting"]) for line in shown)
     several = len({measure for measure, _ in places}) > 1
     by_method = any(count > 1 for count in places.values())
-    beside = "method" if by_method else "setting"
+    row_axis = "method" if by_method else "setting"
     found: dict[str, list[Record]] = {}
     for line in shown:
         measure = in_words(line["measure"]) if several or not by_method else ""
         setting = line["setting"] if by_method else ""
         found.setdefault(", ".join(filter(None, (setting, measure))), []).append(line)
-    labels = list(dict.fromkeys(line[beside] for line in shown))
+    labels = list(dict.fromkeys(line[row_axis] for line in shown))
     caption = (
         f"{paper.source}: our means and standard deviations over the seeds, and the paper's"
-        " figures with the spreads that it prints."
+        " figures with the paper's spreads."
     )
     return figures(
         list(found),
-        lambda axes, title: _draw(axes, found[title], [line[beside] for line in found[title]]),
+        lambda axes, title: _draw(axes, found[title], [line[row_axis] for line in found[title]]),
         folder,
         stem,
         caption,
         f"Our figures and the paper's for {', '.join(labels)}.",
         height=1.4 + 0.24 * max(map(len, found.values()), default=0),
-        beside=labels,
+        row_names=labels,
     )
 
 
 def _draw(axes: Axes, rows: Sequence[Record], labels: Sequence[str]) -> None:
-    """Draw what rows of one measure have, with these labels beside the axis."""
-    values = [float(row[mean]) for row in rows for mean, _ in WHOSE.values()]
-    for i, (whose, (mean, spread)) in enumerate(WHOSE.items()):
+    """Draw rows of one measure, with these labels next to the vertical axis."""
+    values = [float(row[mean]) for row in rows for mean, _ in SIDES.values()]
+    for i, (side, (mean, spread)) in enumerate(SIDES.items()):
         axes.errorbar(
             [float(row[mean]) for row in rows],
             np.arange(len(rows)) + 0.24 * i - 0.12,
@@ -85,7 +85,7 @@ def _draw(axes: Axes, rows: Sequence[Record], labels: Sequence[str]) -> None:
             color=COLORS[i],
             markersize=4,
             elinewidth=1,
-            label=whose,
+            label=side,
         )
     name = rows[0]["measure"]
     if not is_share(name) and min(values) > 0 and max(values) / min(values) > LOG_FROM:
@@ -102,9 +102,9 @@ def curves(points: pd.DataFrame, name: str, folder: Path) -> list[FigureFile]:
     """Draw mean scores by round, with a band of one standard deviation, a panel for each setting.
 
     Args:
-        points: their `setting`, `method`, `round`, `mean` and `std`.
-        name: that of the figure; of several, the beginning.
-        folder: where it is written.
+        points: columns `setting`, `method`, `round`, `mean` and `std`.
+        name: the name of the figure; several figures get numbers after it.
+        folder: the folder for the figures.
     """
     methods, settings = (list(dict.fromkeys(points[n])) for n in ("method", "setting"))
 

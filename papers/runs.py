@@ -1,4 +1,4 @@
-"""The runs of a folder that have a result, each with those that it is compared with."""
+"""The runs of a folder that have a result, each with its peers for comparisons."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ReproducedRun:
     Attributes:
         cell: the run.
         results: all runs of the folder.
-        peers: those of the same setting and seed, itself included; label of the method -> run.
-        methods: the labels of all methods that the experiment has.
-        host: the label of the method without what the paper adds to it; None: it adds nothing.
+        peers: label of a method -> the run with the same setting and seed; this run included.
+        methods: the labels of all methods of the experiment.
+        host: the label of the base method to which the paper adds something; None: no base method.
     """
 
     cell: FoundRun
@@ -37,7 +37,7 @@ class ReproducedRun:
 
     @property
     def rivals(self) -> list[ReproducedRun]:
-        """The peers without itself; empty if one of them is missing, as a part would mislead."""
+        """The other peers; empty if a method has no run, because a part of them would mislead."""
         others = [peer for peer in self.peers.values() if peer is not self]
         return others if self.methods <= self.peers.keys() else []
 
@@ -48,7 +48,7 @@ class ReproducedRun:
 
     @property
     def planned(self) -> int:
-        """How many rounds of training the run was to have."""
+        """The planned number of training rounds."""
         return max(int(self.cell.summary.get("rounds") or 0), self.rounds_of(TRAIN))
 
     @property
@@ -58,9 +58,9 @@ class ReproducedRun:
 
     @cached_property
     def curve(self) -> list[Point]:
-        """The score of each evaluation.
+        """The score at each evaluation.
 
-        It is that of the global model on the global test set, where there is one, else its mean
+        It is the global model's score on the global test set, or without such a set the mean score
         over the clients' own test data.
         """
         return self.recorded("acc_global", "acc_clients_mean")
@@ -71,7 +71,7 @@ class ReproducedRun:
         return self.recorded("acc_clients_mean")
 
     def recorded(self, *keys: str) -> list[Point]:
-        """What each round of training has recorded under the first of the keys that it has."""
+        """Return each training round with its value; the first key that the round has counts."""
         points = []
         for step in self.steps:
             value = next((float(step[key]) for key in keys if step.get(key) is not None), None)
@@ -80,25 +80,25 @@ class ReproducedRun:
         return points
 
     def arrays(self, component: str) -> Tree:
-        """What a plug-in has recorded in arrays/ of the last round; empty if nothing."""
+        """Return the arrays of a plug-in from the last training round; empty if there are none."""
         last = max((step["step"] for step in self.steps if step["phase"] == TRAIN), default=0)
         path = self.cell.folder / "arrays" / f"{component}-{last}.safetensors"
         return read_tensors(path) if path.exists() else {}
 
     def rounds_of(self, phase: str) -> int:
-        """How many rounds a phase had."""
+        """Return the number of rounds of a phase."""
         return sum(step["phase"] == phase for step in self.steps)
 
 
 def runs_of(
     results: Results, compare: str, hosts: Mapping[str, str] | None = None
 ) -> list[ReproducedRun]:
-    """The runs of a folder that have a result, each with its peers.
+    """Return the runs of a folder that have a result, each with its peers.
 
     Args:
-        results: the folder.
+        results: all runs of the folder.
         compare: the axis on which peers differ.
-        hosts: label of a method -> that of its host.
+        hosts: label of a method -> label of its base method.
     """
     together: dict[tuple[tuple[str, str], ...], dict[str, ReproducedRun]] = {}
     methods = frozenset(map(str, results.axes.get(compare, ())))

@@ -46,7 +46,7 @@ Record = Mapping[str, str]  # a line of the CSV file
 
 
 def records(comparison: Comparison) -> list[dict[str, str]]:
-    """The comparison as lines of its CSV file."""
+    """Return the comparison as lines of its CSV file."""
     common = {
         "reproduction": comparison.paper.name,
         "source": comparison.paper.source,
@@ -77,7 +77,7 @@ def _record(row: Row) -> dict[str, str]:
 
 
 def read_csv(path: Path, paper: Paper) -> list[dict[str, str]]:
-    """The lines of a csv file of comparisons with a paper; verdicts are those of today's rule."""
+    """Read a csv file of comparisons with a paper, and apply today's rule for the verdicts."""
     lines = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
     found = []
     for scale in dict.fromkeys(line["scale"] for line in lines):
@@ -89,7 +89,7 @@ def read_csv(path: Path, paper: Paper) -> list[dict[str, str]]:
 
 
 def _row(line: Record) -> Row:
-    """What a line of a csv file keeps of a row; a verdict only where nothing was measured."""
+    """Make a row from a line of a csv file; of its verdict, only NOT_RUN is used."""
 
     def number(name: str) -> float | None:
         return float(line[name]) if line[name] else None
@@ -109,14 +109,14 @@ def _row(line: Record) -> Row:
 
 
 def tally(lines: Sequence[Record]) -> str:
-    """How many figures have which verdict, in a sentence."""
+    """Return a text with the number of comparisons for each verdict."""
     found = Counter(line["verdict"] for line in lines)
     counts = ", ".join(f"{found[name]} {name}" for name in VERDICTS if found[name])
     return f"{counted(len(lines), 'comparison')}: {counts}" if lines else "no figures"
 
 
 def as_markdown(lines: Sequence[Record]) -> str:
-    """The tables of one reproduction: its figures, then its claims; the reasons stand below."""
+    """Return the tables of one reproduction: figures, then claims, then the reasons."""
     reasons = list(dict.fromkeys(line["reason"] for line in lines if line["reason"]))
     numbers = {reason: str(number) for number, reason in enumerate(reasons, 1)}
     numbered = [{**line, "reason": numbers.get(line["reason"], "")} for line in lines]
@@ -164,7 +164,7 @@ def _exact(number: float | None) -> str:
 
 
 def text(comparison: Comparison) -> str:
-    """The whole page of one reproduction, as it is written beside the report."""
+    """Return the page of one reproduction, which `write` puts next to the report."""
     paper = comparison.paper
     lines = records(comparison)
     parts = [f"# {paper.source}: {paper.title}", ""]
@@ -182,10 +182,10 @@ def text(comparison: Comparison) -> str:
 
 
 def write(comparison: Comparison, folder: Path) -> Path:
-    """Write reproduction.md and reproduction.csv into the folder; return the former's path.
+    """Write reproduction.md and reproduction.csv into the folder; return the path of the page.
 
     Raises:
-        WriteError: they cannot be written, or one of the three is a link.
+        WriteError: a file cannot be written, or the folder or a file is a link.
     """
     page = folder / f"{NAME}.md"
     refuse_links(folder, page, page.with_suffix(".csv"))

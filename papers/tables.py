@@ -1,4 +1,4 @@
-"""What the papers' pages share: Markdown tables, and kept results, of which some are replaced."""
+"""Functions that the papers' pages share: Markdown tables, and updates of kept results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedhet.study.report.results import Results
 
 HOME = Path(__file__).resolve().parent
 RESULTS = HOME / "results"
-# How long each scale of each reproduction takes: its runs and trials, one after another.
+# Columns of times.csv: seconds of all runs and trials of a scale, one after another.
 TIMES = {"reproduction": object, "scale": object, "runs": int, "trials": int, "seconds": int}
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """The rows as a table, without the columns in which none of them has a text."""
+    """Return the rows as a Markdown table; columns without any text are left out."""
     heads = [head for head in rows[0] if any(row[head] for row in rows)]
     lines = [heads, ["---"] * len(heads)]
     lines += [[row[head] or "–" for head in heads] for row in rows]
@@ -29,26 +29,26 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a csv file with these columns, whose types are given; none if there is no file.
+    """Read a csv file that must have these columns (name -> type); no rows if there is no file.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file has other columns.
     """
     if not path.exists():
         return pd.DataFrame(columns=list(columns))
-    # A run without a result has no scores, and a text is never missing.
+    # Only scores may be missing (runs without a result); an empty text is a text.
     scores = [name for name, kind in columns.items() if pd.api.types.is_float_dtype(kind)]
     empty = {name: [""] for name in scores}
     found = pd.read_csv(path, keep_default_na=False, na_values=empty)
     if [*found] != [*columns]:
         raise ConfigError(
-            f"{path}: its columns are {','.join(found)}; expected is {','.join(columns)}"
+            f"{path}: its columns are {','.join(found)}; they must be {','.join(columns)}"
         )
     return found.astype(dict(columns))
 
 
 def replace(path: Path, found: pd.DataFrame, key: Sequence[str]) -> None:
-    """Write rows to a csv file, in the place of the earlier ones with one of their keys."""
+    """Write rows to a csv file; they replace earlier rows with the same values of `key`."""
     earlier = kept(path, found.dtypes.to_dict())
     again = pd.MultiIndex.from_frame(found[[*key]])
     stays = ~pd.MultiIndex.from_frame(earlier[[*key]]).isin(again)
@@ -57,19 +57,19 @@ def replace(path: Path, found: pd.DataFrame, key: Sequence[str]) -> None:
 
 
 def note_time(path: Path, *values: str | int) -> None:
-    """Write a row of TIMES to a csv file, in the place of the one of the same name and scale.
+    """Write a row of TIMES to a csv file; it replaces the row of the same name and scale.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file has other columns.
     """
     replace(path, pd.DataFrame([values], columns=[*TIMES]), ["reproduction", "scale"])
 
 
 def check_experiment(read: Results) -> None:
-    """Refuse runs that are not those of an experiment's file.
+    """Refuse runs with other settings than the experiment's file.
 
     Raises:
-        ConfigError: they have other settings.
+        ConfigError: the runs have other settings.
     """
     record = read.source.experiment
     name = record["experiment"]
@@ -86,6 +86,6 @@ def check_experiment(read: Results) -> None:
     others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
     if others:
         raise ConfigError(
-            f"{read.source.folders[0]}: its runs are not those of experiment={name}:"
+            f"{read.source.folders[0]}: its runs differ from the file of experiment={name}:"
             f" {', '.join(others)}"
         )

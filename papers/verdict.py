@@ -1,32 +1,29 @@
 """The rule by which a figure counts as reproduced.
 
-Level. A margin is fixed beforehand: two percentage points for a share, such as an accuracy, and 5 %
-of the paper's figure for anything else. Our mean agrees with the paper's figure if the whole of its
-90 % interval (Student's t, so that these are two one-sided tests at 5 %) lies within the margin
-around it, over at least five seeds. It differs if the whole of the interval lies outside. Else
-neither is shown. For a count that no seed changes, such as the size of a model, the margin is what
-the paper's rounding hides, which stands in the experiment's file as its spread, and one run is
-enough.
+Level. The margin is fixed beforehand: two percentage points for a share, such as an accuracy, and
+5 % of the paper's figure for any other measure. Our mean agrees with the paper's figure if, over at
+least five seeds, its whole 90 % interval lies within the margin around the figure (Student's t;
+these are two one-sided tests at 5 %). It differs if the whole interval lies outside. Otherwise
+neither is shown. Counts that do not depend on the seed, such as the size of a model, need one run
+only; their margin is the paper's rounding error, which is their spread in the experiment's file.
 
-Direction. The difference between a method and its host, or between two settings of which the paper
-says that one is better, is taken seed by seed. All such comparisons of one reproduction at one
-scale are a family, and a difference is shown as fedhet.study.report.statistics says: by Wilcoxon's
-signed-rank test with Holm's correction. It is then the paper's direction or the opposite one. A
-comparison is not tested if it has fewer seeds than its family needs, or if the tuned values of the
-two differ and fewer than five seeds chose them.
+Direction. The paper orders a method and its base method, or two settings. We compute the difference
+of the two seed by seed. All comparisons of one reproduction at one scale are a family. A difference
+is shown by Wilcoxon's signed-rank test with Holm's correction (fedhet.study.report.statistics). It
+then has the paper's direction or the opposite one. A comparison is not tested if it has fewer seeds
+than its family needs, or if the two have different tuned values that fewer than five seeds chose.
 
 Verdict:
   reproduced        the level agrees
-  direction only    the level does not, or was not compared, and the direction is the paper's
-  not reproduced    the level differs, or the direction is the opposite one; or, where levels are
-                    compared, the direction of a claim was tested and is not shown
-  not shown         none of these, although the direction was tested; or, without a direction,
-                    although the level has five seeds
-  not tested        none of these, because the direction was not tested; or, without a direction,
-                    because the level has fewer than five seeds
-  not comparable    levels are not compared, because the data or the model are others at this scale
-                    or because times are another machine's, and there is no direction; or no run has
-                    such a value
+  direction only    the level does not agree or was not compared, but the direction is the paper's
+  not reproduced    the level differs, or the direction is the opposite one; or levels are compared,
+                    and the direction of a claim was tested and is not shown
+  not shown         none of these, but the direction was tested; without a direction: the level has
+                    at least five seeds
+  not tested        none of these, because the direction was not tested; without a direction: the
+                    level has fewer than five seeds
+  not comparable    there is no direction, and levels are not compared (other data or models at this
+                    scale, or times on another machine); or no run has such a value
   not run           runs are missing
 """
 
@@ -54,18 +51,18 @@ VERDICTS = (
 )
 
 SAME, OPPOSITE = "as in the paper", "opposite"
-FEWEST = 5  # seeds that a level takes to agree
-SHARE_MARGIN, MARGIN = 0.02, 0.05  # of a share; of the paper's figure, for all else
+FEWEST = 5  # a level can agree from this number of seeds on
+SHARE_MARGIN, MARGIN = 0.02, 0.05  # for shares; relative to the paper's figure, for other measures
 CONFIDENCE = 0.9
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured, over the seeds.
+    """Measured values over the seeds.
 
     Attributes:
-        count: how many runs.
-        mean: NaN if there are none.
+        count: number of runs.
+        mean: the mean; NaN without runs.
         spread: the standard deviation; None for less than two runs.
     """
 
@@ -75,7 +72,7 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Sample:
-        """The sample of these values, one for each run."""
+        """Make the sample of these values, one for each run."""
         return cls(
             len(values),
             mean(values) if values else math.nan,
@@ -94,17 +91,17 @@ def level(
     """Whether our mean agrees with the paper's figure (True), or differs; None: neither is shown.
 
     Args:
-        ours: what was measured.
+        ours: our values.
         value: the paper's figure.
-        rounding: of a count that no seed changes, by how much the printed one may be off; None for
-            all else.
-        share: whether it is a share, as an accuracy is.
+        rounding: for counts that do not depend on the seed: the rounding error of the printed
+            figure. None for other measures.
+        share: whether the measure is a share, such as an accuracy.
     """
     certain = rounding is not None and bool(ours.count) and not ours.spread
     if ours.error is None and not certain:
         return None
     reach = (ours.error or 0.0) * float(stats.t.ppf((1 + CONFIDENCE) / 2, max(1, ours.count - 1)))
-    # The figures are printed decimals: the last bit of a difference must not decide.
+    # The figures are printed decimals, so the last bit of a difference must not decide.
     margin = (SHARE_MARGIN if share else MARGIN * abs(value)) if rounding is None else rounding
     margin += 1e-9 * abs(value)
     distance = abs(ours.mean - value)
@@ -114,14 +111,14 @@ def level(
 
 
 def directions(family: Sequence[tuple[Sequence[float], float]]) -> list[str]:
-    """What is shown of comparisons that are one family of tests.
+    """Test comparisons that are one family, and return the result for each.
 
     Args:
-        family: of each comparison the differences, one for each seed, and the sign that the paper
-            has: a positive or negative number; 0 if it has no difference, which nothing shows.
+        family: for each comparison, the differences by seed, and a number with the sign of the
+            paper's difference. If the number is 0, the result is never SAME or OPPOSITE.
     """
     samples = [np.array(differences) for differences, _ in family]
-    # The test takes what is smaller than 1e-9 for rounding, and the unit of a measure may be.
+    # The test takes differences below 1e-9 for rounding errors, so they are scaled first.
     samples = [sample / (abs(sample).max(initial=0) or 1) for sample in samples]
     found = pd.DataFrame(
         {"pairs": [*map(len, samples)], "p": [*map(wilcoxon, samples)]}, dtype=float
@@ -137,15 +134,15 @@ def directions(family: Sequence[tuple[Sequence[float], float]]) -> list[str]:
 def verdict(
     ours: Sample, agrees: bool | None, shown: str | None, *, levels: bool, run: bool = True
 ) -> str:
-    """The verdict on a figure, or on a claim.
+    """Return the verdict on a figure or a claim.
 
     Args:
-        ours: what was measured.
-        agrees: what `level` says. A claim has no level: False if its direction was tested and is
-            not shown, else None.
-        shown: what `directions` says; None where there is nothing to compare with.
+        ours: our values.
+        agrees: the result of `level`. For a claim: False if its direction was tested and is not
+            shown, else None.
+        shown: the result of `directions`; None if there is nothing to compare with.
         levels: whether levels may be compared.
-        run: whether there are runs, if perhaps without such a value.
+        run: whether there are runs; they may lack a value of the measure.
     """
     if not ours.count:
         return NOT_COMPARABLE if run else NOT_RUN

@@ -127,7 +127,7 @@ def test_an_experiment_ends_with_its_page(
     compared: subprocess.CompletedProcess[str],
 ) -> None:
     folder = Path(compared.stdout.splitlines()[-1].removeprefix("run folder: "))
-    assert "experiment two: 2 of 2 runs are there" in compared.stdout
+    assert "experiment two: 2 of 2 runs are complete" in compared.stdout
     page = (folder / "report" / "index.html").read_text()
     assert "FedAvg" in page and "FedSGD" in page
     runs = fedhet.results(folder).runs

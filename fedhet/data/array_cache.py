@@ -1,7 +1,7 @@
-"""Arrays on disk: the first process that needs a dataset makes it, others map it.
+"""A cache of arrays on disk: the first process decodes a dataset, later processes memory-map it.
 
-An entry is a folder `$FEDHET_CACHE/data/<hash of its key>` with one .npy file per array and a
-header. Processes that map it share its pages of memory. Any entry may be deleted.
+An entry is a folder `$FEDHET_CACHE/data/<hash of its key>` with a header and one .npy file per
+array. Processes that map an entry share its memory pages. Any entry may be deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def signature(paths: Iterable[Path]) -> str:
-    """The source files' part of a key: a hash of each one's path, size and modification time.
+    """Return the source files' part of a key: a hash of their paths, sizes and modification times.
 
     Raises:
         DataError: a file cannot be read.
@@ -43,17 +43,17 @@ def signature(paths: Iterable[Path]) -> str:
 
 
 def identity(name: str, key: Mapping[str, Any]) -> str:
-    """32 hex digits for the arrays that `cached_arrays` returns for this name and key."""
+    """Return 32 hex digits that identify the arrays of this name and key."""
     full_key = json.dumps([_FORMAT, name, key], sort_keys=True)
     return hashlib.sha256(full_key.encode()).hexdigest()[:32]
 
 
 def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays that `make` returns, mapped from disk.
+    """Return the arrays of `make`, memory-mapped from disk.
 
-    `make` is called only if no earlier process has stored them. The arrays are writable, but
-    writing changes neither the disk nor other processes, and `torch.from_numpy` does not copy them.
-    A damaged entry is replaced, and a cache that cannot be written is bypassed; both are logged.
+    `make` is called only if no earlier process has stored the arrays. The arrays are writable, but
+    a change affects neither the disk nor other processes. `torch.from_numpy` does not copy them.
+    A damaged entry is replaced. If the cache cannot be written, it is not used. Both are logged.
 
     Args:
         name: the dataset's name.
@@ -85,7 +85,7 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
                 for part, array in arrays.items():
                     np.save(complete / f"{part}.npy", array, allow_pickle=False)
                 (complete / _HEADER).write_text(json.dumps(_described(arrays)))
-                complete.replace(entry)  # atomic: a reader sees the whole entry or none
+                complete.replace(entry)  # atomic: a reader sees the whole entry or no entry
         except OSError as error:
             _log_unwritable(entry.parent, getattr(error, "strerror", str(error)))
             return arrays
@@ -93,7 +93,7 @@ def cached_arrays(name: str, key: Mapping[str, Any], make: Callable[[], Arrays])
 
 
 def _load(entry: Path) -> Arrays | None:
-    """The arrays of an entry; None if it does not exist or is damaged (which is logged)."""
+    """Return the arrays of an entry; None if it does not exist or is damaged (which is logged)."""
     try:
         if not entry.is_dir():
             return None
@@ -105,20 +105,20 @@ def _load(entry: Path) -> Arrays | None:
         if header != _described(arrays):
             raise ValueError("its header describes other arrays")
         return arrays
-    except Exception as error:  # noqa: BLE001 -- numpy's reader of a damaged header raises anything
+    except Exception as error:  # noqa: BLE001 -- for a damaged header, numpy may raise anything
         log.warning("the cached data in %s are damaged (%s) and are replaced", entry, error)
     return None
 
 
 def _described(arrays: Arrays) -> dict[str, Any]:
-    """The header of an entry: each array's dtype and shape."""
+    """Return the header of an entry: each array's dtype and shape."""
     kinds = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     return {"arrays": kinds}
 
 
-@cache  # a process says so once of a folder
+@cache  # a process warns once per folder
 def _log_unwritable(folder: Path, cause: str) -> None:
     log.warning(
-        "data are not cached, so each process makes its own: %s cannot be written (%s)",
+        "data are not cached, so each process decodes them again: %s cannot be written (%s)",
         *(folder, cause),
     )

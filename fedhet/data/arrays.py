@@ -1,7 +1,7 @@
-"""From what a file contains to the arrays of a dataset.
+"""Converting the contents of a file into the arrays of a dataset.
 
-Labels become classes, numbers, or sets of labels; owners become numbers; and a test set is held out
-if there is none.
+Labels become classes, numbers, or sets of labels. Owners become numbers. If there is no test set,
+one is held out.
 """
 
 from __future__ import annotations
@@ -26,57 +26,60 @@ from fedhet.data.array_cache import Arrays, cached_arrays, identity
 from fedhet.data.dataset import AUTO, CHOICES, Dataset
 from fedhet.data.files import log
 
-# `dataset.classes`: the classes' labels, their number, or None for the labels in the data.
+# `dataset.classes`: the number of classes, their labels, or None for the labels in the data.
 Classes = int | Sequence[str] | None
-# Whole numbers are hardly classes if there are more than so many of them, on average with fewer
-# than so many samples each.
+# Whole numbers that are stored as floats are probably not classes if there are more than
+# _MOST_CLASSES of them, with fewer than _FEWEST_SAMPLES samples each on average.
 _MOST_CLASSES = 20
 _FEWEST_SAMPLES = 5
-_MOST_NAMES = 1_000_000  # of classes that are given by their number
-# A whole number as some files write it, with a fraction of zeros.
+_MOST_NAMES = 1_000_000  # the largest number of classes that dataset.classes may give
+# A whole number; some files write it with a fraction of zeros.
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))(?:\.0*)?")
-# What numbers and texts are: numpy's kinds of types, and the types of objects.
+# Numbers and texts: numpy's kinds of dtypes, and the types of Python objects.
 _PLAIN_KINDS = "biufU"
 _PLAIN = (str, bool, int, float, Decimal, np.bool_, np.number)
 
 
 def first_row(source: str) -> int:
-    """The number of the first sample of a source: 2 in a csv file, whose header is row 1, or 0."""
+    """Return the number of a source's first row: 2 in a csv file (the header is row 1), else 0."""
     return 2 if re.search(r"\.csv($|, column)", source) else 0
 
 
 def listed(names: Sequence[object], most: int = 20) -> str:
-    """The names in a row; of very many, the first ones and how many more there are."""
+    """Return the first `most` names, separated by commas, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
-def check_rows(source: str, good: ArrayLike, told: Callable[[int], str], column: str = "") -> None:
-    """Refuse samples of which one is not good.
+def check_rows(
+    source: str, good: ArrayLike, describe: Callable[[int], str], column: str = ""
+) -> None:
+    """Refuse samples if one of them is not good.
 
-    Rows of a csv file are told as editors count them.
+    The message counts the rows of a csv file as editors do.
 
     Args:
-        source: the file that they come from, with what chooses the column in it.
-        good: (n,), whether each is.
-        told: what the message says of a row: what it has, and what is expected.
-        column: the column, where a message names it after the row.
+        source: the file of the samples, and optionally the array or column.
+        good: (n,), whether each sample is good.
+        describe: returns, for a row, its value and the expected value, for the message.
+        column: the column, if the message shall name it after the row.
 
     Raises:
-        DataError: it names the first row that is not good.
+        DataError: a sample is not good; the message names the first one.
     """
     if len(wrong := np.flatnonzero(~np.asarray(good, bool))):
         row = int(wrong[0])
         first = first_row(source)
         where = f"row {row + first}{' (the header is row 1)' * (first > 0)}"
         where += f", column {column!r}" * bool(column)
-        raise DataError(f"{source}, {where}: {told(row)}")
+        raise DataError(f"{source}, {where}: {describe(row)}")
 
 
 def spelled(value: Any) -> str:
-    """The one spelling of a label, an owner or a level, from whatever file or setting it comes.
+    """Return a label, owner or level in a spelling that does not depend on its file or setting.
 
-    1, 1.0 and the text 1.0 are "1", and true is "True"; any other text, such as 01, stays itself.
+    1, 1.0 and the text 1.0 become "1", and true becomes "True". Other texts, such as 01, are
+    unchanged.
     """
     if isinstance(value, str):
         if whole := _WHOLE.fullmatch(value):
@@ -91,11 +94,11 @@ def spelled(value: Any) -> str:
 
 
 def identifiers(values: np.ndarray) -> np.ndarray:
-    """Labels or owners (n,) as whole numbers, where all are such, or as text, see `spelled`."""
+    """Return labels or owners (n,): int64 if all are whole numbers, else text (see `spelled`)."""
     if values.dtype.kind == "i":
         return values.astype(np.int64)
     if values.dtype == np.float32:
-        values = values.astype(np.str_)  # .1, and not .10000000149
+        values = values.astype(np.str_)  # .1 instead of .10000000149
     found = np.array([spelled(value) for value in values.tolist()], np.str_)
     whole = all(
         len(name) < 19 and (match := _WHOLE.fullmatch(name)) and match[0] == match[1]
@@ -105,7 +108,7 @@ def identifiers(values: np.ndarray) -> np.ndarray:
 
 
 def plain(values: np.ndarray) -> np.ndarray:
-    """(n,) whether each value is a number or a text, and no date, duration, list or bytes."""
+    """Return (n,): whether each value is a number or text (no date, duration, list or bytes)."""
     if values.dtype != object:
         return np.full(len(values), values.dtype.kind in _PLAIN_KINDS)
     return np.array(
@@ -120,11 +123,11 @@ class RawSamples:
 
     Args:
         x: (n, ...), the inputs.
-        y: (n,) or (n, K), the targets: labels, numbers, or, as objects, lists of labels.
+        y: (n,) or (n, K), the targets: labels, numbers, or lists of labels (dtype object).
         owners: (n,), the samples' owners, or None.
-        x_source: where `x` comes from, for messages.
-        y_source: where `y` comes from, for messages.
-        y_names: the names of the columns of `y`; empty where they have none.
+        x_source: the origin of `x`, for messages.
+        y_source: the origin of `y`, for messages.
+        y_names: the names of the columns of `y`; empty if they have none.
 
     Raises:
         DataError: there are no samples, or labels or owners are missing.
@@ -149,32 +152,35 @@ class RawSamples:
                 )
         if self.owners is not None and self.owners.dtype.kind == "f":
             known = ~np.isnan(self.owners)
-            told = "its owner is nan; each sample needs an owner"
-            check_rows(self.x_source, known, lambda row: told)
+            message = "its owner is nan; each sample needs an owner"
+            check_rows(self.x_source, known, lambda row: message)
         if not len(self.x):
             raise DataError(f"{self.x_source} contains no samples")
 
     def rows(self, chosen: np.ndarray) -> RawSamples:
-        """Those with these numbers, or of which this says so."""
+        """Return the samples that `chosen` selects, by indices or booleans."""
         owners = None if self.owners is None else self.owners[chosen]
         return replace(self, x=self.x[chosen], y=self.y[chosen], owners=owners)
 
     def without(self, missing: np.ndarray) -> RawSamples:
-        """The samples without those that miss a value, as (n,) booleans say.
+        """Return the samples that miss no value.
+
+        Args:
+            missing: (n,) booleans, whether a sample misses a value.
 
         Raises:
-            DataError: there are no others.
+            DataError: every sample misses a value.
         """
         count = int(missing.sum())
         if count == len(missing):
             raise DataError(f"{self.x_source}: each of its {count} samples misses a value")
         where = f"{self.y_source}, without {check.counted(count, 'sample')} that miss a value"
-        log.info("%s: they are left out (dataset.missing=drop)", where)
+        log.info("%s: these are left out (dataset.missing=drop)", where)
         return replace(self.rows(~missing), y_source=where)
 
     @property
     def lists(self) -> bool:
-        """Whether `y` are lists of labels."""
+        """Whether `y` consists of lists of labels."""
         objects = self.y.dtype == object and self.y.ndim == 1
         return objects and isinstance(self.y[0], list | np.ndarray)
 
@@ -186,16 +192,16 @@ def dataset_arrays(
     test_fraction: float = 0.0,
     target: str | None = None,
 ) -> Arrays:
-    """The arrays from which `assemble` builds a dataset.
+    """Return the arrays from which `assemble` builds a dataset.
 
     Args:
         train: the training samples.
-        test: the test samples; None: `test_fraction` of the training samples, the same ones
-            whatever the seed of the run, or none where that is 0.
+        test: the test samples; None: `test_fraction` of the training samples, independent of the
+            run's seed; no test samples if `test_fraction` is 0.
         classes: None: the labels in the training samples, sorted; a number C: the labels are
             0 .. C-1; a list: the labels in this order.
-        test_fraction: the fraction that is held out where `test` is None, < 1.
-        target: what the labels are, see `encoded`.
+        test_fraction: the fraction, < 1, that is held out if `test` is None.
+        target: the kind of target, see `encoded`.
 
     Raises:
         DataError: a label is missing or not among the classes (the message names the file and the
@@ -206,8 +212,8 @@ def dataset_arrays(
         n, n_test = len(train.x), math.floor(len(train.x) * test_fraction + 0.5)
         if not 0 < n_test < n:
             raise DataError(
-                f"{train.x_source}: dataset.test_fraction={test_fraction} of its {n} samples are"
-                f" {n_test}; the training set and the test set need at least one each"
+                f"{train.x_source}: dataset.test_fraction={test_fraction} holds out {n_test} of {n}"
+                f" samples; the training set and the test set need at least one sample each"
             )
         order = generator(0, "test_fraction").permutation(n)
         kept, held_out = np.sort(order[n_test:]), np.sort(order[:n_test])
@@ -217,7 +223,7 @@ def dataset_arrays(
     if test is not None:
         arrays |= {"test_x": test.x, "test_y": ys[1]}
     if train.owners is not None:
-        # as numbers, in the order of their names
+        # Owners are numbered in the order of their names.
         names, numbers = np.unique(identifiers(train.owners), return_inverse=True)
         arrays |= {"owners": numbers.astype(np.int64), "owner_names": names.astype(np.str_)}
         if test is not None and test.owners is not None:
@@ -228,12 +234,11 @@ def dataset_arrays(
 def assemble(
     name: str, key: Mapping[str, Any], make: Callable[[], Arrays], **fields: Any
 ) -> Dataset:
-    """The dataset of the arrays x, y, test_x, test_y and classes.
+    """Build a dataset from the arrays x, y, test_x, test_y and classes.
 
-    Further arrays are used where they are present: target, numbers, vocabulary, padding,
-    columns and unrepeated (see `fedhet.data.tables.Columns.read`), owners with
-    owner_names, and test_owners. A `mean` or `std` of "auto", of the inputs or
-    of the numbers to predict, stands for the array of that name where the data themselves state it.
+    These arrays are optional: target, numbers, vocabulary, padding, columns and unrepeated (see
+    `fedhet.data.tables.Columns.read`), owners with owner_names, and test_owners. If mean, std,
+    target_mean or target_std is "auto", and there is an array of this name, the array is used.
 
     Args:
         name: the dataset's name.
@@ -248,11 +253,11 @@ def assemble(
     for statistic in ("mean", "std", "target_mean", "target_std"):
         if fields.get(statistic) == AUTO and statistic in arrays:
             fields[statistic] = arrays[statistic].tolist()
-            log.info("%s: %s %s, as the data state", name, statistic, fields[statistic])
+            log.info("%s: %s %s, from the data file", name, statistic, fields[statistic])
     if "unrepeated" in arrays:
         log.warning(
-            "%s: in %s no two rows have the same whole number, as in a column that numbers its"
-            " rows; if it is no measurement, name the inputs in dataset.features",
+            "%s: no two rows have the same whole number in %s; if it only numbers the rows, name"
+            " the inputs in dataset.features",
             *(name, listed(arrays["unrepeated"].tolist())),
         )
     target, reason = arrays["target"].tolist() if "target" in arrays else ("class", "")
@@ -260,8 +265,8 @@ def assemble(
         log.info("%s: dataset.target=%s: %s", name, target, reason)
     if target == "class" and len(arrays["classes"]) == 1:
         log.warning(
-            "%s: all samples are of the one class %r, so that every model is right: its label is"
-            " probably another one",
+            "%s: all samples have the class %r, so every model is right; the label is probably"
+            " wrong",
             name,
             arrays["classes"].tolist()[0],
         )
@@ -274,7 +279,7 @@ def assemble(
 
 
 def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 0) -> np.ndarray:
-    """The labels of a file that counts from `first`, as int64 in 0 .. classes - 1.
+    """Convert labels in `first` .. `first` + classes - 1 into int64 in 0 .. classes - 1.
 
     Raises:
         DataError: a label is out of range; the message names the file and the first such row.
@@ -283,35 +288,35 @@ def labels_from_zero(path: Path, labels: np.ndarray, classes: int, first: int = 
         raise DataError(f"{path}: its labels are {labels.dtype}; expected whole numbers")
     last = first + classes - 1
     good = (labels >= first) & (labels <= last)
-    told = f"labels go from {first} to {last}"
-    check_rows(str(path), good, lambda row: f"label {labels[row]}; {told}")
+    expected = f"expected a whole number from {first} to {last}"
+    check_rows(str(path), good, lambda row: f"label {labels[row]}; {expected}")
     return labels.astype(np.int64) - first
 
 
-# ---- what is learned
+# ---- targets
 
 
 def encoded(
     train: RawSamples, test: RawSamples | None, target: str | None, classes: Classes
 ) -> tuple[list[np.ndarray], Arrays]:
-    """The targets of the training and test samples, and the arrays that describe them.
+    """Return the targets of the training and test samples, and the arrays that describe them.
 
     Args:
         train: the training samples.
         test: the test samples, or None.
-        target: "class", "number", "labels" or "next_char"; None: what the training labels are. Text
-            and few whole numbers are classes, fractions are numbers, and lists or several columns
-            of zeros and ones are sets of labels.
-        classes: see `dataset_arrays`; also the labels of target="labels".
+        target: "class", "number", "labels" or "next_char". None: inferred from the training labels.
+            Text and few whole numbers become classes, fractions become numbers, and lists or
+            several columns of zeros and ones become sets of labels.
+        classes: see `dataset_arrays`; with target="labels", the names of the labels.
 
     Returns:
-        y of the training samples and, where there are such, of the test samples: (n,) int64 classes
-        or (n, K) float32. The arrays `target` (the kind, and why it was chosen), `classes` and,
-        for numbers, `numbers`, their names.
+        The targets of the training samples and, if given, of the test samples: (n,) int64 classes
+        or (n, K) float32. And the arrays `target` (the kind, and the reason if it was inferred),
+        `classes` and, for target="number", `numbers` (their names).
 
     Raises:
-        ConfigError: `target` is unknown, the labels do not tell it, or it does not fit `classes`.
-        DataError: a label is not what `target` says; the message names the file and the row.
+        ConfigError: `target` is unknown, cannot be inferred, or does not fit `classes`.
+        DataError: a label does not fit `target`; the message names the file and the row.
     """
     reason = ""
     if target is None:
@@ -342,7 +347,7 @@ def encoded(
 
 
 def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
-    """What the labels are, and of how many different ones that was inferred."""
+    """Return the kind of target that the labels suggest, and the reason."""
     y = _column(train.y)
     values = np.concatenate([*map(np.ravel, y)]) if train.lists else y.ravel()
     different = len(np.unique(values.astype(np.str_)))
@@ -352,31 +357,31 @@ def _inferred(train: RawSamples, classes: Classes) -> tuple[str, str]:
         return "number", reason
     if train.lists or (y.ndim == 2 and values.dtype.kind in "biuf" and _binary(y)):
         return "labels", reason
-    # Whole numbers that are stored as floats
+    # Many whole numbers that are stored as floats are ambiguous.
     many = different > _MOST_CLASSES and different * _FEWEST_SAMPLES > len(y)
     if y.ndim == 2 or (classes is None and many and values.dtype.kind == "f"):
         raise ConfigError(
-            f"{train.y_source}: {reason}, in an array of {y.dtype} {y.shape}; write"
-            " dataset.target=number to predict their values, or dataset.target=class if each is a"
-            " class"
+            f"{train.y_source}: {reason}, in an array of {y.dtype} {y.shape}; set"
+            " dataset.target=number to predict their values, or dataset.target=class if each label"
+            " is a class"
         )
     return "class", reason
 
 
 def _column(y: np.ndarray) -> np.ndarray:
-    """(n, 1) as (n,)."""
+    """Return an array (n, 1) as (n,); other arrays are unchanged."""
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
 def _column_names(samples: RawSamples, count: int) -> np.ndarray:
-    """The names of the columns of y, or else their positions."""
+    """Return the names of the columns of y, or their positions if they have no names."""
     named = len(samples.y_names) == count
     return np.array(samples.y_names if named else [*map(str, range(count))])
 
 
 # ---- numbers
 def _numbers(samples: RawSamples) -> np.ndarray:
-    """(n, K) float32."""
+    """Return the numbers to predict, (n, K) float32."""
     y = samples.y
     try:
         if samples.lists:
@@ -384,10 +389,10 @@ def _numbers(samples: RawSamples) -> np.ndarray:
         y = np.asarray(y, np.float64).reshape(len(y), -1)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{samples.y_source}: dataset.target=number expects numbers, equally many for each"
-            f" sample ({error})"
+            f"{samples.y_source}: dataset.target=number expects the same number of numbers for"
+            f" each sample ({error})"
         ) from error
-    with np.errstate(over="ignore"):  # too large a number becomes inf, which is reported below
+    with np.errstate(over="ignore"):  # overflow gives inf, which is refused below
         numbers = y.astype(np.float32)
     expected = "dataset.target=number expects finite numbers"
     finite = np.isfinite(numbers).all(1)
@@ -397,7 +402,7 @@ def _numbers(samples: RawSamples) -> np.ndarray:
 
 # ---- sets of labels
 def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
-    """Columns of zeros and ones (n, L), or the labels that each sample has."""
+    """Return columns of zeros and ones (n, L), or the list of each sample's labels."""
     y = samples.y
     if samples.lists:
         lists = [np.asarray(each).ravel() for each in y]
@@ -406,8 +411,8 @@ def _label_sets(samples: RawSamples) -> np.ndarray | list[list[str]]:
         if not (len(lengths) == 1 and 0 not in lengths and numeric and _binary(np.stack(lists))):
             sets = [each.tolist() for each in lists]
             known = [None not in each and all(label == label for label in each) for each in sets]
-            told = "a label in the list is missing"
-            check_rows(samples.y_source, known, lambda row: f"{sets[row]}; {told}")
+            expected = "a label in the list is missing; expected numbers or text"
+            check_rows(samples.y_source, known, lambda row: f"{sets[row]}; {expected}")
             return [[spelled(label) for label in each] for each in sets]
         y = np.stack(lists)
     if y.dtype.kind not in "biuf":
@@ -429,7 +434,7 @@ def _binary(y: np.ndarray) -> bool:
 def _label_names(
     train: RawSamples, sets: np.ndarray | list[list[str]], classes: Classes
 ) -> np.ndarray:
-    """The names of the labels, in the order of the columns of y."""
+    """Return the names of the labels, in the order of the columns of y."""
     if classes is not None:
         return class_names(classes)
     if isinstance(sets, np.ndarray):
@@ -444,7 +449,7 @@ def _label_names(
 def _zeros_and_ones(
     sets: np.ndarray | list[list[str]], names: np.ndarray, samples: RawSamples
 ) -> np.ndarray:
-    """(n, L) float32: 1 for the labels that a sample has."""
+    """Return (n, L) float32: 1 for each label of a sample, else 0."""
     if isinstance(sets, np.ndarray):
         if sets.shape[1] != len(names):
             raise DataError(
@@ -467,7 +472,7 @@ def _zeros_and_ones(
 
 # ---- classes
 def class_names(classes: int | Sequence[str]) -> np.ndarray:
-    """The names that the setting `dataset.classes` fixes."""
+    """Return the names of the classes that the setting `dataset.classes` gives."""
     if isinstance(classes, int):
         count = check.integer("dataset.classes", classes, low=1, high=_MOST_NAMES)
         return np.arange(count).astype(np.str_)
@@ -481,14 +486,14 @@ def class_names(classes: int | Sequence[str]) -> np.ndarray:
 
 
 def _plain_labels(samples: RawSamples, *, declared: bool) -> np.ndarray:
-    """The labels (n,) as whole numbers or text; fractions are only if they are declared."""
+    """Return the labels (n,) as whole numbers or text; fractions are allowed if `declared`."""
     labels = _column(samples.y)
     if labels.ndim > 1 or samples.lists:
         raise DataError(
             f"{samples.y_source}: several labels for each sample; dataset.target=class expects one"
         )
     if labels.dtype.kind == "f" and not declared:
-        with np.errstate(invalid="ignore"):  # nan and inf become a number that they do not equal
+        with np.errstate(invalid="ignore"):  # nan and inf become another number
             whole = labels.astype(np.int64) == labels
         expected = "expected a class: a whole number or text"
         check_rows(samples.y_source, whole, lambda row: f"label {labels[row]}; {expected}")
@@ -496,12 +501,12 @@ def _plain_labels(samples: RawSamples, *, declared: bool) -> np.ndarray:
 
 
 def _class_numbers(labels: np.ndarray, names: np.ndarray, source: str) -> np.ndarray:
-    """(n,) int64: the position of each label among the classes' names.
+    """Return (n,) int64: the position of each label among the names of the classes.
 
     Args:
         labels: (n,), whole numbers or text.
-        names: the names.
-        source: where the labels come from, for messages.
+        names: the names of the classes.
+        source: the origin of the labels, for messages.
     """
     import pandas
 

@@ -20,8 +20,8 @@ AUTO: Final = "auto"
 OWN: Final = "own"
 REFUSE, DROP, MEDIAN = MISSING = ("refuse", "drop", "median")  # of `dataset.missing`
 CHOICES = ("class", "number", "labels", "next_char")  # of `dataset.target`
-# `dataset.mean` or `dataset.std`: one number for each column or channel, or one for all, or "auto",
-# or "own".
+# `dataset.mean` or `dataset.std`: a number for each column or channel, one number for all of them,
+# "auto", or "own".
 Statistic = Sequence[float] | Literal["auto", "own"]
 
 
@@ -34,32 +34,34 @@ class Dataset:
         x: (n, ...), all clients' samples: images (n, C, H, W) as uint8 (0..255) or float32 in
             [0, 1]; rows of a table (n, F) as float32; or text (n, T) as int16 or int64 token
             numbers in 0 .. vocabulary - 1.
-        y: what is to be learned, as `target` says: (n,) int64 labels in 0 .. len(classes) - 1;
-            (n, K) float32 numbers; or (n, len(classes)) float32 of zeros and ones.
-        test: the global test set, of the same kind, which no client sees; None: there is none.
+        y: the targets, in the form that `target` requires: (n,) int64 labels in 0 ..
+            len(classes)-1; (n, K) float32 numbers; or (n, len(classes)) float32 of zeros and ones.
+        test: the global test set, in the same form. No client sees it. None: there is none.
         classes: the names of the classes or labels; empty for numbers.
-        mean, std: per channel (of pixels in [0, 1]) or per column; a single number stands for all
-            of them. "auto": still to be measured, on the clients' training samples, which takes a
-            partition (`fedhet.runs.run_data.RunData`). "own": each client normalises its table by
-            the statistics of its own training part. Not used for text.
-        owners: (n,) int64, each sample's natural owner (writer, speaker, source) in
-            0 .. len(owner_names) - 1; None where the data do not name owners. The partition
-            `natural` reads them.
-        owner_names: the names of the owners, each of whom has at least one sample.
-        test_owners: (m,), the names of the test samples' owners, who may be others; None where the
-            data do not name them all. Only `pooled` uses them.
+        mean, std: per channel (of pixels in [0, 1]) or per column; a single number applies to all
+            of them. "auto": the run still has to measure them on the clients' training samples, for
+            which it needs a partition (`fedhet.runs.run_data.RunData`). "own": each client
+            normalises its table by the statistics of its own training part. Not used for text.
+        owners: (n,) int64, each sample's natural owner (writer, speaker, source) in 0 ..
+            len(owner_names)-1; None if the data do not name owners. The partition `natural` reads
+            them.
+        owner_names: the names of the owners. Each owner has at least one sample.
+        test_owners: (m,), the names of the test samples' owners, which need not be in
+            `owner_names`. None if the data do not name all of them. Only `pooled` uses them.
         augment: the augmentation of training batches, for images: none or crop_flip
             (fedhet.data.federation).
-        source: identifies the samples on disk, so that what is computed from them can be cached;
-            empty: it is not cached.
-        target: what is learned: "class", "number", "labels" or "next_char" (fedhet.core.targets).
+        source: identifies the samples on disk, so that results computed from them can be cached;
+            empty: results are not cached.
+        target: the kind of target: "class", "number", "labels" or "next_char"
+            (fedhet.core.targets).
         numbers: the names of the numbers that are predicted.
-        target_mean, target_std: per number, or one for all; "auto" as for `mean`. The model
-            predicts (y - mean) / std.
+        target_mean, target_std: per predicted number, or one for all; "auto" as for `mean`. The
+            model predicts (y - mean) / std.
         vocabulary: the number of different tokens of a text; 0: the classes are the tokens.
         padding: the token that fills up short texts; None: there is none.
-        columns: the names of a table's columns, or of the one of texts; empty where they have none.
-        missing: what became of the missing cells of a table; "median": they are NaN in `x`, and
+        columns: the names of a table's columns, or the name of the column of texts; empty if they
+            have no names.
+        missing: how a table's missing values were handled. With "median" they are NaN in `x`, and
             each client fills them (`fedhet.data.moments.Own`).
         detailed: whether `eval.scores=auto` is `all`.
 
@@ -95,7 +97,7 @@ class Dataset:
     def __post_init__(self) -> None:
         check.one_of("dataset.target", self.target, CHOICES)
         check.one_of("dataset.missing", self.missing, MISSING)
-        if self.text:  # it is not normalised
+        if self.text:  # tokens are not normalised
             object.__setattr__(self, "mean", (0.0,))
             object.__setattr__(self, "std", (1.0,))
             object.__setattr__(self, "vocabulary", self.vocabulary or len(self.classes))
@@ -109,12 +111,13 @@ class Dataset:
             self._check_samples("test", self.test)
         if OWN in (self.mean, self.std) and self.mean != self.std:
             raise ConfigError(
-                f"dataset.mean={self.mean} with dataset.std={self.std}: own must be both of them"
+                f"dataset.mean={self.mean} with dataset.std={self.std}: either both are own, or"
+                " neither"
             )
         if (self.missing != REFUSE or self.by_client) and (self.text or self.x.ndim != 2):
             raise ConfigError(
                 f"dataset.missing={self.missing} with dataset.mean={self.mean}: drop, median and"
-                f" own are for tables of numbers; samples of {self.name} have shape {self.shape}"
+                f" own need a table of numbers; samples of {self.name} have shape {self.shape}"
             )
         for key in ("mean", "std"):
             if self.mean != OWN:
@@ -164,18 +167,19 @@ class Dataset:
         if not fits or {*self.owners.tolist()} != {*range(len(self.owner_names))}:
             raise DataError(
                 f"{self.name}: {len(self.y)} samples have owners of shape {self.owners.shape}, and"
-                f" {len(self.test or ())} test samples owners of shape {tested}; each needs one"
-                f" of the numbers 0 to {len(self.owner_names) - 1}, and each of these a sample"
+                f" {len(self.test or ())} test samples have owners of shape {tested}; each"
+                f" training sample needs an owner from 0 to {len(self.owner_names) - 1}, and each"
+                " of these owners a training sample"
             )
 
     def pooled(self) -> Dataset:
-        """This dataset with the test set's samples after the others, and without a test set.
+        """Return this dataset with the test samples appended to `x` and `y`, and no test set.
 
-        Owners remain known where `test_owners` names those of the test set; the ones who have no
-        training sample are the last.
+        Owners remain known if `test_owners` names the owners of the test samples. Owners without a
+        training sample come last.
 
         Raises:
-            DataError: training and test samples are stored as different types.
+            DataError: training and test samples have different dtypes.
         """
         if self.test is None:
             return self
@@ -189,7 +193,8 @@ class Dataset:
         def join() -> Arrays:
             return {"x": np.concatenate([train.numpy(), test.numpy()])}
 
-        # The cached array is mapped, and so processes share it, as they do the separate ones.
+        # The cached array is memory-mapped, so processes share it, as they share the separate
+        # arrays.
         source = f"pooled {self.source}" if self.source else ""
         arrays = cached_arrays(self.name, {"source": source}, join) if source else join()
         owners = None
@@ -217,12 +222,12 @@ class Dataset:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what the outputs of a model stand for: classes, labels or numbers."""
+        """The names of a model's outputs: classes, labels or numbers."""
         return self.numbers if self.target == "number" else self.classes
 
     @property
     def by_client(self) -> bool:
-        """Whether each client makes its samples ready by its own training part."""
+        """Whether each client prepares its samples with statistics of its own training part."""
         return self.missing == MEDIAN or self.mean == OWN
 
     @property
@@ -232,11 +237,11 @@ class Dataset:
 
 
 def label_counts(y: np.ndarray, target: str, classes: int) -> np.ndarray:
-    """(classes,) int64, the number of samples of each class, or with each label.
+    """Return (classes,) int64, the number of samples of each class, or with each label.
 
     Args:
         y: the targets.
-        target: what is learned.
+        target: the kind of target (fedhet.core.targets).
         classes: the number of classes or labels; 0 for numbers.
     """
     if target in WITH_CLASSES:
@@ -245,16 +250,17 @@ def label_counts(y: np.ndarray, target: str, classes: int) -> np.ndarray:
 
 
 def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
-    """Refuse targets that are no classes or labels, where these are learned.
+    """Refuse targets that are not valid classes or labels; numbers are not checked.
 
     Args:
-        where: what samples they are, for messages.
+        where: a name for the samples, for messages.
         y: the targets.
-        target: what is learned.
+        target: the kind of target (fedhet.core.targets).
         classes: the number of classes or labels.
 
     Raises:
-        DataError: with the first sample of which the target is out of range.
+        DataError: a target has another shape or dtype, or is out of range; the message names the
+            first such sample.
     """
     expected = f"with classes={classes}, targets are (n,) whole numbers from 0 to {classes - 1}"
     if target in WITH_CLASSES:
@@ -263,7 +269,7 @@ def check_targets(where: str, y: Tensor, target: str, classes: int) -> None:
         if y.dtype != torch.int64:
             raise DataError(
                 f"{where}: the targets are {y.dtype}, the first is {y[0].item()}; {expected}; if"
-                ' they are not classes, write target="number"'
+                ' they are not classes, set target="number"'
             )
         wrong = (y < 0) | (y >= classes)
     elif target == "labels":

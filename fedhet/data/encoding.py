@@ -1,4 +1,4 @@
-"""How the cells of a table become numbers: missing cells, and columns of categories."""
+"""How the values of a table become numbers: missing values, and columns of categories."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 _ADVICE = (
-    "a date or a duration is given as a number, such as the days since a fixed date, and a list as"
-    " several columns; dataset.read gives the decimal mark of a csv file. dataset.features chooses"
-    " the columns, dataset.categories those of categories, dataset.text one of texts (--features,"
-    " --category and --text of `data declare`)"
+    "give a date or a duration as a number, such as the days since a fixed date, and a list as"
+    " several columns; dataset.read sets the decimal mark of a csv file. dataset.features chooses"
+    " the columns, dataset.categories names columns of categories, dataset.text a column of texts"
+    " (--features, --category and --text of `data declare`)"
 )
 
 
 @dataclass(frozen=True)
 class Cells:
-    """What a table says in its cells of inputs.
+    """How the input values of a table are converted.
 
     Args:
-        categories: column -> its levels, all numbers or else texts. Each level but the first is an
-            input of zeros and ones, behind all columns of numbers, as
-            `pandas.get_dummies(drop_first=True)` makes them of columns with these levels. A column
-            with None has numbers; None: all have.
-        missing: what becomes of missing cells: "refuse"; "drop", the row is left out; "median",
-            they are NaN, for `fedhet.data.moments.Own`.
+        categories: column -> its levels, all numbers or all texts. Each level except the first
+            becomes an input of zeros and ones, after all columns of numbers, as in
+            `pandas.get_dummies(drop_first=True)`. A column with None has numbers; None: all columns
+            have numbers.
+        missing: how missing values are handled. "refuse": they are an error; "drop": their rows are
+            left out; "median": they become NaN, which `fedhet.data.moments.Own` fills.
 
     Raises:
-        ConfigError: `missing` is unknown, or a column has not at least two distinct levels.
+        ConfigError: `missing` is unknown, or a column has fewer than two distinct levels.
     """
 
     categories: Mapping[str, Sequence[Any]] | None = None
@@ -69,17 +69,17 @@ class Cells:
 
     @property
     def key(self) -> list[Any]:
-        """What determines the inputs, for the cache and for digests; [] where nothing is set."""
+        """Everything that determines the inputs, for the cache and for digests; [] by default."""
         known = (list(self._levels.items()), self.missing)
         return [] if known == ([], REFUSE) else list(known)
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """The columns whose levels are texts, and these levels."""
+        """The columns with texts as levels -> these levels."""
         return {key: own for key, own in self._levels.items() if isinstance(own[0], str)}
 
     def inputs(self, columns: Sequence[str]) -> list[str]:
-        """The names of the inputs that the columns of a table become.
+        """Return the names of the inputs that the columns of a table become.
 
         Raises:
             ConfigError: a column of categories is not among the columns.
@@ -91,20 +91,22 @@ class Cells:
         made = [f"{column}_{level}" for column, own in self._levels.items() for level in own[1:]]
         names = [column for column in columns if column not in self._levels] + made
         if len(set(names)) < len(names):
-            raise ConfigError(f"dataset.categories: two inputs have the same name, of {names}")
+            raise ConfigError(
+                f"dataset.categories: two inputs have the same name; all names: {names}"
+            )
         return names
 
     def columns(self, inputs: Sequence[str]) -> list[str]:
-        """The columns of a table that become these inputs."""
+        """Return the columns of a table that become these inputs."""
         made = {f"{column}_{level}" for column, own in self._levels.items() for level in own[1:]}
         return [name for name in inputs if name not in made] + list(self._levels)
 
     def read(self, frame: pandas.DataFrame, columns: Sequence[str], source: str) -> np.ndarray:
-        """The inputs (n, F) float64 of a table, with NaN for missing cells.
+        """Return the inputs (n, F) float64 of a table, with NaN for missing values.
 
         Raises:
-            DataError: a cell is no finite number, or none of the levels, or is missing where that
-                is refused; the message names the file, the row and the column.
+            DataError: a value is not a finite number, not one of the levels, or missing although
+                `missing` is "refuse"; the message names the file, the row and the column.
         """
         names = self.inputs(columns)
         x = np.empty((len(frame), len(names)))
@@ -131,7 +133,7 @@ class Cells:
         return x
 
     def kept(self, samples: RawSamples) -> RawSamples:
-        """The samples of a table, with `missing=drop` those without missing cells."""
+        """Return the samples of a table; with `missing=drop` only those without missing values."""
         if self.missing != DROP or samples.x.ndim != 2:
             return samples
         missing = np.isnan(samples.x).any(1)
@@ -139,7 +141,7 @@ class Cells:
 
 
 def _matches(cells: pandas.Series, levels: list[Any]) -> np.ndarray:
-    """(n, levels) whether each cell has each level; none of them where it is missing."""
+    """Return (n, levels): whether a value equals a level; all False for a missing value."""
     found = _numbers(cells)
     if isinstance(levels[0], str):
         found = np.array([spelled(cell) for cell in cells.tolist()], object)
@@ -147,7 +149,7 @@ def _matches(cells: pandas.Series, levels: list[Any]) -> np.ndarray:
 
 
 def _numbers(cells: pandas.Series) -> np.ndarray:
-    """(n,) float64, with NaN for what is missing, or no number."""
+    """Return (n,) float64, with NaN for missing values and for values that are no numbers."""
     from pandas import Series, to_numeric
 
     values = Series(cells.to_numpy())
@@ -158,7 +160,7 @@ def _numbers(cells: pandas.Series) -> np.ndarray:
 def _cell_error(cells: pandas.Series, missing: np.ndarray, expected: str, row: int) -> str:
     if missing[row]:
         return (
-            "the cell is empty, or says that its value is missing; fill it in, leave the row or"
-            " the column out, or choose dataset.missing=drop or median"
+            "the value is missing (empty, or a word such as NA); fill it in, leave out the row or"
+            " the column, or set dataset.missing=drop or median"
         )
     return f"{cells.iloc[[row]].tolist()[0]!r:.60}; expected {expected}"

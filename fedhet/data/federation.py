@@ -1,6 +1,6 @@
-"""The clients' data: a dataset's samples, shared out by a partition, as a configuration says.
+"""The clients' data: a dataset's samples, divided by a partition.
 
-A client's samples are copied from the one dataset when they are accessed.
+A client's samples are copied from the dataset when they are accessed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fedhet.data.dataset import OWN, Dataset, label_counts
 from fedhet.data.moments import Own
 from fedhet.data.partition import Partition, check_split
 
-PADDING = 4  # pixels around an image, of which a crop is taken
+PADDING = 4  # pixels added to each side of an image before it is cropped
 
 
 def _part_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
-    """The numbers of training, validation and test samples among n samples."""
+    """Return how many of n samples are training, validation and test samples."""
     _, val, test = check_split(fractions)
     n_val = min(math.floor(n * val + 0.5), max(n - 1, 0))
     n_test = min(math.floor(n * test + 0.5), max(n - 1 - n_val, 0))
@@ -40,8 +40,8 @@ def split(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shuffle 0 .. n-1 and cut it into training, validation and test indices.
 
-    The order is drawn from the client's stream (seed, "split", pid). Validation and test have
-    floor(n f + 1/2) samples, except that training keeps at least one, taken from test first.
+    The order is drawn from the client's random stream (seed, "split", pid). Validation and test get
+    floor(n f + 1/2) samples each, but training keeps at least one; test is shortened first.
     """
     n_train, n_val, _ = _part_sizes(n, fractions)
     order = generator(seed, "split", pid=pid).permutation(n)
@@ -49,20 +49,19 @@ def split(
 
 
 class FederatedData(Sequence[ClientData]):
-    """The clients of a partition; a client's samples are copied from the dataset on each access.
+    """The clients of a partition. Each access copies the client's samples from the dataset.
 
-    An empty validation or test part is None; `train` is empty only for a client without any
-    samples.
+    An empty validation or test part is None. `train` is empty only if the client has no samples.
 
     Args:
         dataset: the samples of all clients.
         partition: which samples each client has.
         fractions: (train, validation, test) of each client, see `split`.
         seed: the seed of the run.
-        noise: feature skew: client k = 1 .. K has Gaussian noise of variance noise * k / K on its
-            pixels in [0, 1], clipped to [0, 1]. This is FedDisk's noisy MNIST, after NIID-Bench
-            (https://arxiv.org/abs/2102.02079), whose value is 0.1. The noise is the client's own,
-            in all three parts, and the same on each access; the global test set stays clean.
+        noise: feature skew: client k = 1 .. K gets Gaussian noise of variance noise * k / K on its
+            pixels in [0, 1], clipped to [0, 1]. This is FedDisk's noisy MNIST (with noise 0.1),
+            after NIID-Bench (https://arxiv.org/abs/2102.02079). All three parts of a client get
+            noise, which is the same on each access. The global test set gets none.
 
     Raises:
         ConfigError: noise is set, but the samples are not images.
@@ -90,7 +89,7 @@ class FederatedData(Sequence[ClientData]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    # one client at a time, no slices
+    # An index selects one client; there are no slices.
     def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
         pid = range(len(self))[operator.index(pid)]
         own = self._indices[pid]
@@ -110,25 +109,25 @@ class FederatedData(Sequence[ClientData]):
         return Samples(self._dataset.x.index_select(0, rows), self._dataset.y.index_select(0, rows))
 
     def own(self, pid: int) -> Own:
-        """What client `pid` takes of its training part, where it has any sample."""
+        """Return the statistics of client `pid`'s training part, which must have a sample."""
         indices = self._indices[pid]
         train = split(len(indices), self._fractions, self._seed, pid)[0]
         return Own.of(self._dataset, self._gather(indices[train]).x)
 
     def _add_noise(self, samples: Samples, pid: int) -> Samples:
-        """Add noise to all of a client's samples, so that it does not depend on the split."""
+        """Add noise to all samples of a client at once, so that it does not depend on the split."""
         x = samples.x.float().div_(255) if are_pixels(samples.x) else samples.x
         draws = generator(self._seed, "noise", pid=pid).standard_normal(x.shape, dtype=np.float32)
         noise = torch.from_numpy(draws).mul_(self.noise_sd(pid))
         return Samples(noise.add_(x).clamp_(0, 1), samples.y)
 
     def noise_sd(self, pid: int) -> float:
-        """The standard deviation of client `pid`'s noise."""
+        """Return the standard deviation of client `pid`'s noise."""
         return math.sqrt(self._noise * (pid + 1) / len(self))
 
     @property
     def part_sizes(self) -> list[tuple[int, int, int]]:
-        """The numbers of each client's training, validation and test samples; nothing is copied."""
+        """Each client's numbers of training, validation and test samples; copies nothing."""
         return [_part_sizes(len(indices), self._fractions) for indices in self._indices]
 
     @property
@@ -148,37 +147,37 @@ class Normalize:
         return self.in_place(x.clone())
 
     def in_place(self, x: Tensor) -> Tensor:
-        """Normalise x itself.
+        """Normalise x in place.
 
-        A second tensor of a client's images is memory that the system would take back and hand out
-        again each time.
+        This avoids a second tensor of a client's images, for which the system would allocate and
+        free memory each time.
         """
-        shape = -1, *(1,) * (x.ndim - 2)  # which broadcasts to images or rows
+        shape = -1, *(1,) * (x.ndim - 2)  # broadcasts to images or rows
         mean, std = (constant(v, x.device, x.dtype).view(shape) for v in (self.mean, self.std))
         return x.sub_(mean).div_(std)
 
 
 def transform(dataset: Dataset) -> Normalize | None:
-    """The function that turns pixels in [0, 1], or columns, into the model's input.
+    """Return the function that turns pixels in [0, 1], or columns, into the model's input.
 
-    It can be pickled. None for text, whose tokens are passed on unchanged, and where the clients'
-    samples are normalised already.
+    The function can be pickled. It is None for text, because models read the tokens themselves, and
+    for dataset.mean=own, because the clients' samples are already normalised.
 
     Raises:
-        ConfigError: the dataset's mean or std is still to be measured.
+        ConfigError: the dataset's mean or std is not measured yet.
     """
     if dataset.text or dataset.mean == OWN:
         return None
     if isinstance(dataset.mean, str) or isinstance(dataset.std, str):
         raise ConfigError(
-            f"dataset.mean or dataset.std of {dataset.name} is auto: it is measured on the clients'"
-            " training samples, and these have no partition (RunData)"
+            f"dataset.mean or dataset.std of {dataset.name} is auto: a run measures it on the"
+            " clients' training samples, which needs a partition (RunData)"
         )
     return Normalize(tuple(dataset.mean), tuple(dataset.std))
 
 
 def target_scale(dataset: Dataset) -> tuple[Sequence[float], Sequence[float]] | None:
-    """(mean, std) of the numbers that are predicted, once they are measured; else None."""
+    """Return (mean, std) of the predicted numbers; None if they are not measured, or not used."""
     mean, std = dataset.target_mean, dataset.target_std
     if dataset.target != "number" or isinstance(mean, str) or isinstance(std, str):
         return None
@@ -186,9 +185,9 @@ def target_scale(dataset: Dataset) -> tuple[Sequence[float], Sequence[float]] | 
 
 
 def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:
-    """The number of samples of each class, or with each label, that each client has.
+    """Return how many samples each client has of each class, or with each label.
 
-    It is (clients, classes) int64, without columns where numbers are predicted.
+    The array is (clients, classes) int64. It has no columns if numbers are predicted.
     """
     y, classes = dataset.y.numpy(), len(dataset.classes)
     return np.stack([label_counts(y[own], dataset.target, classes) for own in partition.indices])
@@ -196,32 +195,32 @@ def class_counts(dataset: Dataset, partition: Partition) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Crop each image at random after padding it by PADDING black pixels, and mirror half of them.
+    """Pad images by PADDING black pixels, crop them at random, and mirror half of them.
 
-    The images are already normalised: `black` is the value of a black pixel in each channel.
+    The images are already normalised; `black` is the normalised value of black in each channel.
     """
 
     black: tuple[float, ...]
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(B, C, H, W) -> new images of the same shape.
+        """Return new images of the same shape (B, C, H, W).
 
-        All draws come from `generator`, which is on the CPU whatever the device of the images.
+        All random numbers come from `generator`, which is on the CPU even if the images are not.
         """
         b, c, h, w = x.shape
         corners = torch.randint(0, 2 * PADDING + 1, (2, b, 1, 1), generator=generator)
         dy, dx = corners.to(x.device, non_blocking=True)
         mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator)
         mirrored = mirrored.to(x.device, non_blocking=True)
-        # All images padded, as they are and mirrored.
+        # All images padded, first unchanged, then mirrored.
         padded = x.new_empty(2, b, c, h + 2 * PADDING, w + 2 * PADDING)
         for channel, black in enumerate(self.black):
             padded[:, :, channel] = black
         inner = padded[..., PADDING:-PADDING, PADDING:-PADDING]
         inner[0] = x
         inner[1] = x.flip(-1)
-        # The start of each row of a crop in `padded`. A row is contiguous there, so that rows are
-        # gathered, not pixels.
+        # The position in `padded` at which each row of a crop starts. Rows are contiguous there, so
+        # whole rows are gathered instead of pixels.
         channel_size = padded[0, 0, 0].numel()
         line = padded.shape[-1]
         channels = torch.arange(b * c, device=x.device).view(b, c, 1)
@@ -232,16 +231,16 @@ class CropFlip:
 
 
 def augmentation(dataset: Dataset) -> CropFlip | None:
-    """The augmentation that `dataset.augment` names, for the dataset's normalised images."""
+    """Return the augmentation that `dataset.augment` names, for normalised images."""
     if dataset.augment == "none":
         return None
     mean, std = (torch.tensor(values) for values in (dataset.mean, dataset.std))
-    return CropFlip(tuple(((0 - mean) / std).tolist()))  # exactly Normalize of 0
+    return CropFlip(tuple(((0 - mean) / std).tolist()))  # the same arithmetic as Normalize
 
 
-# ---- the data of a configuration
+# ---- the description of a dataset
 def described(dataset: Dataset) -> dict[str, Any]:
-    """What partition.json says about the samples, from which a model can be built and used."""
+    """Return the entries of partition.json from which a model can be built and used."""
     normalised: dict[str, Any] = {"mean": dataset.mean, "std": dataset.std}
     if dataset.mean != OWN:
         normalised = {key: list(values) for key, values in normalised.items()}

@@ -1,4 +1,4 @@
-"""Where data files and the caches are on disk, and the log of what is read."""
+"""The places of data files and caches on disk, and the logger of this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhet.core import check
 from fedhet.core.errors import ConfigError, DataError
 
 log = logging.getLogger("fedhet.data")
-# A folder under data_dir, and the names or glob patterns of what it must contain.
+# A folder under data_dir, and names or glob patterns of its required contents.
 Layout = tuple[str, Sequence[str]]
 SITE_HINT = "Name the site's file in dataset.files"
 DATA_DIR = "FEDHET_DATA_DIR"
@@ -24,12 +24,12 @@ _confined = ContextVar("confined", default=False)
 
 
 class NotFound(DataError):
-    """There is no such file, or a run may not name it; the message has nothing of any file."""
+    """A file does not exist, or a run may not name it. The message quotes no file's contents."""
 
 
 @contextmanager
 def confined() -> Iterator[None]:
-    """Let settings, which come from another machine, name no file but those in FEDHET_DATA_DIR."""
+    """Allow settings from another machine to name only files in FEDHET_DATA_DIR."""
     token = _confined.set(True)
     try:
         yield
@@ -38,42 +38,41 @@ def confined() -> Iterator[None]:
 
 
 def permitted(path: Path) -> Path:
-    """The path that a setting names.
+    """Return `path`, if a setting may name it.
 
     Raises:
-        NotFound: the settings are `confined`, and it is not in FEDHET_DATA_DIR.
+        NotFound: the settings are `confined`, and the path is not in FEDHET_DATA_DIR.
     """
     base = os.environ.get(DATA_DIR)
     inside = base and path.is_relative_to(Path(base).expanduser().absolute())
     if _confined.get() and (".." in path.parts or not inside):
         where = "below its FEDHET_DATA_DIR" if base else "in its FEDHET_DATA_DIR, which is not set"
-        raise NotFound(f"{path}: of the files of this machine a run names only those {where}")
+        raise NotFound(f"{path}: a run may name only files of this machine {where}")
     return path
 
 
 def cache_root() -> Path:
-    """`$FEDHET_CACHE`, or `~/.cache/fedhet` where it is not set."""
+    """Return `$FEDHET_CACHE`, or `~/.cache/fedhet` if it is not set."""
     return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
 
 
 def find_folder(
     data_dir: str, layouts: Sequence[Layout], hint: str, others: Sequence[Path] = ()
 ) -> Path:
-    """The first folder that contains everything that one of `layouts` requires.
+    """Return the first folder that has all required contents of a layout.
 
     Args:
-        data_dir: an absolute folder, or a relative one, which is searched for first under the
-            environment variable FEDHET_DATA_DIR and then under the working directory. The default
-            "data" also stands for FEDHET_DATA_DIR itself.
-        layouts: pairs (folder under `data_dir`, names or patterns of what it must contain), in
+        data_dir: an absolute or relative folder. A relative folder is looked for under
+            FEDHET_DATA_DIR (environment variable), then under the working directory. The default
+            "data" also means FEDHET_DATA_DIR itself.
+        layouts: pairs (folder under `data_dir`, names or patterns of its required contents), in
             order of preference.
         hint: how to get the data, for the error message.
-        others: what `data_dir` can also mean, last of all.
+        others: further folders that `data_dir` may mean; they are tried last.
 
     Raises:
-        ConfigError: the folder is not text.
-        NotFound: no place matches a layout; the message lists the places and what was expected in
-            each.
+        ConfigError: the name of a folder is not text.
+        NotFound: no place matches a layout; the message lists the places and the expected contents.
     """
     for folder, _ in layouts:
         check.text("dataset.folder", folder)
@@ -93,11 +92,11 @@ def find_folder(
 
 
 def find_file(data_dir: str, key: str, file: object) -> Path:
-    """The file that the setting `dataset.<key>` names, absolute or under `data_dir`.
+    """Return the file that the setting `dataset.<key>` names, absolute or under `data_dir`.
 
     Raises:
-        ConfigError: it is not text, or a folder.
-        DataError: there is no such file.
+        ConfigError: the setting is not text, or names a folder.
+        DataError: the file does not exist.
     """
     hint = f"Put your data there, name the file in dataset.{key}"
     path = find_path(data_dir, check.text(f"dataset.{key}", file), hint)
@@ -107,10 +106,10 @@ def find_file(data_dir: str, key: str, file: object) -> Path:
 
 
 def find_path(data_dir: str, name: str, hint: str) -> Path:
-    """The file or folder of this name, absolute or under `data_dir`; see `find_folder`.
+    """Return the file or folder of this name, absolute or under `data_dir`; see `find_folder`.
 
-    With the default `data_dir` it is also looked for in the working directory itself, unless the
-    settings are `confined`.
+    With the default `data_dir`, the working directory is searched, too, unless the settings are
+    `confined`.
     """
     path = Path(name)
     contents = [escape(path.name)] if path.name else []  # "." and "/" have no name
@@ -121,7 +120,7 @@ def find_path(data_dir: str, name: str, hint: str) -> Path:
 
 
 def roots(data_dir: str) -> list[Path]:
-    """The folders that a relative or absolute `data_dir` can mean, in order of preference."""
+    """Return the folders that `data_dir` can mean, in order of preference."""
     path = Path(data_dir).expanduser()
     if path.is_absolute():
         return [path]
@@ -135,7 +134,7 @@ def roots(data_dir: str) -> list[Path]:
 
 
 def download_hint(dataset: str, data_dir: str) -> str:
-    """For a published dataset: the command that downloads it or explains how to get it by hand."""
+    """Return a hint: the command that downloads a dataset, or explains how to get it by hand."""
     option = "" if data_dir == "data" else f" --data-dir {data_dir}"
     return f"Get it with: python -m fedhet data download {dataset}{option}"
 
@@ -144,7 +143,7 @@ def check_memory(claimed: int, what: str = "its content") -> None:
     """Refuse data that need more bytes than this machine has memory.
 
     Raises:
-        DataError: it says how many.
+        DataError: the data are too large; the message names both sizes.
     """
     if claimed > (most := psutil.virtual_memory().total):
-        raise DataError(f"{what} takes {claimed} bytes; this machine has {most} of memory")
+        raise DataError(f"{what} needs {claimed} bytes of memory; this machine has {most}")

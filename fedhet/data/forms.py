@@ -1,9 +1,14 @@
-"""The form of JSON files, and how they are read.
+"""Reading JSON files, and checking the form of their contents.
 
-A file may come from anyone. It is read where it is a plain file of at most 64 MB. A form is a type
-(float: any number), `[form]` for a list, `{name: form}` for an object, in which `str` stands for
-all other names, or a function that says whether a value has it. An entry of an object that is
-missing or null has every form.
+A file of a run may come from anyone, so it must be a plain file of at most 64 MB. Data files that
+the user names may be links, and larger. A form is one of these:
+
+- a type (float: any number)
+- `[form]`: a list
+- `{name: form}`: an object; the name `str` stands for all other names
+- a function that returns whether a value is valid
+
+An entry of an object that is missing or null always matches.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ from typing import Any
 
 from fedhet.core.errors import DataError, clean
 
-LARGEST_FILE = 64_000_000  # bytes of a file that is read as a whole
-LARGEST = 10**300  # whole numbers beyond it are no floats
+LARGEST_FILE = 64_000_000  # bytes; larger files are refused
+LARGEST = 10**300  # larger whole numbers may not fit a float
 ANY: dict[Any, Any] = {str: object}
 
 
 def has_form(value: Any, form: Any) -> bool:
-    """Whether a value of a JSON file has a form."""
+    """Whether a value of a JSON file matches a form."""
     if isinstance(form, dict):
         return isinstance(value, dict) and all(
             entry is None or has_form(entry, form.get(name, form.get(str, object)))
@@ -31,7 +36,7 @@ def has_form(value: Any, form: Any) -> bool:
     if isinstance(form, list):
         return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
     if form is float:
-        # NaN and infinity, which Python's JSON files may have, are numbers.
+        # NaN and infinity count as numbers; Python's JSON files may contain them.
         return isinstance(value, float) or (has_form(value, int) and abs(value) < LARGEST)
     if form is int:
         return isinstance(value, int) and not isinstance(value, bool)
@@ -39,15 +44,15 @@ def has_form(value: Any, form: Any) -> bool:
 
 
 def fault(content: Any, form: Mapping[str, Any], needed: Iterable[str] = ()) -> str | None:
-    """What is wrong with the content of a file that should be an object; None if nothing is.
+    """Return what is wrong with the content of a JSON file, or None.
 
     Args:
-        content: the content.
+        content: the content, which must be an object.
         form: name -> the form of the entry.
-        needed: the names of entries that must be there.
+        needed: the names of required entries.
     """
     if not isinstance(content, dict):
-        return f"it is {clean(repr(content), 60)}, and no object"
+        return f"it is {clean(repr(content), 60)}, and not an object"
     for name, each in form.items():
         if content.get(name) is not None and not has_form(content[name], each):
             return f"{name} is {clean(repr(content[name]), 60)}"
@@ -56,30 +61,30 @@ def fault(content: Any, form: Mapping[str, Any], needed: Iterable[str] = ()) -> 
 
 
 def plain_file(path: Path, most: float = LARGEST_FILE) -> Path:
-    """Refuse a file of a run folder that would lead elsewhere, or whose reading might not end.
+    """Return `path` if it is a plain file: a link may lead elsewhere, and a pipe may never end.
 
     Args:
-        path: the file, which is returned.
-        most: how many bytes it may have.
+        path: the file.
+        most: the largest allowed number of bytes.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is no plain file, or larger.
+        OSError: the file does not exist.
+        ValueError: the path is not a plain file, or the file is too large.
     """
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
-        raise ValueError("it is a link, a folder, a pipe or a device, and no plain file")
-    if about.st_size > most:
-        raise ValueError(f"it has {about.st_size} bytes; at most {most} are read")
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is a link, a folder, a pipe or a device, and not a plain file")
+    if status.st_size > most:
+        raise ValueError(f"it has {status.st_size} bytes; at most {most} are allowed")
     return path
 
 
 def plain_text(path: Path) -> str:
-    """The text of such a file.
+    """Return the text of a plain file.
 
     Raises:
         OSError: as `plain_file`.
-        ValueError: also where it is no UTF-8.
+        ValueError: as `plain_file`, or the text is not UTF-8.
     """
     return plain_file(path).read_text(encoding="utf-8")
 
@@ -87,18 +92,18 @@ def plain_text(path: Path) -> str:
 def read_object(
     path: Path, form: Mapping[str, Any] = ANY, needed: Iterable[str] = (), *, given: bool = False
 ) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read a JSON file that contains an object.
 
     Args:
         path: the file.
         form: see `fault`.
         needed: see `fault`.
-        given: whether it is a file of data that the user names, which may be a link and large.
+        given: whether the user has named this file; it may then be a link, and of any size.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        NotADirectoryError: nor such a folder.
-        DataError: it is damaged, or cannot be read.
+        FileNotFoundError: the file does not exist.
+        NotADirectoryError: a folder of the path is a file.
+        DataError: the file is damaged, or cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8") if given else plain_text(path)

@@ -1,7 +1,7 @@
 """Tables in csv and Parquet files, as data frames of pandas.
 
-Parquet files say what their cells are. A csv file does not: there, columns of names (labels,
-owners, categories, texts) keep the text of their cells, and the others are numbers.
+Parquet files state the types of their values, csv files do not. In a csv file, columns of names
+(labels, owners, categories, texts) keep their text, and other columns are numbers.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     import pandas
 
 
-SUFFIXES = (".csv", ".parquet")  # in any case of letters
-# Text that looks like a number and is a code: 01 (a 0 would be lost), 1E5 (it would be 100000).
+SUFFIXES = (".csv", ".parquet")  # in lower or upper case
+# Codes that look like numbers: 01 (the number 1 loses the 0), 1E5 (would become 100000).
 _CODE = r"^\s*[+-]?(?:0\d|\d+[eE]\d)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFormat(Checked):
-    """How csv files are written (`dataset.read`); the names are those of `pandas.read_csv`.
+    """The format of csv files (`dataset.read`), with the names of `pandas.read_csv`.
 
     Args:
         sep: the character between two columns; "\\\\t" stands for a tab.
-        decimal, thousands: the marks in numbers; thousands=None: there is none.
+        decimal, thousands: the marks in numbers; thousands=None: there is no such mark.
         encoding: the encoding of the text.
-        na_values: what a cell says that has no value, beside what pandas knows.
-        quotechar: the mark around a cell that contains `sep` or a line break.
-        comment: the character behind which the rest of a line is not read; None: there is none.
+        na_values: words for a missing value, in addition to the words that pandas knows.
+        quotechar: the mark around a value that contains `sep` or a line break.
+        comment: the character that starts a comment; None: there are no comments.
         skiprows: the number of lines above the header.
 
     Raises:
-        ConfigError: a value is not allowed, or two of the characters are the same.
+        ConfigError: a setting is not allowed, or two of these characters are the same.
     """
 
     GROUP: ClassVar[str] = "dataset.read"
@@ -74,7 +74,7 @@ class CsvFormat(Checked):
             if len(mark) != 1 or not mark.isascii() or mark in "\r\n":
                 raise ConfigError(f"{self.GROUP}.{key}={mark!r}: must be a single ASCII character")
         if len(set(given.values())) < len(given):
-            raise ConfigError(f"{self.GROUP}={given}: these characters must be different")
+            raise ConfigError(f"{self.GROUP}={given}: these characters must all be different")
         try:
             "a".encode(self.encoding)
         except (LookupError, ValueError) as error:
@@ -82,7 +82,7 @@ class CsvFormat(Checked):
 
     @classmethod
     def of(cls, given: object) -> CsvFormat:
-        """The format that a mapping of such settings gives; None: all are the defaults."""
+        """Build the format from a mapping of settings; None: all defaults."""
         if not isinstance(given, Mapping | None):
             raise ConfigError(f'{cls.GROUP}={given}: must be a mapping, such as {{sep: ";"}}')
         for key in (given := given or {}):
@@ -91,7 +91,7 @@ class CsvFormat(Checked):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Those settings that differ from their defaults; {} where none does."""
+        """The settings that differ from their defaults."""
         return {
             one.name: value
             for one in fields(self)
@@ -105,10 +105,10 @@ class CsvFormat(Checked):
 
     @classmethod
     def of_query(cls, text: str) -> CsvFormat:
-        """The format of which this is the `query`.
+        """Build the format from its `query`.
 
         Raises:
-            ConfigError: it is no such text.
+            ConfigError: the text is not a valid query.
         """
         try:
             found: dict[str, Any] = parse_qs(text, strict_parsing=bool(text))
@@ -126,20 +126,19 @@ def read_frame(
     form: CsvFormat | None = None,
     numbers: Collection[str] = (),
 ) -> pandas.DataFrame:
-    """The table in a file.
+    """Read a table from a file.
 
     Args:
-        path: the file; its ending says what it is.
-        names: in a csv file, the columns of which the cells are names or texts, each with those
-            that are declared, which are never missing values; () where none is. Their cells are
-            text as it stands in the file.
-        form: how a csv file is written.
-        numbers: those of `names` that are numbers if all of their cells are numbers, and none is a
-            code, such as 01.
+        path: the file; its ending tells the format.
+        names: columns of names or texts in a csv file -> their declared names (may be empty). The
+            values keep the text of the file. A declared name is never a missing value.
+        form: the format of a csv file.
+        numbers: columns in `names` that become numbers if all their values are numbers, and none is
+            a code such as 01.
 
     Raises:
         ConfigError: the file has another ending.
-        DataError: the file is damaged, or rows of it would be lost.
+        DataError: the file is damaged, or pandas would lose rows.
     """
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
@@ -150,8 +149,8 @@ def read_frame(
         if kind == ".parquet":
             from pyarrow.parquet import read_metadata
 
-            about = read_metadata(path)  # runs of equal values take no room in the file
-            check_memory(8 * about.num_rows * about.num_columns)  # as float64
+            metadata = read_metadata(path)  # a small file may hold many equal values
+            check_memory(8 * metadata.num_rows * metadata.num_columns)  # as float64
             frame = pandas.read_parquet(path)
             frame.columns = frame.columns.map(str)
         else:
@@ -160,7 +159,7 @@ def read_frame(
     except (OSError, ValueError, KeyError, TypeError, pandas.errors.ParserWarning) as error:
         raise DataError(
             f"{path} is damaged, or not a {kind[1:]} file with a header: {str(error).strip()}"
-            " (of a csv file, dataset.read gives the encoding and more)"
+            " (for a csv file, dataset.read sets the encoding and more)"
         ) from error
     return frame
 
@@ -173,7 +172,7 @@ def _read_csv(
 ) -> pandas.DataFrame:
     import pandas
 
-    utf_8 = codecs.lookup(form.encoding).name == "utf-8"  # a mark of the byte order is no text
+    utf_8 = codecs.lookup(form.encoding).name == "utf-8"  # skip a byte order mark
     with path.open(encoding="utf-8-sig" if utf_8 else form.encoding, newline="") as file:
         for _ in range(form.skiprows):
             file.readline()
@@ -185,11 +184,11 @@ def _read_csv(
         # pandas only warns about rows with more fields than the header
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         header = pandas.read_csv(StringIO(text), header=None, nrows=1, **as_text).iloc[0]
-        # pandas would rename the second column to "<name>.1": the label would become a feature
+        # pandas would rename the second column to "<name>.1", so a second label would be a feature
         if (twice := header[header.duplicated() & (header != "")]).size:
             raise ValueError(f"it names the column {twice.iloc[0]!r} twice")
         rows = _strict_rows(path, text, form, len(header))
-        # low_memory=False: a column has one type, whatever its chunks look like
+        # low_memory=False: pandas infers one type for a whole column, not one for each chunk
         frame = pandas.read_csv(
             StringIO(text), low_memory=False, na_values=list(form.na_values), **how
         )
@@ -213,14 +212,14 @@ def _named(
     *,
     numeric: bool,
 ) -> pandas.Series:
-    """The cells of a column of names or texts.
+    """Return the values of a column of names or texts.
 
     Args:
-        path, form: the file, and how it is written.
-        typed: the cells as pandas understands them.
-        words: the cells as they are.
-        declared: the names that are no missing values.
-        numeric: whether the column is of numbers if all cells are.
+        path, form: the file, and its format.
+        typed: the values as pandas parses them.
+        words: the values as text.
+        declared: names that are never missing values.
+        numeric: whether the column becomes numbers if all its values are numbers.
     """
     from pandas.api.types import is_numeric_dtype
 
@@ -230,27 +229,27 @@ def _named(
         same = all(spelled(word) == spelled(n) for word, n in zip(present, values, strict=True))
         fractions = typed.dtype.kind == "f" and bool((values % 1 != 0).any())
         if same or (fractions and not present.str.contains(_CODE).any()):
-            return typed  # and NA, beside numbers, is no name
+            return typed  # in a column of numbers, NA is a missing value and not a name
     missing = (words == "") | words.isin(form.na_values)
     if declared:
         missing = typed.isna() & ~words.map(spelled).isin(declared)
     taken = sorted({*words[typed.isna() & ~missing]}) if not declared else []
     if taken:
         log.warning(
-            "%s, column %r: %s are names like any other; dataset.read={na_values: [%s]} makes them"
-            " missing values",
+            "%s, column %r: %s are read as names; dataset.read={na_values: [%s]} makes them missing"
+            " values",
             *(path, words.name, ", ".join(map(repr, taken)), ", ".join(taken)),
         )
     return words.where(~missing)
 
 
 def _strict_rows(path: Path, text: str, form: CsvFormat, columns: int) -> int | None:
-    """The number of rows in a text with a quotation mark, by a strict reading; else None.
+    """Count the rows of a csv text by a strict parser; None if the text has no quotation mark.
 
-    pandas joins what follows a closing mark to the cell, and so it loses rows.
+    pandas appends text after a closing quotation mark to the value, and so loses rows.
 
     Raises:
-        ValueError: a mark is where none may be.
+        ValueError: a quotation mark is at a wrong place.
     """
     of_row: list[str] = []
 
@@ -263,7 +262,7 @@ def _strict_rows(path: Path, text: str, form: CsvFormat, columns: int) -> int | 
     if form.quotechar not in text:
         return None
     reader = csv.reader(lines(), delimiter=form.sep, quotechar=form.quotechar, strict=True)
-    # A text may be longer than what the module takes by default.
+    # A value may be longer than the csv module allows by default.
     limit = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     count, done, above = -1, 0, form.skiprows
     try:
@@ -271,17 +270,17 @@ def _strict_rows(path: Path, text: str, form: CsvFormat, columns: int) -> int | 
             count += bool("".join(of_row).strip())  # pandas skips blank lines
             if len(of_row) > 1 and all(line.count(form.sep) == columns - 1 for line in of_row):
                 log.warning(
-                    "%s, lines %d to %d are one row, because a cell in quotation marks goes over"
-                    " them: if each line is a row, a quotation mark is wrong",
+                    "%s, lines %d to %d are one row, because a value in quotation marks spans them;"
+                    " if each line should be a row, a quotation mark is wrong",
                     *(path, above + done + 1, above + reader.line_num),
                 )
             of_row.clear()
             done = reader.line_num
     except csv.Error as error:
         raise ValueError(
-            f"lines {above + done + 1} to {above + reader.line_num}: {error}. A cell with a"
-            " quotation mark stands in quotation marks and has that mark twice;"
-            " dataset.read={quotechar: ...} names another mark"
+            f"lines {above + done + 1} to {above + reader.line_num}: {error}. Put a value that has"
+            " a quotation mark into quotation marks, and double the inner mark;"
+            " dataset.read={quotechar: ...} sets another mark"
         ) from error
     finally:
         csv.field_size_limit(limit)

@@ -1,4 +1,4 @@
-"""Datasets in Hugging Face's formats that are on this machine."""
+"""Datasets in Hugging Face's formats, from this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hf(
     missing: str = REFUSE,
     **statistics: Any,
 ) -> Dataset:
-    """Images, texts or a table in any format that Hugging Face's `datasets` reads.
+    """Load images, texts or a table in any format that Hugging Face's `datasets` reads.
 
     Nothing is downloaded.
 
@@ -57,23 +57,23 @@ def hf(
         path: a folder, absolute or under `data_dir`, or a name on the Hub (`ylecun/mnist`) that is
             in Hugging Face's cache.
         subset: one of the dataset's configurations; None: its default.
-        train, test: names of splits. Without `test`, `test_fraction` of `train` is the global test
-            set, whatever the seed.
-        test_fraction: the fraction of `train` that is held out where `test` is None.
+        train, test: names of splits. Without `test`, the global test set is `test_fraction` of
+            `train`, the same samples for every seed.
+        test_fraction: the fraction of `train` that is held out if `test` is None.
         features: the column of images, or a list of columns of numbers; None: the only column of
-            images, or else all columns but `label` and `owner`.
-        text, tokenizer, max_length: a column of texts in place of the features; see
+            images, or all columns except `label` and `owner`.
+        text, tokenizer, max_length: a column of texts instead of the features; see
             `fedhet.data.tokens.Texts`.
         label, target, owner: see `fedhet.data.tables.Columns`.
-        classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for the names that the
-            dataset gives.
+        classes: see `fedhet.data.arrays.dataset_arrays`. With None, the names that the dataset
+            itself gives apply first.
         size: resizes images to (size, size).
         categories, missing: of a table, see `fedhet.data.encoding.Cells`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
         DataError: the data are not on this machine, are damaged, lack a split or a column, or have
-            a bad cell.
+            an invalid value.
     """
     check.installed(f"dataset={name}", "datasets", extra="hf")
     check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
@@ -88,7 +88,7 @@ def hf(
     columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
 
     def read() -> Arrays:
-        # `datasets` keeps a copy of its own in this cache; ours is enough.
+        # `datasets` stores a copy in this folder, which is deleted: our own cache is enough.
         with tempfile.TemporaryDirectory() as scratch:
             return _read(_load_splits(place, subset, splits, scratch), columns, size)
 
@@ -105,7 +105,7 @@ def hf(
 
 
 def _find(data_dir: str, path: str) -> Path:
-    """The folder `path`, or else that of the Hub's dataset `path` in Hugging Face's cache."""
+    """Find the folder `path`, or the dataset of this name on the Hub in Hugging Face's cache."""
     hint = (
         f"It is not in Hugging Face's cache either. Get it with: hf download --repo-type dataset"
         f" {path}, or name a folder in dataset.path"
@@ -127,9 +127,9 @@ def _find(data_dir: str, path: str) -> Path:
 def _load_splits(
     place: Path, subset: str | None, splits: Sequence[str], cache: str
 ) -> dict[str, datasets.Dataset]:
-    """The splits by their source for messages, the training split first.
+    """Load the splits: name for messages -> split, the training split first.
 
-    A dataset that `save_to_disk` wrote without splits is the split "train".
+    A dataset that `save_to_disk` wrote without splits counts as the split "train".
     """
     import datasets
 
@@ -143,8 +143,8 @@ def _load_splits(
             found = datasets.load_dataset(str(place), subset, cache_dir=cache)
             if any(found[split].info.builder_name == "csv" for split in found):
                 log.warning(
-                    "%s: of csv files `datasets` drops the zeros of codes such as 01, and takes"
-                    " words such as NA and None for missing values; dataset=csv keeps them",
+                    "%s: in csv files, `datasets` drops the zeros of codes such as 01, and reads"
+                    " words such as NA and None as missing values; dataset=csv keeps both",
                     place,
                 )
     except (OSError, KeyError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -161,7 +161,7 @@ def _load_splits(
 
 
 def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | None) -> Arrays:
-    """The dataset's arrays of what `_load_splits` returns; see `hf`."""
+    """Return the dataset's arrays from the splits that `_load_splits` returns; see `hf`."""
     import datasets
 
     train_source = next(iter(parts))
@@ -176,8 +176,8 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
         images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
         if len(images) > 1:
             raise ConfigError(
-                f"dataset.features=null: {train_source} has several columns of images, choose from:"
-                f" {', '.join(images)}"
+                f"dataset.features=null: {train_source} has several columns of images; set"
+                f" dataset.features to one of: {', '.join(images)}"
             )
         image = images[0] if images else None
     if image is None:
@@ -191,8 +191,9 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
             check_columns(source, part.features, [image, *columns.labels, *owners])
             if not isinstance(part.features[image], datasets.Image):
                 raise DataError(
-                    f"{source}, column {image!r} holds {part.features[image]}, not images; a list"
-                    f" of columns is a table: [{image}]; dataset.text names a column of texts"
+                    f"{source}, column {image!r} holds {part.features[image]}, not images; for a"
+                    f" table, set dataset.features to a list ([{image}]); for texts, set"
+                    " dataset.text"
                 )
             frame = _frame(part.remove_columns(image), columns)
             owner = known_owner(frame, columns.owner) if test else columns.owner
@@ -206,13 +207,13 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
 
 
 def _class_names(columns: datasets.Features, column: str | Sequence[str]) -> list[str]:
-    """The names that the dataset gives the classes of a column of them, or of lists of them."""
+    """Return the names that the dataset gives to the classes in a column (or in its lists)."""
     kind = columns.get(column) if isinstance(column, str) else None
     return list(getattr(getattr(kind, "feature", kind), "names", None) or ())
 
 
 def _frame(part: datasets.Dataset, columns: Columns) -> pandas.DataFrame:
-    """The table; where the names of classes are declared, they take the place of the numbers."""
+    """Return the table, with class names instead of numbers in columns that declare such names."""
     frame = part.to_pandas()
     declared: dict[str, Sequence[str]] = dict(columns.cells.names)
     if isinstance(columns.label, str) and not isinstance(columns.classes, int | None):
@@ -225,14 +226,14 @@ def _frame(part: datasets.Dataset, columns: Columns) -> pandas.DataFrame:
 
 
 def _by_name(cell: Any, names: Sequence[str]) -> Any:
-    """The name of a class that has a number, or a list of names; None where none is known."""
+    """Return the name of a class, or a list of names for a list; None for a missing value."""
     if isinstance(cell, np.ndarray):
         return [_by_name(one, names) for one in cell]
-    return names[int(cell)] if cell is not None and cell >= 0 else None  # NaN is not
+    return names[int(cell)] if cell is not None and cell >= 0 else None  # NaN is not >= 0
 
 
 def _image_file(cell: dict[str, Any] | None) -> Path | BytesIO:
-    """The file of an image, on disk or in the cell; a missing image is an empty file."""
+    """Return the file of an image, on disk or in memory; a missing image is an empty file."""
     if cell is None:
         return BytesIO()
     return Path(cell["path"]) if cell["bytes"] is None else BytesIO(cell["bytes"])

@@ -1,9 +1,9 @@
-"""Image datasets, each with a loader of its name.
+"""Image datasets. Each dataset has a loader of the same name.
 
-A loader is the Hydra target `fedhet.data.images.<name>` (conf/dataset). It imports what it needs
-only when it is called, and downloads nothing. Files are decoded once into arrays, which are then
-mapped (fedhet.data.array_cache). `name` and `data_dir` are the settings; `fields` are `mean`, `std`
-and, where the yaml has it, `augment`, as `fedhet.data.dataset.Dataset` has them.
+A loader is the Hydra target `fedhet.data.images.<name>` (conf/dataset). It imports its packages
+only when it is called, and downloads nothing. Files are decoded once; the arrays are cached on disk
+and memory-mapped (fedhet.data.array_cache). Arguments are settings of `dataset`; `fields` are
+`mean`, `std` and, if the yaml file has it, `augment`, see `fedhet.data.dataset.Dataset`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fedhet.data.tables import check_columns
 if TYPE_CHECKING:
     from PIL import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")  # in any case of letters
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")  # in lower or upper case
 PATTERNS = "*{" + ",".join(SUFFIXES) + "}"  # for messages
 
 COLOURS = {"any": None, "grey": "L", "rgb": "RGB"}  # `dataset.colours` -> PIL's mode
-# PIL's mode of an image -> the mode that it is read in.
+# PIL's mode of an image -> the mode to which it is converted.
 _MODES = {
     "L": "L",
     "1": "L",
@@ -53,18 +53,18 @@ _MODES = {
     "CMYK": "RGB",
     "YCbCr": "RGB",
 }
-_DECODER = 2  # part of cache keys: increase it when the same file becomes other pixels
-_NAMED = 3  # files that are not read and are named
-_FOLDERS = ("train/", "test/")  # what a folder of training and test images contains
+_DECODER = 2  # part of cache keys: increase it if the same file is decoded to other pixels
+_NAMED = 3  # the number of ignored files that the log names
+_FOLDERS = ("train/", "test/")  # the contents of a folder of training and test images
 _PARQUET = ("train*.parquet", "test*.parquet")
 
 
 def digits(*, name: str, data_dir: str = "", **fields: Any) -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels in 17 grey levels; `data_dir` is not used.
+    """Load scikit-learn's 1,797 digits of 8x8 pixels in 17 grey levels; `data_dir` is not used.
 
-    The global test set is a fixed stratified 20 %, whatever the seed of the run. The arrays are
+    The global test set is a fixed stratified 20 %, independent of the run's seed. The arrays are
     cached although they come with the library: importing scikit-learn takes longer than a short
-    run, and in a deployment each message is handled by a new process.
+    run, and a deployment handles each message in a new process.
     """
 
     def read() -> Arrays:
@@ -88,26 +88,26 @@ def digits(*, name: str, data_dir: str = "", **fields: Any) -> Dataset:
 
 
 def mnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
-    """MNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there."""
+    """Load MNIST from `<data_dir>/<folder>/raw`, where torchvision keeps the unzipped files."""
     from torchvision.datasets import MNIST
 
     return _idx(name, data_dir, folder, "mnist", MNIST.classes, **fields)
 
 
 def fashion_mnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
-    """Fashion-MNIST from `<data_dir>/<folder>/raw`, in the same layout as MNIST."""
+    """Load Fashion-MNIST from `<data_dir>/<folder>/raw`, in the same layout as MNIST."""
     from torchvision.datasets import FashionMNIST
 
     return _idx(name, data_dir, folder, "fashion_mnist", FashionMNIST.classes, **fields)
 
 
 def emnist(*, name: str, data_dir: str, folder: str, split: str, **fields: Any) -> Dataset:
-    """EMNIST from `<data_dir>/<folder>/raw`, the unzipped files that torchvision keeps there.
+    """Load EMNIST from `<data_dir>/<folder>/raw`, where torchvision keeps the unzipped files.
 
     The images are turned upright.
 
     Args:
-        split: which of the publisher's six: byclass (62 classes), bymerge (47), balanced (47),
+        split: one of the publisher's six splits: byclass (62 classes), bymerge (47), balanced (47),
             letters (26), digits or mnist.
     """
     from torchvision.datasets import EMNIST
@@ -132,7 +132,7 @@ def _idx(
     transpose: bool = False,
     **fields: Any,
 ) -> Dataset:
-    """The dataset of torchvision's files of images and labels.
+    """Load a dataset from idx files of images and labels.
 
     `first` is the lowest label. `transpose` is for files that store each image column by column.
     """
@@ -152,8 +152,8 @@ def _idx(
             y = labels_from_zero(labels, numbers, len(classes), first)
             if len(x) != len(y):
                 raise DataError(
-                    f"{images} contains {check.counted(len(x), 'image')}, but the file of their"
-                    f" labels contains {len(y)}; the numbers must be equal"
+                    f"{images} contains {check.counted(len(x), 'image')}, but {labels} contains"
+                    f" {check.counted(len(y), 'label')}; the numbers must be equal"
                 )
             arrays |= {f"{prefix}x": (x.mT if transpose else x).numpy(), f"{prefix}y": y}
         return arrays
@@ -165,7 +165,7 @@ def _idx(
 def _read_idx(path: Path, reader: Callable[[str], Tensor]) -> Tensor:
     try:
         return reader(str(path))
-    # what torchvision raises for headers and sizes that are none
+    # torchvision raises these for invalid headers and sizes
     except (OSError, ValueError, TypeError, RuntimeError, KeyError, AssertionError) as error:
         raise DataError(
             f"{path} is damaged, truncated, or not an idx file of bytes: {error!r}"
@@ -176,7 +176,7 @@ def _read_idx(path: Path, reader: Callable[[str], Tensor]) -> Tensor:
 
 
 def cifar10(*, name: str, data_dir: str, folder: str | None, **fields: Any) -> Dataset:
-    """CIFAR-10 from torchvision's batches, or else from `{train,test}/<class>/*.png`.
+    """Load CIFAR-10 from torchvision's batches, or else from `{train,test}/<class>/*.png`.
 
     Args:
         folder: the folder under `data_dir`, in either layout; None: `cifar-10-batches-py`
@@ -188,15 +188,15 @@ def cifar10(*, name: str, data_dir: str, folder: str | None, **fields: Any) -> D
 
 
 def cifar100(*, name: str, data_dir: str, folder: str | None, **fields: Any) -> Dataset:
-    """CIFAR-100 with its 100 fine labels.
+    """Load CIFAR-100 with its 100 fine labels.
 
-    It is read from torchvision's batches, or else from Parquet files as on Hugging Face
-    (`train*.parquet` and `test*.parquet` with the columns `img` and `fine_label`), or else from
+    The loader takes the first layout that it finds: torchvision's batches; Parquet files as on
+    Hugging Face (`train*.parquet` and `test*.parquet` with the columns `img` and `fine_label`); or
     `{train,test}/<class>/*.png`.
 
     Args:
         folder: the folder under `data_dir`, in any of these layouts; None: `cifar-100-python`
-            (batches) or `cifar100` (the others).
+            (batches) or `cifar100` (the other layouts).
     """
     from torchvision.datasets import CIFAR100
 
@@ -212,7 +212,7 @@ def _cifar(
     others: Sequence[Sequence[str]],
     **fields: Any,
 ) -> Dataset:
-    """The dataset of torchvision's batches, whose class is `kind`, or in the other layouts."""
+    """Load a dataset from the batches of torchvision's class `kind`, or from another layout."""
     batches = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
     layouts: list[Layout] = [(folder or kind.base_folder, [file for file, _ in batches])]
     layouts += [(folder or dataset, other) for other in others]
@@ -231,7 +231,7 @@ def _cifar(
 
 
 def _read_batches(place: Path, kind: Any, batches: Sequence[tuple[str, str]]) -> Arrays:
-    """CIFAR's batches, which are pickles: only files with the published checksums are opened."""
+    """Read CIFAR's batches. They are pickles, so their checksums must be the published ones."""
     from torchvision.datasets.utils import check_integrity
 
     class Batches(kind):  # type: ignore[misc]
@@ -251,7 +251,7 @@ def _read_batches(place: Path, kind: Any, batches: Sequence[tuple[str, str]]) ->
 
 
 def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
-    """CIFAR-100's training and test set, each of one table or more, as Hugging Face writes them."""
+    """Read CIFAR-100 from Parquet files of Hugging Face, at least one per split."""
     from pyarrow import parquet
 
     frames = {path: read_frame(path) for path in (*train, *test)}
@@ -261,7 +261,7 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
         cells = frame["img"].tolist()
         wrong = [row for row, cell in enumerate(cells) if not isinstance(cell, dict)]
         if wrong:
-            raise DataError(f"{path}, row {wrong[0]}: {cells[wrong[0]]!r:.60} is no image")
+            raise DataError(f"{path}, row {wrong[0]}: {cells[wrong[0]]!r:.60} is not an image")
         images += [
             (f"{path}, row {row}", BytesIO(cell.get("bytes") or b""))
             for row, cell in enumerate(cells)
@@ -273,8 +273,8 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
             for path, frame in frames.items()
         ]
     )
-    about = json.loads((parquet.read_schema(train[0]).metadata or {}).get(b"huggingface", b"{}"))
-    names = about.get("info", {}).get("features", {}).get("fine_label", {}).get("names")
+    metadata = json.loads((parquet.read_schema(train[0]).metadata or {}).get(b"huggingface", b"{}"))
+    names = metadata.get("info", {}).get("features", {}).get("fine_label", {}).get("names")
     n = sum(len(frames[path]) for path in train)
     arrays = {"x": x[:n], "y": y[:n], "test_x": x[n:], "test_y": y[n:]}
     return {**arrays, "classes": np.array(names or [str(c) for c in range(100)])}
@@ -284,7 +284,7 @@ def _read_cifar100(train: Sequence[Path], test: Sequence[Path]) -> Arrays:
 
 
 def cinic10(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
-    """CINIC-10 from `<data_dir>/<folder>/{train,test}/<class>/*.png`.
+    """Load CINIC-10 from `<data_dir>/<folder>/{train,test}/<class>/*.png`.
 
     Its third part, `valid`, is not used.
     """
@@ -293,10 +293,10 @@ def cinic10(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
 
 
 def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
-    """Tiny ImageNet from `<data_dir>/<folder>`, in its publisher's layout.
+    """Load Tiny ImageNet from `<data_dir>/<folder>`, in its publisher's layout.
 
-    The labels of its test set are not public, so the validation set, `val/images` with
-    `val_annotations.txt`, is the global test set.
+    The labels of its test set are not public. The global test set is therefore the validation set,
+    `val/images` with `val_annotations.txt`.
     """
     contents = ("train/", "val/images/", "val/val_annotations.txt")
     place = find_folder(data_dir, [(folder, contents)], download_hint("tiny_imagenet", data_dir))
@@ -310,7 +310,9 @@ def tiny_imagenet(*, name: str, data_dir: str, folder: str, **fields: Any) -> Da
         raise DataError(f"{annotations} is empty; expected a line for each image")
     rows = [[*line.split("\t"), ""][:2] for line in lines]
     known = [label in train.classes for _, label in rows]
-    expected = f"a file, a tab, and one of the {len(train.classes)} folders of the training images"
+    expected = (
+        f"a file name, a tab, and one of the {len(train.classes)} folders of the training images"
+    )
     check_rows(str(annotations), known, lambda row: f"{lines[row]!r}; expected {expected}")
     paths = [place / "val" / "images" / file for file, _ in rows]
     test = Listing(paths, [train.classes.index(label) for _, label in rows], train.classes)
@@ -326,13 +328,13 @@ def chest_xray(
     size: int,
     **fields: Any,
 ) -> Dataset:
-    """Chest X-rays from several sources, converted to grey.
+    """Load chest X-rays from several sources, converted to grey.
 
-    They are `<data_dir>/<folder>/<source>/{train,test}/<class>/*`; the source is each image's
-    owner. Without source folders, `<data_dir>/<folder>/{train,test}` is the only source.
+    The files are `<data_dir>/<folder>/<source>/{train,test}/<class>/*`. An image's owner is its
+    source. Without source folders, `<data_dir>/<folder>/{train,test}` is the only source.
 
     Args:
-        sources: the source folders to use, in this order; None: all that contain images.
+        sources: the source folders to use, in this order; None: all folders with a folder "train".
         size: every image is resized to (size, size).
     """
     check.integer("dataset.size", size, low=1)
@@ -367,13 +369,14 @@ def image_folder(
     colours: str = "any",
     **fields: Any,
 ) -> Dataset:
-    """The user's own images, `<data_dir>/<folder>/{train,test}/<class>/*`.
+    """Load the user's own images, `<data_dir>/<folder>/{train,test}/<class>/*`.
 
-    They are files of the kinds in `SUFFIXES`. Classes are in alphabetical order.
+    Files have the endings in `SUFFIXES`. Classes are in alphabetical order.
 
     Args:
-        size: resizes each image to (size, size); None: all must have the same size.
-        colours: "grey" or "rgb" converts all images; "any": all must be grey or all in colour.
+        size: resizes each image to (size, size); None: all images must have the same size.
+        colours: "grey" or "rgb" converts all images; "any": all images must be grey, or all in
+            colour.
     """
     check.optional(check.integer, "dataset.size", size, low=1)
     mode = COLOURS[check.one_of("dataset.colours", colours, COLOURS)]
@@ -388,7 +391,7 @@ def image_folder(
 def _train_and_test(
     name: str, place: Path, size: int | None = None, mode: str | None = None, **fields: Any
 ) -> Dataset:
-    """The dataset of `<place>/{train,test}/<class>/`; see `_of_listings`."""
+    """Load the dataset in `<place>/{train,test}/<class>/`; see `_of_listings`."""
     train = list_images(place / "train")
     test = list_images(place / "test", train.classes)
     return _of_listings(name, [place], [train], [test], size, mode, **fields)
@@ -404,10 +407,10 @@ def _of_listings(
     owners: Sequence[str] | None = None,
     **fields: Any,
 ) -> Dataset:
-    """The dataset of the listed images.
+    """Load the dataset of the listed images.
 
-    `places` are the folders that contain them, of which nothing else is read. `size` and `mode` are
-    those of `read_images`; `owners` are the owner of each of the listings.
+    `places` are the folders that contain the images; the log names their other files. See
+    `read_images` for `size` and `mode`. `owners` has the owner of each listing in `train`.
     """
     paths = [path for listing in (*train, *test) for path in listing.paths]
     for place in places:
@@ -430,12 +433,12 @@ def _of_listings(
     return assemble(name, key, read, **fields)
 
 
-# ---- image files, and how they become arrays
+# ---- from image files to arrays
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files and their labels, which are positions in `classes`."""
+    """Image files and their labels; a label is a position in `classes`."""
 
     paths: list[Path]
     labels: list[int]
@@ -443,21 +446,21 @@ class Listing:
 
 
 def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
-    """The images in `<folder>/<class>` and below; classes and images are in alphabetical order.
+    """List the images in `<folder>/<class>` and its subfolders, in alphabetical order.
 
     Args:
         folder: the folder of the class folders.
-        classes: the classes that are allowed; None: those that have a folder.
+        classes: the allowed classes; None: the names of the folders in `folder`.
 
     Raises:
-        DataError: there are other class folders, or none with images.
+        DataError: there is a folder of another class, or there are no images.
     """
     present = sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith("."))
     names = tuple(present if classes is None else classes)
     if unknown := sorted({*present} - {*names}):
         raise DataError(
             f"{folder} has the class folders {unknown}, which the training images do not have;"
-            f" their classes are {list(names)}"
+            f" the classes of the training images are {list(names)}"
         )
     found: list[Path] = []
     labels: list[int] = []
@@ -476,12 +479,12 @@ def list_images(folder: Path, classes: Sequence[str] | None = None) -> Listing:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is an image that is read, by its name."""
+    """Whether fedhet reads a file with this ending as an image."""
     return path.suffix.lower() in SUFFIXES
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """The files in a folder and below, in alphabetical order of their folders, without hidden ones.
+    """List the files in a folder and its subfolders in alphabetical order, without hidden files.
 
     Raises:
         DataError: a folder cannot be read.
@@ -499,7 +502,7 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def log_unread(folder: Path, images: Iterable[Path], level: int = logging.INFO) -> None:
-    """Say which visible files of a folder are not among the images that are read."""
+    """Log the visible files of a folder that are not among the images that are read."""
     read = {*images}
     rest = [str(path.relative_to(folder)) for path in visible_files(folder) if path not in read]
     if rest:
@@ -510,16 +513,16 @@ def log_unread(folder: Path, images: Iterable[Path], level: int = logging.INFO) 
 def read_images(
     images: Sequence[tuple[str, Path | BytesIO]], size: int | None = None, mode: str | None = None
 ) -> np.ndarray:
-    """Decode images into uint8 (n, C, H, W), where C is 1 for grey images and 3 for colour.
+    """Decode images into uint8 (n, C, H, W); C is 1 for grey images and 3 for colour.
 
     Args:
-        images: for each image its name in messages, and the file.
+        images: pairs (name of the image in messages, file).
         size: resizes each image to (size, size); None: images keep their size.
-        mode: "L" converts all images to grey, "RGB" to colour; None: images keep theirs.
+        mode: "L" converts all images to grey, "RGB" to colour; None: images keep their mode.
 
     Raises:
-        DataError: a file is damaged, of an unknown kind, or of another shape than the first; the
-            message names the file.
+        DataError: a file is damaged, has an unknown format, or has another shape than the first
+            image; the message names the file.
     """
     from PIL import Image
 
@@ -545,21 +548,21 @@ def read_images(
 
 
 def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
-    """The image as viewers show it, in PIL's `mode`; None: in 8-bit grey or colour, as it is."""
+    """Open an image, rotated as viewers show it, in PIL's `mode`; None: 8-bit grey or colour."""
     from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
             if image.mode not in _MODES:
                 raise ValueError(
-                    f"it is of PIL's mode {image.mode!r}; allowed are grey and colour of 8 or 16"
+                    f"it has PIL's mode {image.mode!r}; allowed are grey and colour of 8 or 16"
                     f" bits: {', '.join(_MODES)}"
                 )
-            # PIL's name of the numbers in the file, which it forgets when it reads them.
+            # PIL's name for the numbers in the file; after reading, PIL no longer has it.
             stored = str(image.tile[0].args) if image.tile else ""
             turned = ImageOps.exif_transpose(image)
             return _opaque(turned, stored).convert(mode or _MODES[image.mode])
-    # PIL raises SyntaxError for a broken PNG chunk, and others for broken headers and EXIF tags
+    # PIL raises SyntaxError for a broken PNG chunk, and the others for broken headers and EXIF tags
     except (
         OSError,
         SyntaxError,
@@ -572,13 +575,13 @@ def _open(name: str, file: Path | BytesIO, mode: str | None) -> Image.Image:
 
 
 def _opaque(image: Image.Image, stored: str) -> Image.Image:
-    """The image with 8 bits per channel, and on white where it is transparent."""
+    """Return the image with 8 bits per channel, and white in place of transparent pixels."""
     from PIL import Image
 
     clear = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         numbers = np.asarray(image)
-        # The high byte, as PIL reads 16-bit colours.
+        # Keep the high byte, as PIL does for 16-bit colours.
         pixels = (numbers >> (4 if "I;12" in stored else 8)).astype(np.uint8)
         pixels[numbers == clear] = 255
         return Image.fromarray(pixels)
@@ -586,15 +589,15 @@ def _opaque(image: Image.Image, stored: str) -> Image.Image:
         return image
     if clear is not None and "RGB;16" in stored:
         raise ValueError(
-            "it has colours of 16 bits, of which one is transparent, and PIL reads 8 bits; convert"
-            " it to 8 bits"
+            "it has colours of 16 bits, and one of them is transparent, but PIL reads only 8 bits;"
+            " convert it to 8 bits"
         )
-    if stored in ("L;2", "L;4"):  # PIL stretches the greys to 0..255, but not this one
+    if stored in ("L;2", "L;4"):  # PIL scales greys to 0..255, but not this one
         image.info["transparency"] *= {"L;2": 85, "L;4": 17}[stored]
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA"))
 
 
 def decoder() -> dict[str, Any]:
-    """The decoder's part of the cache keys: another version may decode a file differently."""
+    """Return the decoder's part of cache keys: another version may decode a file differently."""
     return {"pillow": version("pillow"), "decoder": _DECODER}

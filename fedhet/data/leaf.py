@@ -16,19 +16,19 @@ from fedhet.data.files import find_folder, log
 from fedhet.data.forms import read_object
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # FEMNIST's classes
-ALPHABET = (  # LEAF's, for Shakespeare
+ALPHABET = (  # LEAF's alphabet for Shakespeare
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
 _FORM = {"users": [str], "num_samples": [int], "user_data": {str: {"x": list, "y": list}}}
 WINDOW = 80
 SIDE = 28
 
-# (source for messages, x, y) of a user's JSON -> the arrays x and y
+# (name for messages, x, y) of a user's JSON -> the arrays x and y
 Encoder = Callable[[str, list[Any], list[Any]], tuple[np.ndarray, np.ndarray]]
 
 
 def femnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
-    """FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white.
+    """Load FEMNIST: handwritten characters (1, 28, 28) in 62 classes, dark on white.
 
     The owner of a sample is its writer.
     """
@@ -36,7 +36,7 @@ def femnist(*, name: str, data_dir: str, folder: str, **fields: Any) -> Dataset:
 
 
 def shakespeare(*, name: str, data_dir: str, folder: str) -> Dataset:
-    """Shakespeare: windows (80,) of token numbers; the label is the next character.
+    """Load Shakespeare: windows (80,) of token numbers; the label is the next character.
 
     Tokens and classes are the positions of the characters in LEAF's alphabet of 80. The owner of a
     sample is its speaker.
@@ -79,13 +79,13 @@ def _load(
 
 
 def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, y and users of all samples, in the order of the files."""
+    """Return x, y and users of all samples, in the order of the files."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for path in files:
         content = read_object(path, _FORM, _FORM, given=True)
         if len(content["users"]) != len(content["num_samples"]):
             raise DataError(
-                f"{path} is damaged: it has not one of num_samples for each of its users"
+                f"{path} is damaged: num_samples must have one number for each of its users"
             )
         for user, size in zip(content["users"], content["num_samples"], strict=True):
             source = f"{path}, user {user!r}"
@@ -97,8 +97,8 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
                 )
             if user in found:
                 raise DataError(
-                    f"{path}: the user {user!r} occurs twice, in this file or in another one of"
-                    " the folder; expected once"
+                    f"{path}: the user {user!r} occurs twice, here or in another file of the"
+                    " folder; expected once"
                 )
             found[user] = encode(source, x, y)
     if not found:
@@ -109,7 +109,7 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
 
 
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels k / 255 as uint8 k; LEAF's files round them to four decimals or more."""
+    """Convert pixels k / 255 into uint8 k; LEAF's files round pixels to four or more decimals."""
     whole = [isinstance(pixels, list) and len(pixels) == SIDE**2 for pixels in x]
     check_rows(source, whole, lambda row: f"expected {SIDE**2} pixels, not {x[row]!r:.60}")
     try:
@@ -119,11 +119,11 @@ def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     pixels = levels.round()
     wrong = ~((np.abs(levels - pixels) < 0.02) & (pixels >= 0) & (pixels <= 255))
 
-    def told(row: int) -> str:
+    def describe(row: int) -> str:
         pixel = int(wrong[row].argmax())
         return f"pixel {pixel} is {x[row][pixel]}; expected one of 0, 1/255, ... 1"
 
-    check_rows(source, ~wrong.any(1), told)
+    check_rows(source, ~wrong.any(1), describe)
     last = len(CHARACTERS) - 1
     expected = f"expected a whole number from 0 to {last}"
     good = [type(label) is int and 0 <= label <= last for label in y]
@@ -132,7 +132,7 @@ def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
 
 
 def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Characters as their positions in the alphabet, int16."""
+    """Convert characters into their positions in the alphabet: x int16, y int64."""
     good = [
         isinstance(a, str) and isinstance(b, str) and (len(a), len(b)) == (WINDOW, 1)
         for a, b in zip(x, y, strict=True)
@@ -149,7 +149,7 @@ def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
 
 
 def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:
-    """(n, length) int16."""
+    """Return the positions of the characters in the alphabet, (n, length) int16."""
     positions = np.full(128, -1, np.int16)
     positions[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
     encoded = "".join(strings).encode("utf-32-le", "surrogatepass")

@@ -1,4 +1,4 @@
-"""What samples say of their columns or channels: moments, and what a client takes of its own."""
+"""Moments of columns or channels, and the statistics of a client's own training part."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedhet.core.task import Samples
 from fedhet.data.array_cache import Arrays
 from fedhet.data.dataset import MEDIAN, OWN, Dataset
 
-_ROWS = 1024  # of moments at a time: a copy in float64
-_ROUNDING = 1e-12  # relative, of a mean in float64 over any number of rows
+_ROWS = 1024  # rows that are copied to float64 at a time
+_ROUNDING = 1e-12  # relative rounding error of a float64 mean
 
 
-# ---- mean and standard deviation of samples that come in parts
+# ---- mean and standard deviation of several parts of samples
 @dataclass(frozen=True)
 class Moments:
-    """What is known of a set of values per column or channel, in float64.
+    """Moments of a set of values per column or channel, in float64.
 
     Args:
-        count: the number of values in each column, one for all or (C,).
+        count: the number of values in each column; a single number or (C,).
         mean: (C,).
         squares: (C,), the sum of the squared deviations from `mean`.
     """
@@ -37,7 +37,7 @@ class Moments:
     squares: np.ndarray = field(default_factory=lambda: np.zeros(()))
 
     def joined(self, other: Moments) -> Moments:
-        """Those of both sets together (Chan et al. 1979)."""
+        """Return the moments of both sets together (Chan et al. 1979)."""
         count = self.count + other.count
         if not np.any(count):
             return self
@@ -49,36 +49,35 @@ class Moments:
 
     @property
     def arrays(self) -> Arrays:
-        """`mean` (C,) and `std` (C,), those of a column without values 0 and 1.
+        """`mean` (C,) and `std` (C,); 0 and 1 for a column without values.
 
-        The std of a constant, which is 0 up to rounding, becomes 1.
+        If a column is constant (its std is 0 up to rounding), the std becomes 1.
 
         Raises:
             DataError: there are no samples.
         """
         if not np.any(self.count):
-            raise DataError(
-                "no client has a training sample on which mean and std could be measured"
-            )
+            raise DataError("no client has a training sample to measure mean and std on")
         std = np.sqrt(self.squares / np.maximum(self.count, 1))
         constant = std <= _ROUNDING * np.abs(self.mean)
         return {"mean": self.mean, "std": np.where(constant, 1.0, std)}
 
 
 def joined(sets: Iterable[Moments]) -> Moments:
-    """The moments of several sets together, joined in this order."""
+    """Return the moments of several sets together, joined in this order."""
     return reduce(Moments.joined, sets, Moments())
 
 
 def moments(parts: Iterable[np.ndarray]) -> Moments:
-    """The moments per column or channel of all parts together.
+    """Return the moments per column or channel of all parts together.
 
-    Each part contributes its number of values, its mean and its sum of squared deviations: nothing
-    is computed on the samples of two parts together.
+    Each part contributes only its number of values, mean and sum of squared deviations, as sites
+    do. No computation uses samples of two parts.
 
     Args:
-        parts: the samples (n, C, ...) of each part; uint8 stands for pixels k/255. A part may be
-            empty. A column in which a part has NaN is without values there.
+        parts: the samples (n, C, ...) of each part. uint8 k means the pixel k/255. A part may be
+            empty. If a chunk of up to _ROWS rows has NaN in a column, the whole chunk counts as
+            having no values in this column.
     """
     return joined(chunk for part in parts for chunk in _chunks(part))
 
@@ -95,17 +94,17 @@ def _chunks(part: np.ndarray) -> Iterator[Moments]:
         yield Moments(count, np.where(known, centre, 0.0), np.where(known, spread, 0.0))
 
 
-# ---- what a client takes of its own training part
+# ---- statistics of a client's own training part
 @dataclass(frozen=True)
 class Own:
-    """Statistics of one client's training part, by which all parts of its table are made ready.
+    """Statistics of one client's training part, which prepare all parts of its table.
 
     Attributes:
-        median: (F,) what missing cells (NaN) become, with `dataset.missing=median`; or None. For a
-            column without any value in the training part it is the mean by which the column is
-            normalised, so that the model sees 0; NaN while that is still to be measured.
-        mean, std: (F,) of the training part without missing cells, with `dataset.mean=own`; or
-            None.
+        median: (F,), replaces missing values (NaN) with `dataset.missing=median`; else None. If the
+            training part has no value in a column, this is the mean that normalises the column, so
+            the model sees 0; it is NaN as long as this mean is not measured.
+        mean, std: (F,), of the training part after missing values are filled, with
+            `dataset.mean=own`; else None.
     """
 
     median: Tensor | None = None
@@ -114,7 +113,7 @@ class Own:
 
     @classmethod
     def of(cls, dataset: Dataset, train: Tensor) -> Own:
-        """Those of a training part (n, F), n > 0, of which `dataset` says what is wanted."""
+        """Compute the statistics of a training part (n, F), n > 0, that `dataset` requires."""
         median = None
         if dataset.missing == MEDIAN:
             columns = [column[~np.isnan(column)] for column in train.numpy().T]
@@ -128,38 +127,38 @@ class Own:
 
     @classmethod
     def unknown(cls, dataset: Dataset) -> Own:
-        """Those for samples of nobody: missing cells become the mean.
+        """Return the statistics for samples without an owner: missing values become the mean.
 
         Raises:
             ConfigError: each client normalises by its own mean.
         """
         if dataset.mean == OWN:
             raise ConfigError(
-                f"dataset.mean=own: the global test set of {dataset.name} has samples of which no"
-                " client is the owner, so that there is no mean to normalise them by; use"
-                " partition=natural with all owners, or partition.pool_test=true, or dataset.mean"
-                " and dataset.std as auto or numbers, or, of dataset=local, no dataset.test"
+                f"dataset.mean=own: the global test set of {dataset.name} has samples that"
+                " belong to no client, so no mean normalises them; use partition=natural"
+                " with all owners, or partition.pool_test=true, or set dataset.mean and"
+                " dataset.std to auto or numbers, or, with dataset=local, leave out dataset.test"
             )
         return cls(torch.tensor(dataset.mean, dtype=torch.float64))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(n, F), with missing cells filled and normalised, as far as that is wanted."""
+        """Fill the missing values of x (n, F), and normalise it, each if it is required."""
         if self.median is not None:
             x = torch.where(x.isnan(), self.median, x)
         return x if self.mean is None or self.std is None else (x - self.mean) / self.std
 
     def samples(self, samples: Samples) -> Samples:
-        """The samples, made ready."""
+        """Return the samples with prepared inputs."""
         return Samples(self(samples.x), samples.y)
 
     @property
     def record(self) -> dict[str, list[float]]:
-        """The numbers, for partition.json."""
+        """The statistics as lists, for partition.json."""
         return {key: value.tolist() for key, value in vars(self).items() if value is not None}
 
 
 def _completed(median: Tensor | None, mean: Any) -> Tensor | None:
-    """The medians with the mean for a column without one, where the mean is known."""
+    """Replace NaN among the medians by the mean of the column, if the means are known."""
     if median is None or isinstance(mean, str):
         return median
     return torch.where(median.isnan(), torch.as_tensor(mean, dtype=torch.float64), median)

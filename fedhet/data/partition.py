@@ -1,4 +1,4 @@
-"""Partitions, and the schemes that make one: drawn as flwr-datasets 0.6.1 does, or saved before."""
+"""Partitions and partition schemes: drawn as flwr-datasets 0.6.1 draws them, natural, or saved."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedhet.data.files import cache_root, log, permitted
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_json
 
-# What the draws of a scheme may cost before it gives up: a few seconds of one core.
+# Limits on the draws of a scheme before it gives up, which takes a few seconds of one core.
 _MOST_DRAWS = 50_000
-_MOST_SHARES = 50_000_000  # of a client in a class
-_MOST_CHOICES = 200_000  # of a class for a client
-# Of a saved partition: its name, and what its file needs to have.
+_MOST_SHARES = 50_000_000  # clients x classes x draws
+_MOST_CHOICES = 200_000  # random choices of a class for a client
+# The form of a saved partition's name, and the entries that its file must have.
 _NAME = re.compile(r"\w[\w.+-]*")
 _REQUIRED = {
     "name": str,
@@ -46,14 +46,13 @@ class Partition:
         name: the name of the scheme.
         indices: per client, the ascending int64 indices of its samples; no two clients share a
             sample.
-        owners: per client, the name of the natural owner whose samples it has; empty where clients
-            are not natural owners.
-        pool_test: whether the samples are those of the training set, followed by those of the test
-            set.
+        owners: per client, the name of the natural owner that the client stands for; empty if
+            clients are not natural owners.
+        pool_test: whether indices count through the training set and then the test set.
 
     Attributes:
         hash: 16 hex digits of the sha256 over each client's number of samples and indices, as
-            little-endian int64, and over b"pool_test" where that is true.
+            little-endian int64, followed by b"pool_test" if `pool_test` is true.
     """
 
     name: str
@@ -72,20 +71,20 @@ class Partition:
 
 
 def _plain(labels: np.ndarray) -> np.ndarray:
-    """Labels as bytes are computed from: (n,) int64, or (n, K) float32 that are not classes."""
+    """Return labels in a fixed dtype: (n,) int64 classes, or (n, K) float32 for other targets."""
     return np.ascontiguousarray(labels, dtype="<f4" if labels.dtype.kind == "f" else "<i8")
 
 
 def labels_digest(labels: np.ndarray) -> str:
-    """16 hex digits that identify the labels for which a partition was made."""
+    """Return 16 hex digits that identify the labels for which a partition was made."""
     return hashlib.sha256(_plain(labels).tobytes()).hexdigest()[:16]
 
 
 def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """`partition.split` as (train, validation, test).
+    """Return `partition.split` as (train, validation, test).
 
     Raises:
-        ConfigError: they are not three numbers >= 0 with sum 1, or train is 0.
+        ConfigError: the fractions are not three numbers >= 0 with sum 1, or train is 0.
     """
     if isinstance(fractions, Sequence) and not isinstance(fractions, str) and len(fractions) == 3:
         train, val, test = fractions
@@ -100,18 +99,18 @@ def check_split(fractions: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme(Checked, ABC):
-    """A way to assign samples to clients; its fields are the settings `partition.<field>`.
+    """A way to assign samples to clients. Its fields are the settings `partition.<field>`.
 
     Args:
         name: the scheme's name in the run's record.
         split: each client's [train, validation, test] fractions (fedhet.data.federation.split).
-        noise: the variance of the last client's noise (fedhet.data.federation.FederatedData).
-        pool_test: whether the clients share the test set too; the labels and owners that `assign`
-            receives are then those of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
+        noise: the variance of the noise of the last client (fedhet.data.federation.FederatedData).
+        pool_test: whether the test set is divided among the clients, too. `assign` then receives
+            the labels and owners of the pooled dataset (fedhet.data.dataset.Dataset.pooled).
     """
 
     GROUP: ClassVar[str] = "partition"
-    by_class: ClassVar[bool] = False  # whether it needs samples that have one class each
+    by_class: ClassVar[bool] = False  # whether the scheme requires one class per sample
 
     name: str
     split: Sequence[float]
@@ -132,14 +131,14 @@ class Scheme(Checked, ABC):
         """Assign samples to clients.
 
         Args:
-            labels: the labels of all samples: (n,) int64, or (n, K) floating, which are not
-                classes.
+            labels: the labels of all samples: (n,) int64 classes, or (n, K) floating-point targets.
             seed: the seed of the run.
-            owners: (n,), the numbers of the samples' natural owners, where the data name them.
+            owners: (n,), the numbers of the samples' natural owners; None if the data do not name
+                them.
             owner_names: the names of the owners.
 
         Raises:
-            ConfigError: the settings are impossible for these data; the message has the numbers.
+            ConfigError: the settings are impossible for these data; the message names the numbers.
         """
         return self.drawn(labels, seed)
 
@@ -166,8 +165,8 @@ class DrawnScheme(Scheme):
         n = len(labels)
         if (needed := self.clients * max(self.min_size, 1)) > n:
             raise ConfigError(
-                f"partition.clients={self.clients} with partition.min_size={self.min_size}: more"
-                f" clients than samples allow; they would need {needed} samples, and there are {n}"
+                f"partition.clients={self.clients} with partition.min_size={self.min_size}:"
+                f" too many clients; they need {needed} samples, and the data have {n}"
             )
         indices = [np.sort(part) for part in self.draw(labels, seed)]
         holders = np.bincount(np.concatenate(indices), minlength=n)
@@ -185,37 +184,37 @@ class DrawnScheme(Scheme):
 
     @abstractmethod
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """The indices of each client's samples, in any order.
+        """Return the indices of each client's samples, in any order.
 
         Args:
             labels: (n,) int64, the labels of all samples.
-            seed: the seed of the run, from which alone the draw may come.
+            seed: the seed of the run, the only source of randomness.
         """
 
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
-    """The order (n,) in which samples are partitioned: files are often sorted by class."""
+    """Return a random order (n,) of the samples, because files are often sorted by class."""
     return generator(seed, "partition", "order").permutation(len(labels))
 
 
 def _by_class(labels: np.ndarray, seed: int) -> np.ndarray:
-    """The samples (n,) sorted by label, and those of a class in `random_order`."""
+    """Return the samples (n,) sorted by label; samples of one class are in `random_order`."""
     order = random_order(labels, seed)
     return order[np.argsort(labels[order], kind="stable")]
 
 
 def _divided(labels: np.ndarray, seed: int, held: np.ndarray) -> list[np.ndarray]:
-    """Each client's samples, where `held` (clients, classes) says how many it has of each class."""
+    """Return each client's samples; `held` (clients, classes) says how many it gets per class."""
     by_class = _by_class(labels, seed)
     left = np.unique(labels, return_counts=True)[1] - held.sum(0)
-    sizes = np.vstack([held, left])  # the last row is nobody's
+    sizes = np.vstack([held, left])  # the last row: samples that no client gets
     holders = np.repeat(np.tile(np.arange(len(sizes)), held.shape[1]), sizes.T.ravel())
     by_client = by_class[np.argsort(holders, kind="stable")]
     return np.split(by_client, np.cumsum(held.sum(1)))[:-1]
 
 
 def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """(clients, classes): each class divided equally among the clients that have it."""
+    """Return (clients, classes): each class is divided equally among the clients that have it."""
     share, rest = np.divmod(class_sizes, np.maximum(has.sum(0), 1))
     rank = np.cumsum(has, axis=0) - 1  # among the holders of the class
     return np.where(has, share + (rank < rest), 0)
@@ -223,7 +222,7 @@ def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Iid(DrawnScheme):
-    """Equal random parts with sizes that differ by one at most, as IidPartitioner cuts them."""
+    """Random parts of equal size (up to one sample), as IidPartitioner makes them."""
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         return np.array_split(random_order(labels, seed), self.clients)
@@ -231,12 +230,13 @@ class Iid(DrawnScheme):
 
 @dataclass(frozen=True, kw_only=True)
 class Listed(DrawnScheme):
-    """Client p has the classes of the list number p mod m, where there are m lists.
+    """Client p has the classes of list number p mod m, for m lists.
 
-    Each class is divided at random, and equally, among the clients that have it.
+    Each class is divided randomly and equally among the clients that have it.
 
     Args:
-        classes: lists of the classes' numbers; together they have all classes of the data.
+        classes: lists of class numbers. The lists of all clients together must name every class of
+            the data.
     """
 
     by_class: ClassVar[bool] = True
@@ -248,7 +248,7 @@ class Listed(DrawnScheme):
         if not lists or not all(one and len({*one}) == len(one) for one in lists):
             raise ConfigError(
                 f"partition.classes={[list(one) for one in lists]}: must be lists of different"
-                " classes, at least one in each, such as [[0,1],[2,3]]"
+                " classes, with at least one class in each, such as [[0,1],[2,3]]"
             )
         object.__setattr__(self, "classes", lists)
 
@@ -257,8 +257,8 @@ class Listed(DrawnScheme):
         present, class_sizes = np.unique(labels, return_counts=True)
         if (given := {number for classes in own for number in classes}) != {*present.tolist()}:
             raise ConfigError(
-                f"partition.classes: the clients have {sorted(given)}; the classes of the data are"
-                f" {present.tolist()}"
+                f"partition.classes: the clients' lists name the classes {sorted(given)}, but the"
+                f" data have {present.tolist()}; they must be the same"
             )
         has = np.stack([np.isin(present, classes) for classes in own])
         return _divided(labels, seed, _equal_shares(has, class_sizes))
@@ -266,34 +266,34 @@ class Listed(DrawnScheme):
 
 @dataclass(frozen=True, kw_only=True)
 class RedrawnScheme(DrawnScheme):
-    """A scheme that is drawn again until every client has `min_size` samples.
+    """A scheme that draws again until every client has `min_size` samples.
 
-    The draws are those of flwr-datasets' partitioner, which would give up after a few of them, and
-    so are the samples. Only the numbers of samples are drawn, which takes microseconds.
+    It draws as flwr-datasets' partitioner does, but does not give up after a few draws. A draw
+    determines only the numbers of samples, so it takes microseconds.
     """
 
     by_class: ClassVar[bool] = True
 
     @abstractmethod
     def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-        """The next draw, which advances `rng`: (clients, classes), the numbers of samples.
+        """Return the next draw, and advance `rng`: (clients, classes), the numbers of samples.
 
-        None is a draw that the partitioner would refuse.
+        Return None if the partitioner would refuse this draw.
 
         Args:
             class_sizes: (classes,), the number of samples of each class.
-            rng: the partitioner's stream.
+            rng: the partitioner's random stream.
         """
 
     @abstractmethod
     def _draw_limit(self, classes: int) -> int:
-        """The number of draws after which the scheme gives up: some seconds' work at most."""
+        """Return the number of draws after which the scheme gives up (a few seconds at most)."""
 
     def draw(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
         class_sizes = np.unique(labels, return_counts=True)[1]
         rng = np.random.default_rng(streams.integer(seed, "partition"))
         limit = self._draw_limit(len(class_sizes))
-        smallest = -1  # while a class had more clients than samples in each draw
+        smallest = -1  # until a draw is not refused
         for draw in range(1, limit + 1):
             held = self._draw_held(class_sizes, rng)
             if held is None:
@@ -309,9 +309,9 @@ class RedrawnScheme(DrawnScheme):
                     )
                 return _divided(labels, seed, held)
         raise ConfigError(
-            f"partition.clients={self.clients}: more clients than samples allow; of {limit:,} draws"
-            f" none gives each of them partition.min_size={self.min_size} of the {len(labels)}"
-            f" samples in {counted(len(class_sizes), 'class', 'classes')}; the smallest client got"
+            f"partition.clients={self.clients}: too many clients; none of {limit:,} draws gave each"
+            f" client partition.min_size={self.min_size} of the {len(labels)} samples in"
+            f" {counted(len(class_sizes), 'class', 'classes')}; the smallest client got"
             f" {max(smallest, 0)} at best. The settings are {self}"
         )
 
@@ -323,7 +323,8 @@ class Dirichlet(RedrawnScheme):
     This is https://arxiv.org/abs/1905.12022 without balancing, as DirichletPartitioner does it.
 
     Args:
-        alpha: > 0; small: few clients hold a class, large: all hold equal shares.
+        alpha: > 0. If it is small, few clients hold a class; if it is large, all clients hold
+            nearly equal shares.
     """
 
     alpha: float = setting(open_low=0)
@@ -335,7 +336,7 @@ class Dirichlet(RedrawnScheme):
         return np.diff(ends, axis=1, prepend=0).T
 
     def _draw_limit(self, classes: int) -> int:
-        # at least flwr-datasets' eleven
+        # At least eleven draws, as flwr-datasets makes.
         return min(_MOST_DRAWS, max(_MOST_SHARES // (self.clients * classes), 11))
 
 
@@ -343,10 +344,10 @@ class Dirichlet(RedrawnScheme):
 class Pathological(RedrawnScheme):
     """Every client has samples of exactly `classes` classes.
 
-    Each class is divided equally among the clients that have it. Client p has class p mod C, so
-    that with C clients or more no class is left out; its other classes are drawn at random
-    (the "first-deterministic" of PathologicalPartitioner), and drawn again until every client has
-    min_size samples and at least one of each of its classes.
+    Each class is divided equally among the clients that have it. Client p has class p mod C. With
+    at least C clients, no class is therefore left out. The other classes of a client are drawn at
+    random (the "first-deterministic" of PathologicalPartitioner), and drawn again until every
+    client has min_size samples and at least one sample of each of its classes.
 
     Args:
         classes: the number of classes of each client.
@@ -375,7 +376,7 @@ class Pathological(RedrawnScheme):
     def _draw_limit(self, classes: int) -> int:
         if self.classes in (1, classes):
             return 1  # nothing is random
-        # the choices until a client has its other classes: those that it already has are repeated
+        # Expected number of choices of a client: a class that it already has is drawn again.
         choices = sum(classes / (classes - chosen) for chosen in range(1, self.classes))
         return max(int(_MOST_CHOICES / (self.clients * choices)), 1)
 
@@ -384,9 +385,9 @@ class Pathological(RedrawnScheme):
 class Shards(DrawnScheme):
     """The scheme of McMahan et al. 2017, with the samples of ShardPartitioner.
 
-    The samples are sorted by label and cut into clients * shards equal shards, and each client is
-    given `shards` random ones. The remainder of the cut (fewer samples than there are shards, or
-    than a few shards contain) is not assigned.
+    The samples are sorted by label and cut into equal shards. Each client gets `shards` random
+    shards. A shard has n // (clients * shards) samples. Samples that are left over are not
+    assigned.
 
     Args:
         shards: the number of shards of each client.
@@ -399,12 +400,12 @@ class Shards(DrawnScheme):
         n = len(labels)
         if (wanted := self.clients * self.shards) > n:
             raise ConfigError(
-                f"partition.shards={self.shards}: {self.clients} clients would need {wanted} shards"
-                f" of {n} samples"
+                f"partition.shards={self.shards}: {self.clients} clients need {wanted} shards, but"
+                f" there are only {n} samples"
             )
         size = n // wanted
         cut = _by_class(labels, seed)[: n // size * size].reshape(-1, size)
-        # The cut may give more shards than are wanted, and any of them may be left out.
+        # There may be more shards than the clients need; the permutation leaves out random ones.
         drawn = generator(seed, "partition").permutation(len(cut))[:wanted]
         return [*cut[drawn].reshape(self.clients, -1)]
 
@@ -414,11 +415,11 @@ class Quantity(DrawnScheme):
     """Equal label distributions, unequal sizes, with the samples of flwr-datasets.
 
     Args:
-        sizes: "dirichlet": each client has min_size samples, at least one, and the others are
-            shared out in proportions drawn from Dirichlet(alpha), the quantity skew of NIID-Bench
-            (https://arxiv.org/abs/2102.02079). "linear", "square", "exponential": client k of
-            1, 2, ... has a share proportional to k, k^2 or e^k.
-        alpha: > 0, for "dirichlet"; the smaller, the more unequal.
+        sizes: "dirichlet": each client has min_size samples, at least one. The rest is shared in
+            proportions drawn from Dirichlet(alpha), the quantity skew of NIID-Bench
+            (https://arxiv.org/abs/2102.02079). "linear", "square", "exponential": client k = 1, 2,
+            ... gets a share proportional to k, k^2 or e^k.
+        alpha: > 0, for "dirichlet"; a smaller alpha makes sizes more unequal.
     """
 
     sizes: str = setting(allowed=("dirichlet", "linear", "square", "exponential"))
@@ -432,9 +433,9 @@ class Quantity(DrawnScheme):
             share = {"linear": np.positive, "square": np.square, "exponential": np.exp}[self.sizes]
             shares = share(np.linspace(1, self.clients, self.clients))
             sizes = (shares / shares.sum() * n).astype(np.int64)
-            sizes[-1] += n - sizes.sum()  # what rounding has left over
+            sizes[-1] += n - sizes.sum()  # samples that rounding down has left over
             if sizes.min() < 1:
-                raise ConfigError(f"{self}: of {n} samples a client would get none")
+                raise ConfigError(f"{self}: a client would get none of the {n} samples")
         return np.split(random_order(labels, seed), np.cumsum(sizes)[:-1])
 
     def _drawn_sizes(self, n: int, seed: int) -> np.ndarray:
@@ -448,12 +449,12 @@ class Quantity(DrawnScheme):
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(DrawnScheme):
-    """A client is a natural owner (a writer, a speaker, a source) with all its samples.
+    """Each client is a natural owner (a writer, a speaker, a source) with all its samples.
 
     Clients are in the order of the owners' names in the dataset.
 
     Args:
-        clients: the number of owners, drawn at random; None: every owner.
+        clients: the number of owners, who are drawn at random; None: every owner.
         min_size: owners with fewer samples are left out.
     """
 
@@ -466,13 +467,13 @@ class Natural(DrawnScheme):
         owners: np.ndarray | None = None,
         owner_names: Sequence[str] = (),
     ) -> Partition:
-        """As other schemes do, with owners in the place of labels."""
+        """Assign samples to clients by their owners instead of their labels."""
         if owners is None:
             raise ConfigError(
                 "partition=natural: these data do not name the owners of their samples (with"
-                " partition.pool_test=true, also of those in the test set); femnist (writers),"
-                " shakespeare (speakers) and chest_xray (sources) do, and so do your own data with"
-                " a column of owners"
+                " partition.pool_test=true, the test set needs owners, too). Use femnist (writers),"
+                " shakespeare (speakers), chest_xray (sources), or your own data with a column of"
+                " owners (dataset.owner)"
             )
         eligible = len(self._eligible(owners))
         wanted = eligible if self.clients is None else self.clients
@@ -486,7 +487,7 @@ class Natural(DrawnScheme):
         return replace(partition, owners=names)
 
     def _eligible(self, owners: np.ndarray) -> np.ndarray:
-        """The owners with at least `min_size` samples."""
+        """Return the owners with at least `min_size` samples, at least one."""
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
     def draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -497,11 +498,11 @@ class Natural(DrawnScheme):
         return [parts[owner] for owner in np.sort(chosen)]
 
 
-# ---- saved partitions: those that a run wrote to its partition.json, and those with a name
+# ---- saved partitions: named ones, and the partition.json of a run
 
 
 def saved_path(name: str) -> Path:
-    """The file of the partition that is or will be saved as `name`.
+    """Return the file of the partition that is or will be saved as `name`.
 
     Raises:
         ConfigError: the name is not allowed.
@@ -515,14 +516,14 @@ def saved_path(name: str) -> Path:
 
 
 def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
-    """The file that `partition.name` refers to, and its content.
+    """Return the file that `partition.name` refers to, and its content.
 
     Args:
         name: a saved name, a run folder, or the path of a partition.json.
 
     Raises:
         ConfigError: there is no such partition.
-        DataError: the file is damaged, or lacks something that a partition needs.
+        DataError: the file is damaged, or lacks a required entry.
     """
     given = Path(text("partition.name", name)).expanduser()
     own = [saved_path(name)] if _NAME.fullmatch(name) else []
@@ -530,7 +531,7 @@ def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
     if path is None:
         saved = sorted(path.stem for path in (cache_root() / "partitions").glob("*.json"))
         raise ConfigError(
-            f"partition.name={name}: neither a run folder, nor a partition.json, nor a saved name;"
+            f"partition.name={name}: must be a run folder, a partition.json, or a saved name;"
             f" saved names are: {', '.join(saved) or 'none'}"
         )
     if path not in own:
@@ -539,10 +540,10 @@ def read_saved(name: str) -> tuple[Path, dict[str, Any]]:
 
 
 def save(name: str, record: dict[str, Any]) -> Path:
-    """Save the content of a partition.json as `name`; concurrent processes may do so.
+    """Save the content of a partition.json as `name`; several processes may do so at a time.
 
     Raises:
-        ConfigError: another partition has that name.
+        ConfigError: another partition is already saved under this name.
     """
     path = saved_path(name)
     existing = read_saved(name)[1] if path.exists() else record
@@ -552,8 +553,8 @@ def save(name: str, record: dict[str, Any]) -> Path:
     )
     if theirs != ours:
         raise ConfigError(
-            f"--name {name}: {path} is another partition, hash, split and noise {theirs}, not"
-            f" {ours}; choose another name or remove the file"
+            f"--name {name}: {path} is another partition; its hash, split and noise are {theirs},"
+            f" those to save are {ours}; choose another name or remove the file"
         )
     write_json(path, record, indent=None)
     return path
@@ -564,10 +565,10 @@ class Saved(Scheme):
     """A saved partition of the same data.
 
     Args:
-        name: the name given to `python -m fedhet data partition --name`, a run folder, or the path
-            of a partition.json.
+        name: a name given to `python -m fedhet data partition --name`, a run folder, or the path of
+            a partition.json.
         split, noise: None: as saved.
-        pool_test: None, or as saved: it determines which samples the indices mean.
+        pool_test: None, or the saved value, because the indices depend on it.
     """
 
     split: Sequence[float] | None  # type: ignore[assignment]
@@ -580,7 +581,7 @@ class Saved(Scheme):
         if self.pool_test not in (None, saved["pool_test"]):
             raise ConfigError(
                 f"partition.pool_test={self.pool_test}: {path} was made with {saved['pool_test']},"
-                " and a saved partition keeps the samples that it shares out"
+                " and a saved partition cannot change it"
             )
         for key in ("split", "noise", "pool_test"):
             if getattr(self, key) is None:
@@ -591,19 +592,20 @@ class Saved(Scheme):
             raise ConfigError(f"partition.name={path}: {error}") from error
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
-        """The saved partition, whatever the seed.
+        """Return the saved partition; the seed is ignored.
 
         Raises:
-            ConfigError: it was made for other data.
-            DataError: its indices are not those that were saved.
+            ConfigError: the partition was made for other data.
+            DataError: the indices are damaged.
         """
         path, record = read_saved(self.name)
         digest = labels_digest(labels)
         if (record["samples"], record["labels"]) != (len(labels), digest):
             raise ConfigError(
-                f"partition.name={self.name}: {path} is of other data,"
-                f" {counted(record['samples'], 'sample')} whose labels have the digest"
-                f" {record['labels']}; these are {len(labels)} with {digest}"
+                f"partition.name={self.name}: {path} was made for other data, with"
+                f" {counted(record['samples'], 'sample')} and the labels' digest"
+                f" {record['labels']}; these data have {len(labels)} samples and the digest"
+                f" {digest}"
             )
         try:
             indices = [np.array(each, dtype=np.int64) for each in record["indices"]]
@@ -622,7 +624,7 @@ class Saved(Scheme):
         known = chosen.min(initial=0) >= 0 and chosen.max(initial=-1) < len(labels)
         if not known or len(np.unique(chosen)) < len(chosen):
             raise DataError(
-                f"{path} is damaged: its indices name a sample twice, or one that is none of the"
-                f" {len(labels)}"
+                f"{path} is damaged: its indices repeat a sample, or are not all from 0 to"
+                f" {len(labels) - 1}"
             )
         return partition

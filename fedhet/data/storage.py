@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and that say so if they cannot be written."""
+"""Writing files: a file is written completely or not at all, and a failure raises WriteError."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fedhet.core.trees import Tree
 
 SPARE_BYTES = 2**16
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # what begins one
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")  # the start of a formula
 NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 LARGEST_HEADER = 2**20  # of a safetensors file; a ResNet-152 has 100,000 bytes
 
 
 def unwritable(path: Path, error: Exception) -> WriteError:
-    """The error to raise where `path` could not be written: file, folder and cause in one line."""
+    """Return the error for an unwritable file: it names file, folder and cause in one line."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := re.search(r"os error (\d+)", str(error))):  # from safetensors
         number = int(found[1])
@@ -38,12 +38,13 @@ def unwritable(path: Path, error: Exception) -> WriteError:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Give the block a file beside `path`, which becomes `path` once the block has written it.
+    """Yield a temporary path in the same folder, and rename it to `path` after the block.
 
     The folder is created if it is missing.
 
     Raises:
-        WriteError: the file cannot be written; nothing of it is left, and `path` is as it was.
+        WriteError: the file cannot be written; the temporary file is removed and `path` is
+            unchanged.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -60,14 +61,15 @@ def written(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_folder(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Give the block a new folder, which becomes `folder` once it is on the disk.
+    """Yield a temporary folder, and rename it to `folder` once its files are on the disk.
 
     Args:
         folder: the folder to write.
-        replaces: whether it takes the place of one that has files; else that is an error.
+        replaces: whether an existing `folder` with files is replaced; otherwise that is an error.
 
     Raises:
-        WriteError: it cannot be written; nothing of it is left, and `folder` is as it was.
+        WriteError: the folder cannot be written; the temporary folder is removed. Without
+            `replaces`, `folder` is unchanged.
     """
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
@@ -97,19 +99,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def as_csv(frame: pandas.DataFrame, rows: str) -> str:
-    """The frame as csv, in which no text is a formula to a program for spreadsheets.
+    """Return the frame as csv in which spreadsheet programs find no formula.
+
+    Texts that look like a formula get an apostrophe in front.
 
     Args:
         frame: the table.
-        rows: the column that identifies the rows, by which they can be found elsewhere: it stays
-            as it is, as numbers do.
+        rows: the column that identifies the rows. It gets no apostrophes, so that other files can
+            be searched for its texts.
     """
     import pandas
 
     safe = frame.copy()
     for place, (name, column) in enumerate(frame.items()):
         if column.dtype.kind == "O":
-            # Not Series.map, which makes floats of whole numbers beside others.
+            # Not Series.map, which turns whole numbers into floats if the column also has others.
             values = [_in_a_cell(value, identifies=name == rows) for value in column]
             safe.isetitem(place, pandas.Series(values, frame.index, dtype=object))
     header: Any = [_in_a_cell(name) for name in frame.columns]
@@ -117,7 +121,7 @@ def as_csv(frame: pandas.DataFrame, rows: str) -> str:
 
 
 def _in_a_cell(value: Any, identifies: bool = False) -> Any:
-    """The value; a text that would be taken for a formula has an apostrophe before it."""
+    """Return the value; a text that looks like a formula gets an apostrophe in front."""
     if not isinstance(value, str):
         return value
     if not identifies and FORMULA.match(value) and not NUMBER.fullmatch(value):
@@ -135,12 +139,12 @@ def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """The value as JSON with a line break at its end; NaN and infinity become null."""
+    """Return the value as JSON with a line break at the end; NaN and infinity become null."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, the scores of a diverged model, by null: JSON has neither."""
+    """Replace NaN and infinity (scores of a diverged model) by None, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -149,7 +153,7 @@ def _plain(value: Any) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -158,14 +162,14 @@ def sync(path: Path) -> None:
 
 
 def save_tensors(path: Path, tree: Tree) -> None:
-    """Write a safetensors file with the mode that every new file has here.
+    """Write a safetensors file with the mode that the umask gives new files.
 
-    safetensors itself gives its files the mode 0600, whatever the umask.
+    safetensors itself always uses the mode 0600.
 
     Raises:
         WriteError: as `written` does.
     """
-    import safetensors.torch  # torch takes a second, and a sweep's first process needs none
+    import safetensors.torch  # here, because torch takes a second and not every process needs it
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.items()}
     with written(path) as part:
@@ -184,11 +188,11 @@ def read_tensors(path: Path) -> Tree:
     import safetensors.torch
 
     try:
-        if not path.is_file():  # to read from a pipe might not end
+        if not path.is_file():  # reading from a pipe might never end
             raise ValueError("there is no such file")
         with path.open("rb") as file:
             header = int.from_bytes(file.read(8), "little")
-        if header > LARGEST_HEADER:  # its names would take more time and memory than its values
+        if header > LARGEST_HEADER:  # parsing it would take too much time and memory
             raise ValueError(f"its header has {header} bytes; at most {LARGEST_HEADER} are read")
         return safetensors.torch.load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
@@ -197,10 +201,10 @@ def read_tensors(path: Path) -> Tree:
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Let values that do not fit a model be an error of the file that they come from.
+    """Convert errors of a model that the values of a file do not fit into errors of that file.
 
     Raises:
-        DataError: the block has found that they do not fit.
+        DataError: the block raised ValueError or RuntimeError.
     """
     try:
         yield
@@ -211,10 +215,10 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line, whole or not at all.
+    """Append a line completely or not at all.
 
     Raises:
-        WriteError: the line cannot be written; the file is as it was.
+        WriteError: the line cannot be written; the file is unchanged.
     """
     size = path.stat().st_size if path.exists() else 0
     try:
@@ -227,9 +231,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 class LastingJson:
-    """A JSON file that can be replaced once more when the disk has become full.
+    """A JSON file that can be replaced once more even if the disk is full.
 
-    The room for it is taken in advance, by a file beside it.
+    A spare file in the same folder reserves the space in advance.
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,10 +241,10 @@ class LastingJson:
         self._spare = path.with_name(f".{path.name}.spare")
 
     def write(self, value: Any) -> None:
-        """Write the file and, the first time, take the room for its last version.
+        """Write the file and, the first time, reserve the space for its last version.
 
         Raises:
-            WriteError: there is no room for one of the two.
+            WriteError: the disk has no space for the file or for the reserve.
         """
         write_json(self._path, value)
         if self._spare.exists():
@@ -253,10 +257,10 @@ class LastingJson:
             raise unwritable(self._path, error) from error
 
     def write_last(self, value: Any) -> None:
-        """Write the file into the room that was taken for it, and put it on the disk.
+        """Write the file into the reserved space, and flush it to the disk.
 
         Raises:
-            WriteError: the file cannot be written; it is as it was.
+            WriteError: the file cannot be written; it is unchanged.
         """
         if not self._spare.exists():
             write_json(self._path, value)

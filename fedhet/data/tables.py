@@ -1,8 +1,8 @@
 """The user's own data: arrays in an npz file, or tables in csv or Parquet files.
 
 The loaders `fedhet.data.tables.npz` and `fedhet.data.tables.table` are Hydra targets
-(conf/dataset). Sites read their own files by the same functions. Messages count the rows of
-csv files as editors do, with the header as row 1, and those of other files from 0.
+(conf/dataset). Sites read their own files by the same functions. Messages count the rows of a csv
+file as editors do (the header is row 1), and the rows of other files from 0.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import pandas
 
 
-# The names that pandas gives to columns without one, in csv and in Parquet files.
+# The names that pandas gives to unnamed columns of csv and Parquet files.
 UNNAMED = re.compile(r"\s*|Unnamed: \d+.*|__index_level_\d+__")
-# What np.load raises for a damaged file, or for one that contains objects.
+# np.load raises these for a damaged file, and for a file that contains objects.
 _DAMAGE = (
     OSError,
     ValueError,
@@ -81,21 +81,21 @@ def table(
     read: Mapping[str, Any] | None = None,
     **statistics: Any,
 ) -> Dataset:
-    """The dataset of csv files (with a header) or Parquet files.
+    """Load a dataset from csv files (with a header) or Parquet files.
 
     Args:
         train, test: the files' paths, absolute or under `data_dir`. Without `test`, the global test
-            set is `test_fraction` of the rows of `train`, the same rows whatever the seed.
-        text, tokenizer, max_length: a column of texts in place of the features; see
+            set is `test_fraction` of the rows of `train`, the same rows for every seed.
+        text, tokenizer, max_length: a column of texts instead of the features; see
             `fedhet.data.tokens.Texts`.
         test_fraction, features, label, target, owner, classes: see `Columns`.
         categories, missing: see `fedhet.data.encoding.Cells`.
-        read: how csv files are written, see `fedhet.data.frames.CsvFormat`.
+        read: the format of csv files, see `fedhet.data.frames.CsvFormat`.
         statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`.
 
     Raises:
-        ConfigError: a setting is not allowed, or a column that is an input has no name.
-        DataError: a file is damaged, lacks a column, or has a cell that is missing or not a finite
+        ConfigError: a setting is not allowed, or an input column has no name.
+        DataError: a file is damaged or lacks a column, or a value is missing or not a finite
             number; the message names the file, the row and the column.
     """
     check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
@@ -116,21 +116,21 @@ def table(
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are.
+    """The roles of a table's columns.
 
     Args:
-        label: the column of what is learned, or several columns of numbers, or of zeros and ones.
+        label: the column of labels; or several columns of numbers, or of zeros and ones.
         target: see `fedhet.data.arrays.encoded`.
         classes: see `fedhet.data.arrays.dataset_arrays`.
-        features: the columns that the model sees, of numbers or categories; None: all but `label`
-            and `owner`. A single column is one of images, which only `dataset=hf` has.
-        texts: a column of texts in place of the features.
+        features: the input columns, of numbers or categories; None: all except `label` and `owner`.
+            A single name (only with `dataset=hf`) is a column of images.
+        texts: a column of texts instead of the features.
         owner: the column of natural owners; None: there are no owners.
-        test_fraction: the fraction of the rows that is held out where there is no test table.
-        cells: what becomes of missing cells and categories.
+        test_fraction: the fraction of the rows that is held out if there is no test table.
+        cells: how missing values and categories are handled.
 
     Raises:
-        ConfigError: `texts` are given with what is for columns of numbers.
+        ConfigError: `texts` is combined with a setting for columns of numbers.
     """
 
     label: str | Sequence[str]
@@ -150,22 +150,22 @@ class Columns:
             raise ConfigError(
                 f"dataset.text={self.texts.column} with dataset.features={self.features},"
                 f" dataset.categories={self.cells.categories} and"
-                f" dataset.missing={self.cells.missing}: the inputs are either a text or columns of"
+                f" dataset.missing={self.cells.missing}: use either a text, or columns of"
                 " numbers and categories"
             )
 
     @property
     def labels(self) -> list[str]:
-        """The columns of what is learned."""
+        """The names of the label columns."""
         return [self.label] if isinstance(self.label, str) else list(self.label)
 
     @property
     def key(self) -> dict[str, Any]:
-        """What determines the arrays of a table, for the cache."""
+        """Everything that determines a table's arrays, for the cache."""
         return {**vars(self), "texts": self.texts and self.texts.key, "cells": self.cells.key}
 
     def frame(self, path: Path, form: CsvFormat) -> pandas.DataFrame:
-        """The table in a file, with the text of names and texts, see `read_frame`."""
+        """Read a table; columns of names and texts keep their text, see `read_frame`."""
         names: dict[str, Collection[str]] = dict(self.cells.names)
         numbers = self.labels
         if isinstance(self.label, str) and not isinstance(self.classes, int | None):
@@ -182,10 +182,10 @@ class Columns:
         return frame
 
     def arrays(self, frames: Sequence[tuple[str, pandas.DataFrame]]) -> Arrays:
-        """The dataset's arrays of a table, or of two.
+        """Return the arrays of a dataset from one or two tables.
 
         Args:
-            frames: pairs (source for messages, data frame): the training data and, optionally, the
+            frames: pairs (name for messages, data frame): the training data and, optionally, the
                 test data.
         """
         described, raw = self.read(frames)
@@ -194,10 +194,10 @@ class Columns:
     def read(
         self, frames: Sequence[tuple[str, pandas.DataFrame]]
     ) -> tuple[Arrays, list[RawSamples]]:
-        """The arrays that describe the inputs of such tables, and the samples of each.
+        """Return the arrays that describe the inputs, and the samples of each table.
 
-        `unrepeated` are the inputs that `features` does not name and that have a different whole
-        number in each row, as a column of row numbers has.
+        If `features` is None, the array `unrepeated` names inputs that have a different whole
+        number in each row, because such a column may just number the rows.
         """
         (source, frame), *tests = frames
         others = [*self.labels, *([] if self.owner is None else [self.owner])]
@@ -209,7 +209,7 @@ class Columns:
         if by_default and (unnamed := [column for column in used if UNNAMED.fullmatch(column)]):
             raise ConfigError(
                 f"{source}: column {list(frame.columns).index(unnamed[0]) + 1} has no name (pandas"
-                f" calls it {unnamed[0]!r}), and may be the numbers of the rows; name the inputs:"
+                f" calls it {unnamed[0]!r}) and may just number the rows; name the inputs:"
                 f" dataset.features=[{','.join(c for c in used if c not in unnamed) or '...'}]"
             )
         if self.texts is not None:
@@ -218,8 +218,8 @@ class Columns:
             used = list(self.features)
         if not used or set(used) & set(others):
             raise ConfigError(
-                f"dataset.features={used}: must name at least one column, and none of"
-                f" {', '.join(others)}, the label and the owner"
+                f"dataset.features={used}: must name at least one column, but not the label"
+                f" or the owner ({', '.join(others)})"
             )
         owners = [self.owner, *(known_owner(test, self.owner) for _, test in tests)]
         for (source, frame), own in zip(frames, owners, strict=True):
@@ -228,9 +228,7 @@ class Columns:
         if self.texts is None:
             described = {"columns": np.array(self.cells.inputs(used))}
             if by_default:
-                log.info(
-                    "%s: the inputs, which dataset.features does not name: %s", source, listed(used)
-                )
+                log.info("%s: dataset.features=null, so the inputs are: %s", source, listed(used))
                 if numbered := unrepeated(frame, [c for c in used if c not in self.cells.names]):
                     described["unrepeated"] = np.array(numbered)
             xs = [self.cells.read(frame, used, source) for source, frame in frames]
@@ -244,7 +242,7 @@ class Columns:
     def samples(
         self, x: np.ndarray, frame: pandas.DataFrame, source: str, owner: str | None
     ) -> RawSamples:
-        """The samples with these inputs, and the labels and owners of a data frame."""
+        """Return samples with the inputs `x`, and the labels and owners of a data frame."""
         columns = self.labels
         y = column_values(frame, columns[0], source, lists=True)
         named = f"{source}, column {columns[0]!r}"
@@ -255,13 +253,13 @@ class Columns:
         return self.cells.kept(RawSamples(x, y, owners, source, named, tuple(columns)))
 
     def encoded(self, raw: Sequence[RawSamples]) -> Arrays:
-        """The dataset's arrays of training samples and, optionally, test samples."""
+        """Return the arrays of a dataset from training samples and, optionally, test samples."""
         test = raw[1] if len(raw) > 1 else None
         return dataset_arrays(raw[0], test, self.classes, self.test_fraction, self.target)
 
 
 def unrepeated(frame: pandas.DataFrame, columns: Iterable[str]) -> list[str]:
-    """Those of the columns that have a different whole number in each row, of at least 20 rows."""
+    """Return the columns with at least 20 values that are all whole numbers and all different."""
     from pandas import to_numeric
 
     found = []
@@ -288,29 +286,29 @@ def check_columns(source: str, present: Iterable[str], required: Iterable[str]) 
 
 
 def known_owner(frame: pandas.DataFrame, owner: str | None) -> str | None:
-    """The column `owner` of a test set, which need not have it; None where a cell is missing."""
+    """Return `owner` if the test set has this column without missing values, else None."""
     return owner if owner in frame.columns and not frame[owner].isna().any() else None
 
 
 def column_values(
     frame: pandas.DataFrame, column: str, source: str, *, lists: bool = False
 ) -> np.ndarray:
-    """The values (n,) of a column of labels or owners, in numpy's type.
+    """Return the values (n,) of a column of labels or owners, with numpy's dtype.
 
     Args:
         frame: the table.
-        column: the column.
-        source: where the table comes from, for messages.
+        column: the name of the column.
+        source: the table's name in messages.
         lists: whether all values may be lists; the array then holds objects.
 
     Raises:
-        DataError: a value is missing, or is a list.
+        DataError: a value is missing, or is neither a number, a text, nor an allowed list.
     """
     cells = frame[column].to_numpy(object)
     empty = np.array([isinstance(cell, str) and not cell for cell in cells])
     present = frame[column].notna().to_numpy() & ~empty
-    told = "the cell is empty, or says that its value is missing; expected a value"
-    check_rows(source, present, lambda row: told, column)
+    message = "the value is missing (empty, or a word such as NA); expected a value"
+    check_rows(source, present, lambda row: message, column)
     values = frame[column].to_numpy()
     if values.dtype == object:
         are_lists = np.array([isinstance(value, list | np.ndarray) for value in values])
@@ -323,7 +321,7 @@ def column_values(
 
 
 def text_values(frame: pandas.DataFrame, column: str, source: str) -> list[str]:
-    """The values of a column of texts.
+    """Return the values of a column of texts.
 
     Raises:
         DataError: a value is missing, or is not a text.
@@ -356,40 +354,41 @@ def npz(
     missing: str = REFUSE,
     **statistics: Any,
 ) -> Dataset:
-    """The dataset of an npz file.
+    """Load a dataset from an npz file.
 
     Args:
-        file: its path, absolute or under `data_dir`.
+        file: the file's path, absolute or under `data_dir`.
         x_train, x_test: the names of arrays: a table (n, F); images (n, H, W) or (n, C, H, W) as
             uint8 or floats in [0, 1]; or, with `text`, token numbers (n, T).
         y_train, y_test: the names of arrays: classes (n,), whole numbers or text; numbers (n,) or
             (n, K); or labels (n, L) of zeros and ones.
         owner: the name of an array (n,), the natural owner of each training sample; None: there
             are no owners.
-        owner_test: the same of the test samples, which `partition.pool_test=true` uses.
-        target: see `fedhet.data.arrays.encoded`; None also stands for an array `target` in the
-            file, and for the next token of a text.
-        classes: see `fedhet.data.arrays.dataset_arrays`; None also stands for an array `classes` in
-            the file, the names of 0 .. C-1.
+        owner_test: the same for test samples; only `partition.pool_test=true` uses it.
+        target: see `fedhet.data.arrays.encoded`. With None, the file's array `target` applies
+            first, then "next_char" if `text` is true.
+        classes: see `fedhet.data.arrays.dataset_arrays`. With None, the file's array `classes`
+            applies first: the names of 0 .. C-1.
         text: whether the inputs are token numbers.
-        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`; None also stands for
-            arrays of these names in the file. Without either, a text has the tokens that occur, or
-            those that may be the next one, and no padding.
-        missing: what becomes of the NaN of a table, see `fedhet.data.encoding.Cells`.
-        statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`; "auto"
-            also stands for arrays of these names in the file.
+        vocabulary, padding: only for texts, see `fedhet.data.dataset.Dataset`. With None, the
+            file's arrays of these names apply. If the file has none, the vocabulary is the classes
+            with target=next_char, otherwise the tokens up to the largest one that occurs; there is
+            no padding.
+        missing: how NaN in a table are handled, see `fedhet.data.encoding.Cells`.
+        statistics: mean, std, target_mean, target_std, see `fedhet.data.dataset.Dataset`. With
+            "auto", the file's arrays of these names apply first.
 
     Raises:
-        DataError: the file is damaged, lacks an array, or an array contains no such data; the
-            message names the array and the row.
+        DataError: the file is damaged, lacks an array, or an array has invalid values; the message
+            names the array and the row.
     """
     check.boolean("dataset.text", text)
     check.optional(check.integer, "dataset.vocabulary", vocabulary, low=1)
     check.optional(check.integer, "dataset.padding", padding, low=0)
     if owner_test is not None and owner is None:
         raise ConfigError(
-            f"dataset.owner_test={owner_test}: dataset.owner must name the array of the training"
-            " samples' owners"
+            f"dataset.owner_test={owner_test}: set dataset.owner, too, to the array of the"
+            " training samples' owners"
         )
     names = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     owners = {"owner": owner, "owner_test": owner_test}
@@ -432,13 +431,13 @@ def array_samples(
     owner: str | None = None,
     missing: str = REFUSE,
 ) -> RawSamples:
-    """The samples of the arrays with these names in an npz file.
+    """Return the samples in the named arrays of an npz file.
 
     Args:
-        path, arrays: the file, and what it has.
+        path, arrays: the file, and its arrays.
         x, y, owner: the names of the arrays.
         text: whether x are token numbers.
-        missing: what becomes of NaN in a table, see `fedhet.data.encoding.Cells`.
+        missing: how NaN in a table are handled, see `fedhet.data.encoding.Cells`.
     """
     source, cells = f"{path}, array {x!r}", Cells(missing=missing)
     if text:
@@ -450,12 +449,15 @@ def array_samples(
 
 
 def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = ()) -> Arrays:
-    """Arrays of an npz file, and those that describe them.
+    """Load the named arrays of an npz file, and the arrays that describe them.
 
     Args:
         path: the file.
         names: setting -> the name of an array that the file must have.
-        optional: the names of arrays that it may have.
+        optional: the names of arrays that the file may have.
+
+    Raises:
+        DataError: the file is damaged, lacks an array, or is too large for the memory.
     """
     with opened_npz(path) as file:
         for key, array in names.items():
@@ -470,10 +472,10 @@ def load_arrays(path: Path, names: Mapping[str, str], optional: Iterable[str] = 
 
 @contextmanager
 def opened_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    """An npz file for the block that reads it.
+    """Open an npz file for a block, and convert its errors to DataError.
 
     Raises:
-        DataError: it is none, or is damaged.
+        DataError: the file is damaged, or not an npz file of numbers and text.
     """
     try:
         with np.load(path) as file:
@@ -487,12 +489,12 @@ def opened_npz(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
 
 
 def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
-    """Refuse arrays that take more memory than there is: a small file can stand for any size.
+    """Refuse arrays that exceed this machine's memory: a small file may unpack to any size.
 
-    numpy itself refuses a header that claims more than its array has.
+    numpy itself refuses an array if its header claims more data than the file has.
 
     Raises:
-        DataError: it says how much they take.
+        DataError: the arrays are too large; the message names their size.
     """
     members = file.zip.infolist() if file.zip else []
     sizes = {member.filename.removesuffix(".npy"): member.file_size for member in members}
@@ -500,8 +502,8 @@ def check_arrays(file: np.lib.npyio.NpzFile, names: Iterable[str]) -> None:
     check_memory(claimed, f"the content of {file.zip and file.zip.filename}")
 
 
-# The arrays of an npz file that describe its others, as `python -m fedhet data export` writes them:
-# name -> the number of their dimensions, and numpy's kinds of types.
+# Arrays of an npz file that describe the other arrays, as `python -m fedhet data export` writes
+# them: name -> (number of dimensions, numpy's kinds of dtypes).
 _DESCRIBES = {
     "target": (0, "U"),
     **dict.fromkeys(("classes", "numbers"), (1, "biufU")),
@@ -511,12 +513,12 @@ _DESCRIBES = {
 
 
 def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
-    """Those of the arrays that describe the others, as far as the file has these keys.
+    """Return the descriptive arrays with the given keys that the file has.
 
-    Their values are checked as those of settings.
+    Their values are checked later, as settings are.
 
     Raises:
-        DataError: one is of another kind than its name says.
+        DataError: an array has the wrong dimensions or dtype.
     """
     found = {key: arrays[key] for key in keys if key in arrays}
     for key, values in found.items():
@@ -524,18 +526,21 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
         if values.ndim != dimensions or values.dtype.kind not in kinds:
             raise DataError(
                 f"{path}, array {key!r} is {values.dtype} {values.shape}; expected {dimensions}"
-                f" dimensions, and numpy's kinds {', '.join(kinds)}"
+                f" dimensions, and a dtype of numpy's kinds {', '.join(kinds)}"
             )
     return found
 
 
 def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.ndarray:
-    """A table (n, F) as float64, or images (n, C, H, W) as uint8 or float32.
+    """Return a table (n, F) as float64, or images (n, C, H, W) as uint8 or float32.
 
     Args:
         x: the array.
-        source: where it comes from, for messages.
+        source: the array's name in messages.
         missing: whether a table may have NaN.
+
+    Raises:
+        DataError: the array has another shape or dtype, or a value is out of range.
     """
     kinds = "biuf" if x.ndim == 2 else "f"
     channels_last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
@@ -565,7 +570,7 @@ def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.n
 
 
 def token_numbers(x: np.ndarray, source: str) -> np.ndarray:
-    """Texts (n, T) as int64 token numbers."""
+    """Return texts (n, T) as int64 token numbers."""
     if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
         raise DataError(
             f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"

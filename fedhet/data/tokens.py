@@ -1,4 +1,4 @@
-"""Texts as token numbers, by a tokenizer that is saved beside them."""
+"""Texts as token numbers, made by a tokenizer that is saved with the data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SETTINGS = "tokenizer_config.json"  # of `save_pretrained`; it names the padding
 
 @dataclass(frozen=True)
 class Texts:
-    """A column of texts, and how its texts become token numbers.
+    """A column of texts, and the settings that turn its texts into token numbers.
 
     Args:
-        column: the column.
-        file: the tokenizer.json.
-        max_length: the largest number of tokens of a sample; what follows is cut off.
-        filled: whether all samples have so many tokens, and not those of the longest one.
+        column: the name of the column.
+        file: the path of tokenizer.json.
+        max_length: the largest number of tokens of a sample; further tokens are cut off.
+        filled: whether samples are padded to `max_length` tokens, not to the longest sample.
     """
 
     column: str
@@ -41,17 +41,17 @@ class Texts:
 
     @classmethod
     def of(
-        cls, text: str | None, tokenizer: str | None, max_length: int, data_dir: str, beside: Path
+        cls, text: str | None, tokenizer: str | None, max_length: int, data_dir: str, folder: Path
     ) -> Texts | None:
-        """The texts that the settings of a dataset mean; None where `text` is None.
+        """Build `Texts` from the settings of a dataset; None if `text` is None.
 
         Args:
             text: the column.
-            tokenizer: the folder of the tokenizer, or its file, absolute or under `data_dir` or
-                `beside`; None: `beside`, or its folder tokenizer.
+            tokenizer: the folder of the tokenizer, or its file; absolute, or relative to `data_dir`
+                or `folder`. None: `folder`, or the folder "tokenizer" in it.
             max_length: see above.
-            data_dir: the setting of this name.
-            beside: the folder of the data.
+            data_dir: the setting `data_dir`.
+            folder: the folder of the data.
 
         Raises:
             ConfigError: a setting is not allowed, or `tokenizer` is given without `text`.
@@ -67,14 +67,14 @@ class Texts:
             return None
         check.text("dataset.text", text)
         if tokenizer is None:
-            folders = [beside, beside / "tokenizer"]
+            folders = [folder, folder / "tokenizer"]
         else:
             named = Path(tokenizer).expanduser()
-            places = (*roots(data_dir), beside)
+            places = (*roots(data_dir), folder)
             folders = [permitted(place / named) for place in places]
         advice = (
-            "dataset.tokenizer names its folder, which save_pretrained of Hugging Face's"
-            " transformers writes, or the file that Tokenizer.save of its tokenizers writes"
+            "set dataset.tokenizer to the folder that save_pretrained of Hugging Face's"
+            " transformers writes, or to the file that Tokenizer.save of its tokenizers writes"
         )
         return cls(text, find_tokenizer(folders, f"dataset.text={text}", advice), max_length)
 
@@ -89,13 +89,13 @@ class Texts:
         }
 
     def encoded(self, texts: Mapping[str, Sequence[str]]) -> tuple[list[np.ndarray], Arrays]:
-        """The texts as tokens.
+        """Return the texts as token numbers.
 
         Args:
-            texts: the source of each part, for messages -> its texts.
+            texts: the texts of each part, by the part's name in messages.
 
         Returns:
-            (n, T) int64 for each part; and the arrays vocabulary and padding, which describe them.
+            For each part (n, T) int64; and the arrays vocabulary and padding.
 
         Raises:
             ConfigError: the package `tokenizers` is missing.
@@ -129,7 +129,7 @@ class Texts:
         return tokens, {key: np.array(value) for key, value in described.items()}
 
     def described(self, tokenizer: tokenizers.Tokenizer | None = None) -> dict[str, int]:
-        """The vocabulary and the padding of the tokenizer, which is read unless it is given.
+        """Return the vocabulary size and the padding token; reads `file` if no tokenizer is given.
 
         Raises:
             ConfigError, DataError: as `encoded` does.
@@ -141,18 +141,23 @@ class Texts:
         else:
             settings = self.file.with_name(SETTINGS)
             token = read_object(settings, given=True).get("pad_token") if settings.is_file() else ""
-            if isinstance(token, dict):  # with its properties
+            if isinstance(token, dict):  # the token with its properties
                 token = token.get("content")
             number = tokenizer.token_to_id(token) if isinstance(token, str) else None
-            padding = size if number is None else int(number)  # a further token
+            padding = size if number is None else int(number)  # size: add a token for padding
         return {"vocabulary": max(size, padding + 1), "padding": padding}
 
 
 def find_tokenizer(places: Sequence[Path], where: str, advice: str) -> Path:
-    """The absolute path of the first tokenizer.json in the places, which are folders or files.
+    """Return the absolute path of the first tokenizer.json that exists.
+
+    Args:
+        places: folders that may contain it, or paths of files.
+        where: the setting that needs it; the error message begins with it.
+        advice: what the user can do; the error message ends with it.
 
     Raises:
-        DataError: there is none; the message begins with `where` and ends with `advice`.
+        DataError: none of the files exists.
     """
     files = [each if each.suffix == ".json" else each / FILE for each in places]
     for file in files:

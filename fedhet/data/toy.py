@@ -1,4 +1,4 @@
-"""A tiny federation, for tests and for trying out whether methods and plug-ins fit together."""
+"""A tiny federation, for tests and to try whether methods and plug-ins fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing a trained model over: `python -m fedhet export` and `python -m fedhet predict`.
+"""Using a trained model: `python -m fedhet export` and `python -m fedhet predict`.
 
 It may import core, data and runs.
 """

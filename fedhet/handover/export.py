@@ -20,12 +20,12 @@ from fedhet.data.storage import written
 from fedhet.handover.served import Described, Served, add_arguments, opened
 
 FORMATS = ("onnx", "pt2")
-_BATCHES = (1, 2, 7)  # the sizes of the batches on which a file is compared
-_TOLERANCE = 1e-3  # of outputs, relative to the largest where it exceeds 1
+_BATCHES = (1, 2, 7)  # sizes of the batches on which the file and torch are compared
+_TOLERANCE = 1e-3  # of outputs; relative to the largest output if that exceeds 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the file, compare it with torch, and print what it takes and returns.
+    """Write the file, compare it with torch, and print its input and output.
 
     Args:
         argv: the arguments after `export`.
@@ -48,36 +48,36 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, metavar="FILE", help="default: in the run folder, named by the view"
     )
     args = parser.parse_args(argv)
-    about, served = opened(args.run, args.view, args.client, args.inputs_of)
+    described, served = opened(args.run, args.view, args.client, args.inputs_of)
     shared = args.client is None and (args.run / "model.safetensors").exists()
     default = args.view or ("model" if shared else "personal")
     if args.client is not None:
         default += f"-{args.client}"
     out = args.out or args.run / f"{default}.{args.to}"
-    program, difference = export(about, served, out, args.to, pixels=args.pixels)
+    program, difference = export(described, served, out, args.to, pixels=args.pixels)
     print(f"written: {out} ({program})")
-    print(f"input:   {_input_text(about, args.pixels)}")
-    outputs = about.outputs
+    print(f"input:   {_input_text(described, args.pixels)}")
+    outputs = described.outputs
     names = ", ".join(outputs[:10]) + (f", ... ({len(outputs)})" if len(outputs) > 10 else "")
-    print(f"output:  {about.output}, float32 (batch, {len(outputs)}): {names}")
+    print(f"output:  {described.output}, float32 (batch, {len(outputs)}): {names}")
     print(f"largest difference to torch on random inputs: {difference:.2g}")
     return 0
 
 
 def export(
-    about: Described, served: Served, out: Path, to: str = "onnx", *, pixels: str = "float"
+    described: Described, served: Served, out: Path, to: str = "onnx", *, pixels: str = "float"
 ) -> tuple[str, float]:
-    """Write a model as a program, if it returns what torch does.
+    """Write a model as a program, if the program returns the same outputs as torch.
 
     Args:
-        about: the description of the run.
+        described: the description of the run.
         served: the model.
-        out: the file, whose ending is that of the format.
-        to: one of FORMATS.
-        pixels: "float" or "uint8", the type of images.
+        out: the file; its ending must be `to`.
+        to: the format, one of FORMATS.
+        pixels: "float" or "uint8", the dtype of images.
 
     Returns:
-        What it is, such as "ONNX, opset 20", and the largest difference to torch.
+        The kind of program, such as "ONNX, opset 20", and the largest difference to torch.
 
     Raises:
         ConfigError: the file has another ending, a package is missing, or torch cannot export the
@@ -87,35 +87,35 @@ def export(
         WriteError: the file cannot be written.
     """
     if out.suffix != f".{to}":
-        raise ConfigError(f"--out {out}: a file of --to {to} ends in .{to}")
-    if pixels == "uint8" and not about.images:
-        raise ConfigError(f"--pixels uint8: the inputs of {about.folder} are not images")
+        raise ConfigError(f"--out {out}: with --to {to} the file must end in .{to}")
+    if pixels == "uint8" and not described.images:
+        raise ConfigError(f"--pixels uint8: the inputs of {described.folder} are not images")
     if to == "onnx":
         installed("--to onnx", "onnx", "onnxscript", "onnxruntime", extra="onnx")
-    x = _random_inputs(about, served, 2, pixels)
+    x = _random_inputs(described, served, 2, pixels)
     try:
         with torch.no_grad():
             batch = {0: torch.export.Dim("batch", min=1)}
             program = torch.export.export(served, (x,), dynamic_shapes=(batch,))
-    except Exception as error:  # whatever the model's own code raises when it is traced
+    except Exception as error:  # tracing may raise any error of the model's own code
         raise ConfigError(
             f"torch.export cannot export the model {type(served.model).__name__}:"
             f" {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ) from error
     with written(out) as part:
         if to == "onnx":
-            run, what = _write_onnx(program, part, about, pixels)
+            run, what = _write_onnx(program, part, described, pixels)
         else:
-            run, what = _write_pt2(program, part, about)
+            run, what = _write_pt2(program, part, described)
         difference = max(
-            _difference(served, run, _random_inputs(about, served, n, pixels), out)
+            _difference(served, run, _random_inputs(described, served, n, pixels), out)
             for n in _BATCHES
         )
     return what, difference
 
 
 def _write_onnx(
-    program: torch.export.ExportedProgram, file: Path, about: Described, pixels: str
+    program: torch.export.ExportedProgram, file: Path, described: Described, pixels: str
 ) -> tuple[Callable[[Tensor], Tensor], str]:
     """Write the program as ONNX, and return a function that runs the file."""
     import onnx
@@ -127,11 +127,11 @@ def _write_onnx(
         program,
         dynamo=True,
         input_names=["input"],
-        output_names=[about.output],
+        output_names=[described.output],
         verbose=False,
     )
     model = converted.model_proto
-    facts = {**_facts(about), "input": _input_text(about, pixels)}
+    facts = {**_facts(described), "input": _input_text(described, pixels)}
     onnx.helper.set_model_props(model, {k: str(v) for k, v in facts.items()})
     onnx.save(model, file)
     onnx.checker.check_model(file)
@@ -146,36 +146,36 @@ def _write_onnx(
 
 
 def _write_pt2(
-    program: torch.export.ExportedProgram, file: Path, about: Described
+    program: torch.export.ExportedProgram, file: Path, described: Described
 ) -> tuple[Callable[[Tensor], Tensor], str]:
     """Write the program as torch does, and return a function that runs the file."""
     buffer = BytesIO()  # torch wants a name that ends in .pt2
-    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(_facts(about))})
+    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(_facts(described))})
     file.write_bytes(buffer.getvalue())
     loaded = torch.export.load(BytesIO(file.read_bytes())).module()
     return loaded, f"a program of torch {torch.__version__}"
 
 
-def _facts(about: Described) -> dict[str, str]:
-    """What the file says about itself."""
+def _facts(described: Described) -> dict[str, str]:
+    """Return the facts that the file states described itself."""
     return {
-        "outputs": json.dumps(about.outputs, ensure_ascii=False),
-        "target": about.target,
-        "columns": json.dumps(about.partition.get("columns", []), ensure_ascii=False),
-        "method": str(about.summary.get("method")),
-        "weights_sha256": str(about.summary.get("weights_sha256")),
+        "outputs": json.dumps(described.outputs, ensure_ascii=False),
+        "target": described.target,
+        "columns": json.dumps(described.partition.get("columns", []), ensure_ascii=False),
+        "method": str(described.summary.get("method")),
+        "weights_sha256": str(described.summary.get("weights_sha256")),
     }
 
 
-def _input_text(about: Described, pixels: str) -> str:
-    shape = f"(batch, {', '.join(map(str, about.shape))})"
-    if about.images:
+def _input_text(described: Described, pixels: str) -> str:
+    shape = f"(batch, {', '.join(map(str, described.shape))})"
+    if described.images:
         kind = "uint8" if pixels == "uint8" else "float32"
         return f"images, {kind} {shape}, pixels {'0 to 255' if kind == 'uint8' else 'in [0, 1]'}"
-    if about.text:
+    if described.text:
         return f"token numbers, int64 {shape}"
-    columns = ", ".join(about.partition.get("columns", [])) or "without names"
-    missing = ", missing cells NaN" if about.median else ""
+    columns = ", ".join(described.partition.get("columns", [])) or "without names"
+    missing = ", missing values are NaN" if described.median else ""
     return f"rows of a table, float32 {shape}, not normalised{missing}: {columns}"
 
 
@@ -184,39 +184,39 @@ def _difference(served: Served, run: Callable[[Tensor], Tensor], x: Tensor, out:
     """Return the largest absolute difference between torch and the program.
 
     Raises:
-        DataError: the model returns NaN or infinity, as one that has diverged does.
-        RuntimeError: the difference is more than rounding.
+        DataError: the model returns NaN or infinity, for example because it has diverged.
+        RuntimeError: the difference exceeds rounding errors.
     """
     with torch.no_grad():
         expected, got = served(x), run(x)
     if not expected.isfinite().all():
-        raise DataError(f"{out} is not written: the model itself returns no finite numbers")
+        raise DataError(f"{out} is not written: the model itself returns NaN or infinity")
     scale = max(1.0, float(expected.abs().max()))
     difference = float((expected - got).abs().max())
     if expected.shape != got.shape or not difference <= _TOLERANCE * scale:
         raise RuntimeError(
-            f"{out} is not written: for {len(x)} inputs its program returns {tuple(got.shape)},"
-            f" torch {tuple(expected.shape)}, and they differ by up to {difference:.2g}, more than"
+            f"{out} is not written: for {len(x)} inputs its program returns {tuple(got.shape)} and"
+            f" torch {tuple(expected.shape)}, and they differ by up to {difference:.2g}; allowed is"
             f" {_TOLERANCE * scale:.2g}"
         )
     return difference
 
 
-def _random_inputs(about: Described, served: Served, n: int, pixels: str) -> Tensor:
-    """Return n inputs: uniform pixels or tokens, or normal values with the columns' own spread.
+def _random_inputs(described: Described, served: Served, n: int, pixels: str) -> Tensor:
+    """Return n inputs: uniform pixels or tokens, or normal values with each column's mean and std.
 
-    A tenth of the cells is missing where the model takes that.
+    A tenth of the values is missing if the model accepts missing values.
     """
     rng = torch.Generator().manual_seed(streams.integer(0, "export", pid=n))
-    shape = (n, *about.shape)
-    if about.images:
+    shape = (n, *described.shape)
+    if described.images:
         if pixels == "uint8":
             return torch.randint(256, shape, generator=rng).to(torch.uint8)
         return torch.rand(shape, generator=rng)
-    if about.text:
-        return torch.randint(about.partition["vocabulary"], shape, generator=rng)
+    if described.text:
+        return torch.randint(described.partition["vocabulary"], shape, generator=rng)
     assert served.x_mean is not None and served.x_std is not None
     x = torch.randn(shape, generator=rng) * served.x_std + served.x_mean
-    if about.median:
+    if described.median:
         x[torch.rand(shape, generator=rng) < 0.1] = torch.nan
     return x.float()

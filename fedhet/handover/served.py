@@ -1,4 +1,4 @@
-"""A model of a run as it is handed over: raw inputs to probabilities or numbers."""
+"""A model of a run for users: it turns raw inputs into probabilities or numbers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from fedhet.runs.record.schema import read_config
 
 
 class Described:
-    """What a run folder says about the inputs and outputs of its models.
+    """A run folder's description of the inputs and outputs of its models.
 
     Attributes:
         folder: the run folder.
         summary: the content of summary.json.
         partition: the content of partition.json.
-        config: config.yaml, the settings of the run.
-        shape: of one sample: (C, H, W), (F,) or (T,).
+        config: the content of config.yaml, the settings of the run.
+        shape: the shape of one sample: (C, H, W), (F,) or (T,).
         images: whether the inputs are images.
         text: whether the inputs are token numbers.
         target: what is predicted: class, number, labels or next_char.
         outputs: the names of the outputs: classes, labels or numbers.
-        output: what these are: "numbers" in their original units, or "probabilities".
-        median: whether missing cells of a table are filled.
+        output: the kind of output: "numbers" in their original units, or "probabilities".
+        median: whether missing values of a table are filled.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Described:
         """Read the description.
 
         Raises:
-            ConfigError: the folder is not that of a run, or the run's data and model were given as
+            ConfigError: the folder is not a run folder, or the run's data and model were given as
                 objects, which leave no description.
             DataError: a file in it is damaged.
         """
@@ -79,30 +79,32 @@ class Described:
         return cls(folder, summary, partition, config)
 
     def made_ready(self, client: int | None) -> dict[str, list[float]]:
-        """By what inputs are made ready for the model: mean and std, and the median if `median`.
+        """Return the statistics that prepare inputs: mean and std, and the median if `median`.
 
         Args:
-            client: the one whose inputs they are; None: it is not known.
+            client: the client to which the inputs belong; None: unknown.
 
         Raises:
-            ConfigError: they are each client's own, and this one's are not known here.
+            ConfigError: each client uses its own statistics, and this client's are unknown here.
         """
         common = dict(self.partition["normalised"] or {})
         own = self.partition.get("own", {})
         if str(client) in own:
             return common | own[str(client)]
         if common.get("mean") == OWN or (own and client is not None):
-            known = f"those of the clients {', '.join(own)} are" if own else "none of these is"
+            known = (
+                f"only the clients {', '.join(own)} have theirs" if own else "no client has its own"
+            )
             raise ConfigError(
-                f"{self.folder}: each client makes its inputs ready by its own training part, and"
-                f" {known} known here; name the client, --inputs-of N (a site has its own where"
-                " deliver=true brought it the model)"
+                f"{self.folder}: each client prepares its inputs by statistics of its own training"
+                f" part, and {known} in this folder; name the client, --inputs-of N (with"
+                " deliver=true, each site's folder has the site's own statistics)"
             )
         return common | ({"median": common["mean"]} if self.median else {})
 
 
 class Served(nn.Module):
-    """A model with the normalisation before it, and after it what makes its outputs readable.
+    """A model with normalisation of its inputs, and readable outputs.
 
     Inputs are images (B, C, H, W) with pixels in [0, 1], or as uint8 in 0 .. 255; rows of a table
     (B, F) in the columns' own units; or token numbers (B, T). Outputs (B, K) are the probabilities
@@ -111,8 +113,8 @@ class Served(nn.Module):
 
     Args:
         model: a trained model.
-        about: the description of its run.
-        client: the one whose inputs they are, see `Described.made_ready`.
+        described: the description of its run.
+        client: the client to which the inputs belong, see `Described.made_ready`.
     """
 
     x_median: Tensor | None
@@ -121,16 +123,16 @@ class Served(nn.Module):
     y_mean: Tensor | None
     y_std: Tensor | None
 
-    def __init__(self, model: nn.Module, about: Described, client: int | None = None) -> None:
+    def __init__(self, model: nn.Module, described: Described, client: int | None = None) -> None:
         super().__init__()
         self.model = model
-        self.target = about.target
-        inputs, scale = about.made_ready(client), about.partition["target_scale"] or {}
-        ones = (1,) * (len(about.shape) - 1)
+        self.target = described.target
+        inputs, scale = described.made_ready(client), described.partition["target_scale"] or {}
+        ones = (1,) * (len(described.shape) - 1)
         for prefix, values, shape in (("x", inputs, (-1, *ones)), ("y", scale, (-1,))):
             for key in ("mean", "std", "median"):
-                # a table's columns are normalised in float64, as in training
-                exact = torch.float64 if prefix == "x" and not about.images else None
+                # Tables are normalised in float64, as in training.
+                exact = torch.float64 if prefix == "x" and not described.images else None
                 value = None
                 if key in values:
                     value = torch.tensor(values[key], dtype=exact).view(shape)
@@ -160,23 +162,21 @@ class Served(nn.Module):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that say which model of which run is meant."""
+    """Declare the arguments that choose a model of a run."""
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder")
-    parser.add_argument(
-        "--client", type=int, metavar="N", help="the client whose own model is meant"
-    )
+    parser.add_argument("--client", type=int, metavar="N", help="use this client's own model")
     parser.add_argument(
         "--view",
         metavar="VIEW",
-        help=f"of the global model {', '.join(outcome.GLOBAL)}; with --client"
-        f" {', '.join(outcome.OWN)}; default: model, with --client personal",
+        help=f"the weights: {', '.join(outcome.GLOBAL)} (of the global model), or with --client:"
+        f" {', '.join(outcome.OWN)}; default: model, or with --client: personal",
     )
     parser.add_argument(
         "--inputs-of",
         type=int,
         metavar="N",
-        help="the client by whose training part inputs are made ready, where each does that by its"
-        " own (dataset.mean=own, dataset.missing=median); default: --client",
+        help="prepare inputs with the statistics of this client's training part, if each client"
+        " uses its own (dataset.mean=own, dataset.missing=median); default: --client",
     )
 
 
@@ -188,42 +188,44 @@ def opened(
     Args:
         folder: the run folder.
         view: see `weights` of `fedhet.load`; None: "model", or with a client "personal".
-        client: the client whose own model is meant; None: the global model.
-        inputs_of: the client whose inputs it gets; None: `client`, or the one to which the model
-            was delivered.
+        client: the client of a client's own model; None: the global model.
+        inputs_of: the client to which the inputs belong; None: `client`, or the client to which
+            the model was delivered.
 
     Raises:
-        ConfigError: there is no such model, or nothing is known of that client; the message says
-            why.
+        ConfigError: there is no such model, or the statistics of that client are unknown.
         DataError: a file in the folder is damaged.
     """
-    about = Described.read(folder)
-    views = about.summary.get("models") or ["global"]
-    delivered = about.summary.get("delivered")
+    described = Described.read(folder)
+    views = described.summary.get("models") or ["global"]
+    delivered = described.summary.get("delivered")
     if inputs_of is None:
         inputs_of = delivered["client"] if delivered and client is None else client
     if client is None and delivered and ("global" not in views or view == "personal"):
-        client = delivered["client"]  # whose own model is the only one there
+        client = delivered["client"]  # the folder has only this client's own model
     if client is None and "global" not in views:
         raise ConfigError(
-            f"{folder}: method={about.summary.get('method')} has no global model; its"
-            f" {views[0] if views else 'personal'} models are those of single clients: --client N"
+            f"{folder}: method={described.summary.get('method')} has no global model; choose a"
+            f" client's {views[0] if views else 'personal'} model: --client N"
             f" --view {views[0] if views else 'personal'}"
         )
     if view is None:
         view = "model" if client is None else "personal"
     model = outcome.load(folder, view, client=client)
     if client is None and view == "model":
-        _check_weights(about)
-    return about, Served(model, about, inputs_of).eval()
+        _check_weights(described)
+    return described, Served(model, described, inputs_of).eval()
 
 
-def _check_weights(about: Described) -> None:
-    """Refuse final weights that are not those of which summary.json has the digest."""
-    files = [file for file in about.folder.glob("*.safetensors") if file.stem not in outcome.OWN]
+def _check_weights(described: Described) -> None:
+    """Refuse final weights if their digest differs from the one in summary.json."""
+    files = [
+        file for file in described.folder.glob("*.safetensors") if file.stem not in outcome.OWN
+    ]
     digest = trees.sha256({file.stem: read_tensors(file) for file in files})
-    if digest != about.summary.get("weights_sha256"):
+    if digest != described.summary.get("weights_sha256"):
         raise DataError(
-            f"{about.folder}: the weights in {', '.join(sorted(file.name for file in files))} are"
-            " not those that the run has written: weights_sha256 in summary.json is another digest"
+            f"{described.folder}: the weights in {', '.join(sorted(file.name for file in files))}"
+            f" have changed since the run: their digest is {digest}, but weights_sha256 in"
+            f" summary.json is {described.summary.get('weights_sha256')}"
         )

@@ -1,18 +1,18 @@
-"""What a run needs to go on after its process was killed: `python -m fedhet resume=RUN`.
+"""Writes and reads checkpoints, from which a killed run continues: `python -m fedhet resume=RUN`.
 
-core/memory.py turns what objects remember into JSON and tensors, and runs/record/start.py prepares
-the run folder of a run that goes on. No random generator is saved: every draw is a function of the
-seed, the phase and the step. The run folder has, each written whole or not at all,
+core/memory.py turns what objects remember into JSON and tensors. runs/record/start.py prepares the
+run folder of a resumed run. No random generator is saved: every draw is a function of the seed, the
+phase and the step. Files in the run folder, each written completely or not at all:
 
-    checkpoints/000012/manifest.json        what it is, and the SHA-256 of everything that it needs
+    checkpoints/000012/manifest.json        describes the checkpoint; SHA-256 of all it needs
     checkpoints/000012/values.json          what the run's objects remember after round 12
-    checkpoints/000012/tensors.safetensors  its tensors
+    checkpoints/000012/tensors.safetensors  the tensors of these objects
     checkpoints/000012/best_val.safetensors the best model so far, if there is one
-    checkpoints/states/3/9.safetensors      client 3's state of round 9, for all that need it
+    checkpoints/states/3/9.safetensors      client 3's state of round 9, shared by the checkpoints
 
-The manifest has the lines of rounds.jsonl, too, with the NaN and infinities for which that file has
-null. A checkpoint is written under a hidden name, put on the disk (fsync), and renamed. The last
-two are kept.
+The manifest also has the lines of rounds.jsonl, with NaN and infinities instead of null. A
+checkpoint is written under a hidden name, flushed to the disk (fsync), and renamed. The last two
+checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Needs = dict[int, list[int]]  # client -> the versions of its state
 
 
 def all_needs(parts: Iterable[Mapping[int, Iterable[int]]]) -> Needs:
-    """What all of these need together."""
+    """Return the union of several needs."""
     needs: dict[int, set[int]] = {}
     for part in parts:
         for pid, versions in part.items():
@@ -64,13 +64,14 @@ def all_needs(parts: Iterable[Mapping[int, Iterable[int]]]) -> Needs:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been found whole.
+    """A checkpoint that is complete and undamaged.
 
     Attributes:
         folder: its folder.
-        round: the last round that it knows.
-        about: what else `Checkpoints` has noted of the run.
-        states: client -> version -> the hash of the state; None where it is at the client's site.
+        round: its last round.
+        about: what else `Checkpoints` has recorded about the run.
+        states: client -> version -> the hash of the state; None if the state is at the client's
+            site.
     """
 
     folder: Path
@@ -79,12 +80,12 @@ class Checkpoint:
     states: dict[int, dict[int, str | None]]
 
     def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
-        """What the run's objects remember, and the tensors of it."""
+        """Return what the run's objects remember, and the tensors in it."""
         nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
         return nodes, safetensors.torch.load_file(self.folder / TENSORS)
 
     def state(self, pid: int, version: int) -> Tree | None:
-        """A client's state."""
+        """Return a client's state."""
         return DiskStore(self.folder.parent / STATES).load(pid, version)
 
 
@@ -93,7 +94,7 @@ class CheckpointFolder:
 
     Args:
         run: the run folder.
-        config: the digest of the configuration, which must be that of a checkpoint that is read.
+        config: the digest of the configuration; checkpoints with another digest are refused.
     """
 
     def __init__(self, run: Path, config: str) -> None:
@@ -104,7 +105,7 @@ class CheckpointFolder:
 
     @property
     def needs(self) -> Needs:
-        """The clients' states that the kept checkpoints need."""
+        """The clients' states that the kept checkpoints need, client -> versions."""
         return all_needs(checkpoint.states for checkpoint in self._kept.values())
 
     # ---- writing
@@ -118,20 +119,20 @@ class CheckpointFolder:
         store: Store | None,
         room: int,
     ) -> None:
-        """Write a checkpoint, and remove all but the last two.
+        """Write a checkpoint, and remove all except the last two.
 
         Args:
             round: the last round.
-            about: what to note of the run.
+            about: what to record about the run.
             nodes: what the run's objects remember.
-            tensors: the tensors of it.
-            needs: the clients' states that belong to it.
-            store: has these; None where they are at their sites.
-            room: the bytes that the run itself still needs on this disk.
+            tensors: the tensors in `nodes`.
+            needs: the clients' states that belong to the checkpoint.
+            store: holds these states; None if they are at the clients' sites.
+            room: the bytes that must stay free on the disk for the run's own files.
 
         Raises:
-            WriteError: it cannot be written, or leaves less room; the earlier ones are as they
-                were.
+            WriteError: the checkpoint cannot be written, or leaves less space; earlier checkpoints
+                stay unchanged.
             ValueError: a state is missing.
         """
         folder = self.home / f"{round:06d}"
@@ -156,10 +157,12 @@ class CheckpointFolder:
                 text = json.dumps(manifest)
                 digest = hashlib.sha256(text.encode()).hexdigest()
                 write_text(part / MANIFEST, f"{digest}\n{text}\n")
-                if (self.home / STATES).exists():  # not where clients remember nothing
+                if (self.home / STATES).exists():  # it does not if clients keep no state
                     sync(self.home / STATES)
                 if (left := shutil.disk_usage(part).free) < room:
-                    raise OSError(f"it leaves {left} bytes; the run's own files may need {room}")
+                    raise OSError(
+                        f"it leaves {left} bytes free; the run's own files may need {room}"
+                    )
             self._kept[round] = Checkpoint(folder, round, about, states)
         finally:
             self.prune()
@@ -173,8 +176,8 @@ class CheckpointFolder:
             state = store.load(pid, version)
             if state is None:
                 raise ValueError(f"the state of client {pid} of round {version} is missing")
-            others = [int(other.stem) for other in path.parent.glob("*.safetensors")]
-            DiskStore(self.home / STATES).save(pid, version, state, others)
+            older = [int(file.stem) for file in path.parent.glob("*.safetensors")]
+            DiskStore(self.home / STATES).save(pid, version, state, older)
             sync(path)
             sync(path.parent)
         with path.open("rb") as file:
@@ -184,7 +187,7 @@ class CheckpointFolder:
         return self.home / STATES / str(pid) / f"{version}.safetensors"
 
     def prune(self) -> None:
-        """Remove what none of the last checkpoints needs."""
+        """Remove all checkpoints except the last ones, and states that no kept checkpoint needs."""
         for round in sorted(self._kept)[:-KEPT]:
             del self._kept[round]
         names = {f"{round:06d}" for round in self._kept} | {STATES}
@@ -203,7 +206,7 @@ class CheckpointFolder:
 
     # ---- reading
     def find(self) -> Checkpoint | None:
-        """The last checkpoint that is whole; the log says what is wrong with others."""
+        """Return the last undamaged checkpoint; log why others are not used."""
         for path in sorted(self.home.glob("[0-9]*")):
             try:
                 checkpoint = self._read(path)
@@ -213,10 +216,10 @@ class CheckpointFolder:
         return self._kept[max(self._kept)] if self._kept else None
 
     def _read(self, folder: Path) -> Checkpoint:
-        """Read a manifest, and check everything that it names.
+        """Read a manifest, and check all files and states that it names.
 
         Raises:
-            ValueError: it is not whole, or not one of this run.
+            ValueError: the checkpoint is damaged, or belongs to other settings.
         """
         manifest_file = plain_file(folder / MANIFEST, math.inf)
         stated, _, text = manifest_file.read_text(encoding="utf-8").partition("\n")
@@ -224,9 +227,9 @@ class CheckpointFolder:
             raise ValueError(f"{MANIFEST} is damaged")
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']}, and this fedhet reads {FORMAT}")
+            raise ValueError(f"its format is {manifest['format']}; this fedhet reads {FORMAT}")
         if manifest["config"] != self._config:
-            raise ValueError("it is of a run with other settings")
+            raise ValueError("it belongs to a run with other settings")
         for name, expected in manifest["files"].items():
             if sha256(folder / name) != expected:
                 raise ValueError(f"{name} is damaged")
@@ -243,25 +246,26 @@ class CheckpointFolder:
 
 
 def sha256(path: Path, skip: int = 0) -> str:
-    """The hash of a file, or of what it has after its first `skip` bytes."""
+    """Return the SHA-256 of a file without its first `skip` bytes."""
     with plain_file(path, math.inf).open("rb") as file:
         file.seek(skip)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ---- when a run writes a checkpoint, and how it goes on from one
-# Bytes that a run may still need beside its final models, and a new best one while it has the old.
+# ---- when a run writes a checkpoint, and how it continues from one
+# Bytes that a run may need for its records, in addition to two models: the final one, and a new
+# best one that is written before the old one is removed.
 RECORDS = 2**20
 
 
 class Checkpoints(Callback):
-    """Writes the checkpoints of a run, and puts back the one with which it goes on.
+    """Writes the checkpoints of a run, and restores a resumed run from its checkpoint.
 
     Args:
-        recorder: the recorder of its folder.
-        folder: its checkpoints.
-        every: seconds between two of them, 0 for one after each step, None for none.
-        found: the one to go on from, or None.
+        recorder: the recorder of the run folder.
+        folder: the run's checkpoints.
+        every: seconds between two checkpoints; 0: one after each step; None: none.
+        found: the checkpoint from which to continue, or None.
     """
 
     def __init__(
@@ -279,7 +283,7 @@ class Checkpoints(Callback):
         self._last = time.monotonic()
 
     def begun(self, loop: Loop) -> None:
-        """Put back what the parts of the run, and the callbacks before this one, did remember.
+        """Restore what the run and the callbacks before this one remembered.
 
         Raises:
             RunFailed: the checkpoint does not fit these objects.
@@ -317,9 +321,10 @@ class Checkpoints(Callback):
 
     # ---- after a step
     def step_ended(self, loop: Loop, row: Row) -> None:
-        """Write a checkpoint if it is due; the last step of a run that has one has one too.
+        """Write a checkpoint if it is due, or after the last step if the run already has one.
 
-        A step whose evaluation has failed has none, so that the run goes on with that evaluation.
+        If the evaluation of the step failed, none is written, so that a resumed run repeats the
+        step with its evaluation.
         """
         if self._every is None or loop.row is not None:
             return
@@ -328,11 +333,11 @@ class Checkpoints(Callback):
             self._last = time.monotonic()
 
     def _write(self, loop: Loop) -> None:
-        """Write a checkpoint; if that is not possible, the run goes on and the log says so."""
+        """Write a checkpoint; if that fails, log the reason and continue."""
         strategy, store = loop.method, loop.transport.store
         packer = MemoryPacker()
         try:
-            nodes = {one.name: packer.memory(one, one.name) for one in loop.callbacks if one.memory}
+            nodes = {c.name: packer.memory(c, c.name) for c in loop.callbacks if c.memory}
             nodes[RUN] = packer.value(vars(strategy.run), RUN)
             about = {
                 "seconds": self._recorder.seconds,
@@ -343,7 +348,7 @@ class Checkpoints(Callback):
                     [entry.name, entry.rounds, entry.phase.rounds] for entry in strategy.timetable
                 ],
             }
-            # From which the clients go on, and those of their best evaluation.
+            # The states with which the clients continue, and the states of their best evaluation.
             needs = all_needs(
                 {pid: [version] for pid, version in versions.items()}
                 for versions in (strategy.run.versions, *strategy.run.pinned.values())
@@ -357,16 +362,18 @@ class Checkpoints(Callback):
         self._pin(loop)
 
     def _pin(self, loop: Loop) -> None:
-        """Let clients that keep their states themselves keep those that checkpoints need."""
+        """If clients store their own states, make them keep the states that checkpoints need."""
         if loop.transport.store is None:
             loop.method.kept_back = self._folder.needs
 
 
 def continued(timetable: Sequence[TimetableEntry], found: Checkpoint) -> list[TimetableEntry]:
-    """The timetable with the phases that have ended as they did; the last may have more rounds.
+    """Return the timetable of a resumed run: phases that have ended keep their number of rounds.
+
+    The last phase may have more rounds than in the run of the checkpoint.
 
     Raises:
-        ValueError: these are not the phases of the checkpoint's run.
+        ValueError: the checkpoint's run had other phases.
     """
     noted = found.about["timetable"]
     if [name for name, _, _ in noted] != [entry.name for entry in timetable]:

@@ -1,15 +1,15 @@
 """The final models at the sites of a run (`deliver=true`).
 
-When the training has ended, the server repeats its last evaluation message with the digest of the
-final global model. Each node writes that model, and its client's own, below a folder that its
+After the training, the server repeats its last evaluation message with the digest of the final
+global model. Each node writes this model and its client's personal model to a folder that its
 operator has chosen; no run names a path:
 
-    <run_id>/<client>/model.safetensors     the global model, where the method has one
-    <run_id>/<client>/personal.safetensors  the client's own; it never leaves the site
-    <run_id>/<client>/summary.json          what they are, and how good they are on its data
+    <run_id>/<client>/model.safetensors     the global model, if the method has one
+    <run_id>/<client>/personal.safetensors  the client's personal model; it never leaves the site
+    <run_id>/<client>/summary.json          a description of the models, and their scores
 
-With config.yaml, partition.json and environment.json beside them, `python -m fedhet predict` and
-`export` take that folder as they take that of a run.
+The folder also has config.yaml, partition.json and environment.json, so that `python -m fedhet
+predict` and `export` accept it like a run folder.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fedhet.runs.job import Job
 
 VARIABLE = "FEDHET_MODEL_DIR"
-DEFAULT = "fedhet-models"  # beside the clients' states
-# What partition.json has at the site: inputs and outputs, not who has which samples.
+DEFAULT = "fedhet-models"  # next to the clients' states
+# The keys of partition.json at the site: inputs and outputs, not who has which samples.
 DESCRIBED = [
     *("shape", "columns", "target", "classes", "numbers"),
     *("normalised", "target_scale", "vocabulary", "padding", "missing", "own"),
@@ -56,10 +56,10 @@ DESCRIBED = [
 
 # ---- the server
 class Delivery(Callback):
-    """Lets every client keep the final models, and records which have done so.
+    """Lets every client keep the final models, and records which clients did.
 
-    A client that is away or cannot write is recorded and logged with its reason; the run goes on to
-    its end.
+    If a client is away or cannot write, the reason is recorded and logged, and the run still ends
+    with success.
     """
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
@@ -74,7 +74,7 @@ class Delivery(Callback):
         record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
         for reply in loop.exchange(plan):
             if isinstance(reply, Upload) and (reply.weights or reply.extras or reply.metrics):
-                cause = "its reply to a delivery has content, where none is expected"
+                cause = "its reply to a delivery has content, and must have none"
                 reply = Failure(reply.pid, plan[0].phase, plan[0].step, cause, "refused")
             if isinstance(reply, Upload):
                 record["clients"].append(reply.pid)
@@ -88,17 +88,19 @@ class Delivery(Callback):
 
 # ---- the node
 def keep(job: Job, client: FedClient) -> Upload:
-    """Write the models that the client's message is about; its reply says no more than that.
+    """Write the models that the message describes to the site's folder; the reply only confirms it.
 
     Raises:
-        ConfigError: the message is not one of such a run.
-        Rejected: its model is not the server's.
-        WriteError: the files cannot be written; an earlier delivery is as it was.
+        ConfigError: the settings of the run have no `deliver=true`.
+        Rejected: the model at this site differs from the server's model.
+        WriteError: the files cannot be written; an earlier delivery stays unchanged.
     """
     msg, workspace = client.msg, client.workspace
     stated = msg.text(DELIVER)
     if not job.config.run.deliver:
-        raise ConfigError("the server delivers a model, and the run's settings do not (deliver)")
+        raise ConfigError(
+            "the server delivers a model, but the settings of the run have deliver=false"
+        )
     models: dict[str, Tree] = {}
 
     def take(view: str, model: nn.Module) -> None:
@@ -117,11 +119,11 @@ def keep(job: Job, client: FedClient) -> Upload:
     if stated != (digest or ""):
         raise Rejected(
             "wrong content",
-            f"the final model here has the digest {str(digest)[:16]}, that of the server"
+            f"the final model here has the digest {str(digest)[:16]}, the server's model has"
             f" {(stated or 'None')[:16]!r}",
         )
     config = job.config
-    about = {
+    summary = {
         "status": "ok",
         "delivered": {"client": msg.pid, "round": msg.round},
         "experiment": msg.run_id,
@@ -137,29 +139,29 @@ def keep(job: Job, client: FedClient) -> Upload:
         "scores": scores,
     }
     home = _root() / msg.run_id / str(msg.pid)
-    with written_folder(home, replaces=True) as part:  # that of a run that was resumed
+    with written_folder(home, replaces=True) as part:  # a resumed run may have delivered before
         for name, tree in models.items():
             save_tensors(part / f"{name}.safetensors", tree)
         write_json(part / "partition.json", {key: job.partition[key] for key in DESCRIBED})
         write_json(part / "environment.json", versions())
         write_text(part / "config.yaml", OmegaConf.to_yaml(config.cfg))
-        write_json(part / "summary.json", about)
+        write_json(part / "summary.json", summary)
     log.info("client %d: the final models are in %s", msg.pid, home)
     return Upload(msg.pid, client.num_examples)
 
 
 def _root() -> Path:
-    """The folder that this site has chosen.
+    """Return the folder for delivered models that the operator of this site has chosen.
 
     Raises:
-        ConfigError: it is not absolute.
-        ValueError: the default one is open to other users.
+        ConfigError: its path is not absolute.
+        ValueError: the default folder is open to other users.
     """
     named = os.environ.get(VARIABLE)
     if not named:
         return own_folder(DEFAULT)
     if not Path(named).is_absolute():
-        raise ConfigError(f"{VARIABLE} must be an absolute path")
+        raise ConfigError(f"the environment variable {VARIABLE} must be an absolute path")
     return Path(named)
 
 
@@ -172,15 +174,15 @@ def load(
     half: type[Client],
     model: nn.Module,
 ) -> nn.Module:
-    """The client's own model from a folder that a node has written.
+    """Return the personal model of a client from a folder that a node has written.
 
     Args:
         folder: the folder.
-        summary: its summary.json.
-        weights: "personal"; nothing else is delivered.
+        summary: the content of its summary.json.
+        weights: "personal"; no other model of a client is delivered.
         client: the client.
         half: the client half of the method.
-        model: a model like that of the run, whose values are replaced.
+        model: a model like the run's model; its values are replaced.
 
     Raises:
         ConfigError: the folder has no such model.
@@ -190,7 +192,7 @@ def load(
     if client != own or not path.exists():
         has = " and ".join(file.name for file in sorted(folder.glob("*.safetensors")))
         raise ConfigError(
-            f"{folder} has no {weights} model of client {client}: a run has delivered {has} of"
+            f"{folder} has no {weights} model of client {client}; a run delivered only {has} of"
             f" client {own}"
         )
     module = half.personal_module(model)

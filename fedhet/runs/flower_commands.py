@@ -1,4 +1,4 @@
-"""Flower's commands: where they are, their environment, and what they print."""
+"""Calls Flower's commands: their path, their environment, and their output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedhet.core.errors import RunFailed, clean, printed
 from fedhet.runs.process import direct_loopback
 
 SECONDS = 120  # for one command
-BIN = Path(sys.executable).parent  # where this environment has Flower's programs
+BIN = Path(sys.executable).parent  # the folder of Flower's programs in this environment
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The variables for Flower's commands and processes, whose own files are in `home`."""
+    """Return the variables for Flower's commands and processes; `home` has Flower's own files."""
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(home.absolute()),
-        **direct_loopback(),  # Flower's programs of one machine talk to each other
+        **direct_loopback(),  # Flower's programs on one machine connect to each other
         # Flower starts its helpers by name.
         "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
     }
@@ -36,16 +36,16 @@ def flwr(
     cwd: Path | None = None,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Call one of Flower's commands and return what it prints.
+    """Call the command `flwr` and return its output.
 
     Args:
         home: the folder with the config.toml that names the connection.
-        arguments: those of `flwr`.
-        cwd: the folder in which it works, if it is another one than that of this process.
-        variables: of its environment, beside those of this process.
+        arguments: the arguments of `flwr`.
+        cwd: the working folder; None: the folder of this process.
+        variables: environment variables in addition to those that this process has.
 
     Raises:
-        RunFailed: it fails, or takes too long.
+        RunFailed: the command fails, or takes too long.
     """
     command = " ".join(["flwr", *arguments])
     try:
@@ -66,7 +66,7 @@ def flwr(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RunFailed(f"`{command}` was not completed: {clean(str(error))}") from error
+        raise RunFailed(f"`{command}` did not complete: {clean(str(error))}") from error
     if done.returncode:
         output = done.stdout + done.stderr
         try:
@@ -78,10 +78,10 @@ def flwr(
 
 
 def listed(home: Path, key: str, *arguments: str, **how: Any) -> list[dict[str, str]]:
-    """The list under `key` in a command's JSON; every value in it is made a clean text."""
+    """Return the list under `key` in a command's JSON, with every value as clean text."""
     text = flwr(home, *arguments, "--format", "json", **how)
     try:
         rows = json.loads(text)[key]
         return [{name: clean(str(value)) for name, value in row.items()} for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFailed(f"`flwr {arguments[0]}` has not printed {key}: {printed(text)}") from error
+        raise RunFailed(f"`flwr {arguments[0]}` did not print {key}: {printed(text)}") from error

@@ -1,8 +1,8 @@
-"""Temporary folders, and processes that belong to them, which do not outlive a killed run.
+"""Removes temporary folders, and ends the processes that use them, even after a run was killed.
 
-Nothing in a process can act on its own SIGKILL. So for each folder a small process, the guard,
-waits at a pipe, which the kernel closes when the owner and all its forks have ended. A process
-without such a folder can have a guard for its children alone.
+No process can react to its own SIGKILL. So for each folder a small process, the guard, waits for
+the end of a pipe. The kernel closes the pipe when the owner and all its forks have ended. A process
+without such a folder can have a guard that only ends its children.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ import tempfile
 import time
 import uuid
 
-TAG = "FEDHET_FOLDER"  # a process that inherits it, with our folder or name in it, ends with us
+TAG = "FEDHET_FOLDER"  # processes that inherit it, with our folder or name in it, end with us
 SECONDS = 10.0  # how long the guard tries
 GRACE_SECONDS = 1.5  # for children to end after SIGTERM
-PAUSE_SECONDS = 0.1  # between two looks at whether they have
+PAUSE_SECONDS = 0.1  # between two checks for remaining processes
 DISMISSED = b"."  # tells the guard that its folder is cleaned up
 
 
-_guards: list[subprocess.Popen[bytes]] = []  # as long as they exist, their pipes are open
+_guards: list[subprocess.Popen[bytes]] = []  # keeps the guards' pipes open
 
 
 def guard_children() -> None:
-    """Let what this process starts from now on end soon after it, in whatever way that ends."""
+    """Make processes started from here on exit soon after this process, even if it is killed."""
     name = uuid.uuid4().hex
     _guards.append(_started(name, GRACE_SECONDS))
     os.environ[TAG] = name
 
 
 def _started(name: str, grace: float = 0.0) -> subprocess.Popen[bytes]:
-    """A guard for the processes that have `name` in their environment, and a folder of that name.
+    """Start a guard for the folder `name` and the processes that have `name` in their environment.
 
     Args:
-        name: the folder, or another name.
-        grace: how many seconds the processes have to end by themselves.
+        name: the folder, or any other name if there is no folder.
+        grace: seconds for the processes to end by themselves.
     """
-    # -P, because the modules beside this file have the names of packages.
+    # -P, because some modules next to this file have the names of packages.
     return subprocess.Popen(
         [sys.executable, "-P", __file__, name, str(grace)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is not for it
+        start_new_session=True,  # so that Ctrl-C does not reach it
     )
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that is removed at the latest when this process has ended.
+    """A temporary folder that is removed when this process has ended, or before.
 
     Args:
-        prefix: what its name begins with.
+        prefix: the beginning of its name.
 
     Attributes:
         environment: variables for processes that must not outlive this one.
@@ -77,9 +77,9 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 
 def _guard(folder: str, grace: float) -> None:
-    """Wait for the end of the process that owns the folder, and clean up what it has left."""
+    """Wait until the folder's owner has ended, then end its processes and remove the folder."""
     if grace:
-        import psutil  # noqa: F401 -- it takes seconds on a busy machine, which count later
+        import psutil  # noqa: F401 -- takes seconds on a busy machine, so it is imported early
     if sys.stdin.buffer.read(1):
         return
     _end_users(folder, grace)
@@ -90,7 +90,10 @@ def _guard(folder: str, grace: float) -> None:
 
 
 def _end_users(folder: str, grace: float = 0.0) -> None:
-    """End the folder's processes until there are none: one may just have started another."""
+    """End the folder's processes; repeat until none is left, since one may have started another.
+
+    It first asks them to end (SIGTERM), and kills those that still run after `grace` seconds.
+    """
     import psutil  # here, so that a guard takes little time and memory
 
     until = time.monotonic() + grace
@@ -99,7 +102,7 @@ def _end_users(folder: str, grace: float = 0.0) -> None:
     while found and time.monotonic() < until + SECONDS:
         found = False
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile, or is another user's
+            with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
                 if process.environ().get(TAG) != folder:
                     continue
                 found = True

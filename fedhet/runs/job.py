@@ -1,4 +1,4 @@
-"""From a configuration to the objects of a run: task, strategy, clients and recorder."""
+"""Builds the objects of a run from its configuration: task, strategy, clients and recorder."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from fedhet.runs.record.start import start
 from fedhet.runs.run_data import RunData
 from fedhet.runs.trackers.tracker import tracker_of
 
-A_GPU = "engine.num_gpus=1, or a share such as .25, gives each client a GPU"
+A_GPU = "engine.num_gpus=1 gives each client a GPU, .25 a quarter of one"
 
 
 def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
-    """The learning problem that a configuration makes of the data."""
+    """Return the learning problem that a configuration defines on the data."""
     dataset = data.dataset
     scale = target_scale(dataset)
     if dataset.target == "class":  # the counts of [label, prediction]
@@ -73,9 +73,9 @@ def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
 
 
 def device_of(run: RunSettings) -> torch.device:
-    """The device of this process: under Ray a client has the GPUs that it asks for.
+    """Return the device of this process; under Ray and Flower it is the CPU without `num_gpus`.
 
-    Some versions of Ray hide the others, and some do not.
+    Some versions of Ray hide GPUs that a client did not ask for, and some do not.
     """
     if run.engine.name == "local" or run.engine.num_gpus:
         return choose_device(run.device)
@@ -86,18 +86,19 @@ def device_of(run: RunSettings) -> torch.device:
 
 @dataclass
 class Job:
-    """A configuration, and what the functions of this module build of it, each part once.
+    """A configuration and the objects that are built from it, each of them once.
 
-    A part is built when it is first used; `begin` alone creates the run folder.
+    An object is built when it is first used. Only `begin` creates the run folder.
 
     Attributes:
         config: the composed configuration.
         object_task: a task that replaces the configured dataset, partition and model, or None.
-        engine: what carries the messages: local, ray or flwr.
-        local: what this process has of the sites' own data, where that is not in the configuration.
-        limits: what the node of this process allows the run.
-        own_loop: whether clients train by a loop of the app's owner, in the place of fedhet's.
-        together: how many clients train as one; 0 for one after another. The engine says so.
+        engine: what transports the messages: local, ray or flwr.
+        local: this process's part of the sites' own data, if the configuration does not name it.
+        limits: the limits that the operator of this node sets.
+        own_loop: whether clients train by a loop of the app's owner instead of fedhet's.
+        together: how many clients train in one batch (fused); 0: one after another. The engine
+            sets it.
         folder, loop: the run folder and the run's steps; None before `begin`.
     """
 
@@ -118,12 +119,12 @@ class Job:
         return self.folder
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker receives the configuration and builds the parts itself.
+        # A spawned worker receives the configuration and builds the objects itself.
         return {"config": self.config, "object_task": self.object_task, "engine": self.engine}
 
     @cached_property
     def _data(self) -> RunData | LocalData:
-        """The clients' data as this machine reads them."""
+        """The clients' data that this machine can read."""
         cfg = self.config.cfg
         if is_local(cfg):
             return self.local or LocalData.simulated(cfg, self.engine)
@@ -145,21 +146,21 @@ class Job:
 
     @cached_property
     def data_digest(self) -> str:
-        """16 hex digits by which two machines see whether they hold the same data."""
+        """16 hex digits; two machines compare them to see whether they have the same data."""
         return self._data.digest
 
     @cached_property
     def workspace(self) -> Workspace:
-        """What the clients of this process share.
+        """The objects that the clients of this process share.
 
         Raises:
-            ConfigError: the class of the method is none of a method.
+            ConfigError: `method._target_` names a class that is no method.
         """
         run, method = self.config.run, self.config.cfg.method
         cls = find_target(method)
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ConfigError(
-                f"method._target_={method._target_}: it is no fedhet.core.kernel.Method"
+                f"method._target_={method._target_} is no subclass of fedhet.core.kernel.Method"
             )
         return Workspace(
             self.task,
@@ -178,7 +179,7 @@ class Job:
 
     @cached_property
     def plugins(self) -> list[Plugin]:
-        """The plug-ins, which never change."""
+        """The plug-ins; clients and server share them, because they never change."""
         return [instantiate(self.config.cfg.plugin[name]) for name in self.config.plugins]
 
     @cached_property
@@ -208,7 +209,7 @@ class Job:
     def client(
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
-        """Return a client that keeps its state in `store`, or in that of a message's run."""
+        """Return a client that keeps its state in `store`, or in the store of a message's run."""
         components = self._method, self.plugins
         client = FedClient(self.workspace, *components, store, properties)
         if self.engine == "flwr":
@@ -217,16 +218,16 @@ class Job:
 
 
 def begin(job: Job) -> Loop:
-    """Create the run folder, or reopen that of an earlier run, and return the run's steps.
+    """Create the run folder, or reopen it for a resumed run, and return the run's steps.
 
     Raises:
         ConfigError: the settings do not fit together, the folder cannot be used, or its run cannot
-            go on; there is no new folder then.
+            continue; no new folder was created.
         RunFailed: a file cannot be written.
     """
     run, strategy, workspace = job.config.run, job.strategy, job.workspace
     if (run.device, workspace.device.type) == ("auto", "cpu") and torch.cuda.is_available():
-        log.warning("device=auto with engine.num_gpus=0 is the CPU; %s", A_GPU)
+        log.warning("device=auto with engine.num_gpus=0 means the CPU; %s", A_GPU)
     check_cohorts(strategy)
     account.check_run(strategy)
     record, tracking, checkpoints, lock = start(job)
@@ -252,9 +253,10 @@ def begin(job: Job) -> Loop:
 
 @exits_as_errors()
 def try_settings(settings: Config) -> None:
-    """Refuse settings of what acts on the server before any data are read.
+    """Refuse wrong settings of the method, plug-ins, server optimiser, merge and tracker.
 
-    The log is silent meanwhile: the run itself repeats its messages.
+    It reads no data: the objects are built on a toy task. Their log messages are dropped, because
+    the run itself repeats them.
     """
     log.disabled = True
     try:

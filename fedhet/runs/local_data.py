@@ -1,7 +1,7 @@
-"""The data of a run with dataset=local, as one process sees them.
+"""The data of a run with dataset=local, in one process.
 
-A simulation sees all files, a client's process those of its site, and the server none. All three
-have the same declaration, and the same statistics for normalisation.
+A simulation reads the files of all sites, a client's process the files of its site, and the server
+none. All of them have the same declaration and the same statistics for normalisation.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from fedhet.runs.config.instantiation import find_target, instantiate
 
 
 def is_local(cfg: DictConfig) -> bool:
-    """Whether a run has every site's own data."""
+    """Whether each client of a run has the data of its own site."""
     return find_target(cfg.dataset) is Declaration
 
 
 def check_merge(cfg: DictConfig, merge: Mean, task: Task) -> None:
-    """Refuse a merge that bounds updates, and not what their sites say that they weigh.
+    """Refuse merges that limit the size of updates if nothing limits the weights that sites claim.
 
     Raises:
-        ConfigError: neither `dataset.max_samples` nor the clients' sizes are given.
+        ConfigError: the merge needs a limit, and neither `dataset.max_samples` nor the clients'
+            sizes are given.
     """
     local = is_local(cfg) and cfg.dataset.max_samples is None
     if "used weights" not in merge.breaks and merge.name != Mean.name and (local or task.unsized):
@@ -52,40 +53,40 @@ def check_merge(cfg: DictConfig, merge: Mean, task: Task) -> None:
         )
         raise ConfigError(
             f"merge={merge.name} with {where}: the weight of a client is the number of samples that"
-            f" it claims, and one that claims very many would take the whole mean; give {bound}"
+            f" it claims, so a client that claims very many would decide the mean alone; give"
+            f" {bound}"
         )
 
 
 def declaration(cfg: DictConfig) -> tuple[Declaration, Sites]:
-    """The declaration of a run, and its partition.
+    """Return the declaration of a run, and its partition.
 
     Raises:
-        ConfigError: the partition would cut the sites' data into shares, or a setting is wrong.
+        ConfigError: the partition would divide the sites' data, or a setting is wrong.
     """
     if find_target(cfg.partition) is not Sites:
         raise ConfigError(
             f"dataset=local with partition={cfg.partition.get('name')}: each site keeps all of its"
-            " data, which no partition may cut into shares; leave partition=... out, or write"
+            " data, so no partition may divide them into shares; leave partition=... out, or write"
             " partition=sites"
         )
     scheme: Sites = instantiate(cfg.partition)
     declared: Declaration = instantiate(cfg.dataset, data_dir=cfg.data_dir)
     if scheme.clients not in (None, len(declared.sites)):
         raise ConfigError(
-            f"partition.clients={scheme.clients}: dataset.sites declares {len(declared.sites)}, and"
-            " each is a client; leave partition.clients out"
+            f"partition.clients={scheme.clients}: dataset.sites declares {len(declared.sites)}"
+            " sites, and each site is one client; leave partition.clients out"
         )
     return declared, scheme
 
 
 class SiteClients(HeldClients):
-    """The clients, of whom those can be accessed whose data this process has.
+    """All clients of a run. Only clients with data in this process can be accessed.
 
     Args:
-        dataset: what is agreed on, by which each client makes its samples ready.
-        parts: client -> its parts as they are in its files.
-        part_sizes: the numbers of each client's training, validation and test samples; 0 for those
-            that are not known.
+        dataset: the agreed description, by which each client prepares its samples.
+        parts: client -> its parts, as read from its files.
+        part_sizes: each client's numbers of training, validation and test samples; 0: unknown.
     """
 
     place = "at its site, not on this machine"
@@ -104,20 +105,20 @@ class SiteClients(HeldClients):
         parts = self.here[pid]
         if own := self.own.get(pid):
             parts = {name: own.samples(samples) for name, samples in parts.items()}
-        # an empty part is None
+        # An empty part becomes None.
         return ClientData(parts["train"], parts.get("val") or None, parts.get("test") or None)
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """What a process has of the data of a run.
+    """One process's part of the data of a run.
 
     Attributes:
         cfg: the configuration.
         declared: the declaration.
         dataset: the global test set and the agreed statistics, without other samples.
         clients: the clients.
-        agreed: what the sites have reported; None in a client's process.
+        agreed: the reports of the sites; None in a client's process.
     """
 
     cfg: DictConfig
@@ -128,7 +129,7 @@ class LocalData:
 
     @property
     def example(self) -> Tensor:
-        """An input as the server knows it, also where the simulation knows more."""
+        """An example input from the declaration: a simulation uses no more than the server has."""
         return self.declared.example
 
     @property
@@ -138,24 +139,24 @@ class LocalData:
 
     @classmethod
     def simulated(cls, cfg: DictConfig, engine: str) -> LocalData:
-        """All sites on this machine, each with its own of `dataset.files`.
+        """Read the data of all sites on this machine, each site from its entry in `dataset.files`.
 
         Raises:
-            ConfigError: a site has no file, or the engine is Flower's, whose nodes know none.
-            DataError: a file is not as declared; the message names the site.
+            ConfigError: a site has no file, or the engine is flwr, because its nodes get no files.
+            DataError: a file does not fit the declaration; the message names the site.
         """
         declared, scheme = declaration(cfg)
         if engine == "flwr":
             raise ConfigError(
-                "dataset=local: this node has no data of its own. In a deployment, a SuperNode is"
-                ' given them by --node-config \'site="a" data="/path"\'; the nodes of engine=flwr'
-                " on one machine have none: try the run with engine=local and dataset.files"
+                "dataset=local: this node has no data of its own. In a deployment, a SuperNode gets"
+                ' them by --node-config \'site="a" data="/path"\'. With engine=flwr on one machine,'
+                " the nodes have none: try the run with engine=local and dataset.files"
             )
         files = declared.files or {}
         if missing := [site for site in declared.sites if site not in files]:
             raise ConfigError(
                 f"dataset=local: a simulation needs dataset.files={{{missing[0]}: <path>, ...}}"
-                f" for {missing}; in a deployment each site names its own"
+                f" for {missing}; in a deployment each site names its own file"
             )
         parts: dict[int, Mapping[str, Samples]] = {}
         for pid, site in enumerate(declared.sites):
@@ -176,10 +177,10 @@ class LocalData:
         agreed: Agreement,
         parts: Mapping[int, Mapping[str, Samples]] | None = None,
     ) -> LocalData:
-        """The data of a server, which has none itself, or of a simulation, which has `parts`."""
+        """Build the data of a server, which has no samples, or of a simulation, with `parts`."""
         declared, _ = declaration(cfg)
         for key, values in agreed.statistics.items():
-            log.info("%s: %s %s, over the sites' training parts", declared.name, key, values)
+            log.info("%s: %s %s, over all sites' training parts", declared.name, key, values)
         dataset = declared.dataset(test=test_set(declared), agreed=agreed.statistics)
         if dataset.test is not None and dataset.by_client:
             dataset = replace(dataset, test=Own.unknown(dataset).samples(dataset.test))
@@ -193,7 +194,7 @@ class LocalData:
         parts: Mapping[str, Samples],
         statistics: Mapping[str, list[float]],
     ) -> LocalData:
-        """The data of the client `pid`, in a process at its site."""
+        """Build the data of the client `pid` in a process at its site."""
         declared, _ = declaration(cfg)
         sizes = [[0] * len(PARTS) for _ in declared.sites]
         sizes[pid] = [len(parts[part]) if part in parts else 0 for part in PARTS]
@@ -201,7 +202,7 @@ class LocalData:
         return cls(cfg, declared, dataset, SiteClients(dataset, {pid: parts}, sizes), None)
 
     def partition_record(self) -> dict[str, Any]:
-        """The content of partition.json; no machine knows which samples a site has."""
+        """Return the content of partition.json; it does not say which samples a site has."""
         sites = list(self.declared.sites)
         settings: Any = OmegaConf.to_container(self.cfg.partition)
         del settings["_target_"]
@@ -221,19 +222,19 @@ class LocalData:
                 site: dict(zip(PARTS, sizes, strict=True))
                 for site, sizes in zip(sites, self.agreed.sizes, strict=True)
             }
-            counts = [None if one is None else one.counts for one in self.agreed.descriptions]
+            counts = [None if site is None else site.counts for site in self.agreed.descriptions]
             record["reported_counts"] = dict(zip(sites, counts, strict=True))
-            if all(one is not None and None not in one for one in counts):
+            if all(reported is not None and None not in reported for reported in counts):
                 record["counts"] = counts
         identity = json.dumps([self.declared.digest, sites, record.get("sizes")])
         return record | {"hash": hashlib.sha256(identity.encode()).hexdigest()[:16]}
 
 
 def test_set(declared: Declaration) -> Samples | None:
-    """The global test set, which the server alone reads; None if the run has none.
+    """Read the global test set, which only the server uses; None if the run has none.
 
     Raises:
-        DataError: the file is missing, or not as declared.
+        DataError: the file is missing, or does not fit the declaration.
     """
     if declared.test is None:
         return None

@@ -1,4 +1,4 @@
-"""The model that a configuration names, for the data that it is trained on."""
+"""Builds the model that a configuration names, for the data on which it is trained."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
-    """Build what the group `model` of a configuration names.
+    """Build the model that the group `model` of a configuration names.
 
-    Its constructor gets the settings of the group and, as keyword arguments, `shape`, that of one
-    sample, (C, H, W), (F,) or (T,), and `classes`, the number of its outputs. One that has the
-    parameters also gets `vocabulary`, the number of tokens, and `padding`, the token that fills up
-    short texts, or None.
+    The constructor gets the settings of the group and two keyword arguments: `shape`, the shape of
+    one sample ((C, H, W), (F,) or (T,)), and `classes`, the number of outputs. If it has these
+    parameters, it also gets `vocabulary`, the number of tokens, and `padding`, the token that fills
+    up short texts, or None.
 
     Args:
         node: the settings of the group.
-        dataset: what the model is trained on.
-        most: the largest size that is built, in MB of parameters and buffers; 0: any.
+        dataset: the data on which the model is trained.
+        most: the largest allowed size, in MB of parameters and buffers; 0: no limit.
 
     Raises:
-        ConfigError: the model is larger; or the constructor does not take these arguments, or the
-            model does not read such samples; or a model of your own is no module with one number
-            for each output.
+        ConfigError: the model is larger; or the constructor does not take these arguments; or the
+            model does not read such samples; or a user's own model is no module, or does not return
+            one number for each output.
     """
     shape, outputs = dataset.shape, len(dataset.outputs)
     what = f"a sample of {dataset.name} is {shape}, {dataset.x.dtype}"
@@ -43,9 +43,9 @@ def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
     reads_text = getattr(find_target(node), "text", True)
     if dataset.text and reads_text and not (predicts_token or _asks_for_vocabulary(node)):
         raise ConfigError(
-            f"model: {node._target_.rpartition('.')[2]} predicts the next of its tokens; {what},"
+            f"model: {node._target_.rpartition('.')[2]} predicts the next token; {what},"
             f" with {dataset.vocabulary} tokens, and has {outputs} outputs (target="
-            f"{dataset.target}); model=text takes such texts"
+            f"{dataset.target}); model=text reads such texts"
         )
     if most:
         _check_size(node, most, shape, outputs, dataset.vocabulary, dataset.padding)
@@ -53,8 +53,8 @@ def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
     if getattr(model, "text", dataset.text) != dataset.text:
         reads = "images or tables of numbers" if dataset.text else "texts, token numbers (T,)"
         raise ConfigError(
-            f"model: {type(model).__name__} reads {reads}; {what}. Texts are read by model=text"
-            " and, to predict the next character, by model=char_lstm"
+            f"model: {type(model).__name__} reads {reads}; {what}. For texts, use model=text, or"
+            " model=char_lstm to predict the next character"
         )
     if not node._target_.startswith("fedhet."):
         _try(model, dataset, node._target_)
@@ -62,15 +62,15 @@ def build_model(node: DictConfig, dataset: Dataset, most: int = 0) -> nn.Module:
 
 
 def model_of(node: DictConfig, partition: Mapping[str, Any]) -> nn.Module:
-    """The untrained model of a run.
+    """Return the untrained model of a run.
 
     Args:
         node: the settings `model` of the run.
-        partition: the content of its partition.json.
+        partition: the content of the run's partition.json.
     """
     outputs = len(partition.get("numbers") or partition["classes"])
     text = partition.get("vocabulary", outputs), partition.get("padding")
-    # The file of pretrained weights may no longer exist, and is not needed.
+    # The file of pretrained weights is not needed, and may no longer exist.
     return _build(node, tuple(partition["shape"]), outputs, *text, pretrained=False)
 
 
@@ -96,17 +96,17 @@ def _build(
 
 
 def _check_size(node: DictConfig, most: int, *about: Any) -> None:
-    """Refuse a model that is too large, before its memory is taken."""
+    """Refuse a model that is too large, before memory is allocated for it."""
     try:
         with torch.device("meta"):
             model = _build(node, *about, pretrained=False)
     except NotImplementedError:
-        return  # some of torchvision and timm need values; their sizes are those of their names
+        return  # some models of torchvision and timm cannot be built without values
     size = trees.nbytes(model.state_dict()) / 1e6
     if size > most:
         raise ConfigError(
             f"model: {size:.0f} MB of parameters and buffers; this node builds at most max-model"
-            f"={most} MB, as its site.toml or node config says"
+            f"={most} MB (set in its site.toml or node config)"
         )
 
 
@@ -115,7 +115,7 @@ def _asks_for_vocabulary(node: DictConfig) -> bool:
 
 
 def _try(model: nn.Module, dataset: Dataset, target: str) -> None:
-    """Check that an own model returns one number for each sample and output."""
+    """Check that a user's own model returns one number for each sample and output."""
     x = torch.zeros(2, *dataset.shape, dtype=dataset.x.dtype if dataset.text else torch.float32)
     shape, expected = dataset.shape, (2, len(dataset.outputs))
     output = trial_output(

@@ -1,4 +1,4 @@
-"""A task given as objects: whether it fits together, and what is recorded of it."""
+"""Checks a task that is given as Python objects, and records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedhet.runs.config.lines import key_of
 
 # The settings that a task replaces.
 REPLACED = ("dataset", "partition", "model", "data_dir")
-# Samples in a trial: more than one, so that a mean over them is noticed.
+# Samples in a trial: more than one, so that a criterion that averages over them is noticed.
 TRIAL = 3
 
 
@@ -28,7 +28,8 @@ def check_settings(settings: Config) -> None:
     """Refuse settings that have no effect with a task.
 
     Raises:
-        ConfigError: naming each of these settings, and of an experiment the groups that it sets.
+        ConfigError: there are such settings; the message names them, or the groups that an
+            experiment sets.
     """
     keys = {override: key_of(override) for override in settings.overrides}
     ignored = [each for each, key in keys.items() if key.partition(".")[0] in REPLACED]
@@ -37,16 +38,16 @@ def check_settings(settings: Config) -> None:
         ignored = [key for key in REPLACED if settings.cfg[key] != default[key]]
     if ignored:
         raise ConfigError(
-            f"{', '.join(ignored)} with a Task: it has its own data, clients and model, so settings"
-            " of dataset, partition, model and data_dir have no effect; leave them out"
+            f"{', '.join(ignored)} with a Task: a Task has its own data, clients and model, so"
+            " settings of dataset, partition, model and data_dir have no effect; leave them out"
         )
 
 
 def check_task(workspace: Workspace) -> None:
-    """Check that model, criterion, classes and data of the site's task fit together.
+    """Check that model, criterion, classes and data of the task fit together.
 
-    Every client in a list is checked; where another sequence loads them, only the first one that
-    has samples is. The model is tried on a few samples of each shape.
+    If the clients are a list, every client is checked. If another sequence loads them, only the
+    first client that has samples is checked. The model is tried on a few samples of each shape.
 
     Raises:
         ConfigError: the model does not take the inputs, the criterion does not return one loss per
@@ -62,7 +63,7 @@ def check_task(workspace: Workspace) -> None:
         x = samples.x
         numbers = x.is_floating_point() and x.numel()
         if numbers and not all(bound.isfinite() for bound in x.aminmax()):
-            if task.transform is not None:  # it may replace them
+            if task.transform is not None:  # it may replace such values
                 x = workspace.prepared(Samples(x.clone(), samples.y)).x
             _check_finite(where, "input", x)
         kind = (samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype)
@@ -72,17 +73,17 @@ def check_task(workspace: Workspace) -> None:
 
 
 def _parts(task: Task, simulated: bool) -> Iterator[tuple[str, Samples]]:
-    """Yield the samples to be checked, each with its place; a lazy sequence loads one client.
+    """Yield the samples to check, each with its place; of a lazy sequence only one client.
 
     Raises:
-        ConfigError: the data are those of a node alone.
-        DataError: a simulation has not the data of its clients.
+        ConfigError: the task has the data of a single node.
+        DataError: a simulation lacks the data of its clients.
     """
     if isinstance(task.clients, ClientData):
         raise ConfigError(
-            "Task: clients is the data of one node's client, for fedhet.flower.client_app; expected"
-            " a list of ClientData, or for fedhet.flower.strategy the training sizes or the number"
-            " of clients"
+            "Task: clients is a single ClientData, as for the node of a fedhet.flower.client_app;"
+            " expected a list of ClientData, or, for fedhet.flower.strategy, the training sizes or"
+            " the number of clients"
         )
     pids = [pid for pid, size in enumerate(task.sizes) if size][:1]
     if isinstance(task.clients, list | tuple):
@@ -110,7 +111,7 @@ def _check_finite(where: str, what: str, values: Tensor) -> None:
 
 
 def _try(where: str, samples: Samples, workspace: Workspace) -> None:
-    """Try model and criterion on a batch of several samples, and on one of a single sample."""
+    """Try model and criterion on a batch of several samples, and the criterion on one sample."""
     task = workspace.task
     few = torch.arange(TRIAL) % len(samples)
     batch = workspace.prepared(Samples(samples.x[few], samples.y[few]))
@@ -134,7 +135,9 @@ def _try(where: str, samples: Samples, workspace: Workspace) -> None:
                 " number for each class"
             )
         if shape[:1] != (TRIAL,):
-            raise ConfigError(f"{returned}; its first dimension must be the samples, {TRIAL}")
+            raise ConfigError(
+                f"{returned}; its first dimension must be the number of samples, {TRIAL}"
+            )
         for n in (TRIAL, 1):
             _check_losses(where, task.criterion, output[:n], batch.y[:n])
 
@@ -157,20 +160,20 @@ def _check_losses(where: str, criterion: Any, output: Tensor, y: Tensor) -> None
     raise ConfigError(
         f"Task: {batch}, the criterion {name} returns {returned} for outputs of shape"
         f" {tuple(output.shape)} and targets of shape {tuple(y.shape)}; expected one loss for each"
-        f' sample, shape ({n},), which torch\'s losses return with reduction="none" if outputs and'
+        f' sample, shape ({n},); torch\'s losses return it with reduction="none" if outputs and'
         " targets have the same shape"
     )
 
 
 def _name(thing: Any) -> str:
-    """Name an object as code does: a function by its name, another object by its class."""
+    """Return the name of a function, or the class name of another object."""
     named = thing if hasattr(thing, "__name__") else type(thing)
     return str(named.__name__)
 
 
 # ---- the record
 def recorded_config(cfg: DictConfig, workspace: Workspace) -> DictConfig:
-    """Return the configuration with the task in place of the settings that it replaces."""
+    """Return the configuration with an entry `task` in place of the settings it replaces."""
     task = workspace.task
     kept = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in REPLACED])
     model = type(workspace.model)
@@ -189,7 +192,7 @@ def recorded_config(cfg: DictConfig, workspace: Workspace) -> DictConfig:
 def partition_record(task: Task) -> dict[str, Any]:
     """Return the content of partition.json for a task given as objects.
 
-    It has the samples of each client and class where the clients are a list of classes' samples.
+    If the clients are a list and the targets have classes, it counts samples by client and class.
     """
     record: dict[str, Any] = {
         "name": "task",

@@ -1,4 +1,4 @@
-"""Settings of the current process: garbage collection around imports, threads, and the device."""
+"""Settings of this process: garbage collection, threads, signals, proxies and the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TOGETHER_SECONDS = 1.0  # after a signal has ended one process of a run, in which it may end the run
+# If a signal ends one process of a run, the run may receive the same signal within this time.
+TOGETHER_SECONDS = 1.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDERR = 2  # the file descriptor; Ray replaces sys.stderr
@@ -33,10 +34,10 @@ STDERR = 2  # the file descriptor; Ray replaces sys.stderr
 def imports() -> Iterator[None]:
     """Import heavy packages faster, in a process that belongs to fedhet.
 
-    Imported modules stay, so searching them for garbage is wasted time. Nothing is collected inside
-    the block, which makes the import of torch a fifth faster, and everything that exists at its end
-    is excluded from later collections. At the end of the process the remaining objects are excluded
-    too: that last collection takes a second with torch and Flower.
+    Imported modules stay in memory, so it wastes time to search them for garbage. The block runs
+    without garbage collection, which makes the import of torch a fifth faster. Later collections
+    skip all objects that exist at the end of the block. The collection at the end of the process is
+    skipped, too, because it takes a second with torch and Flower.
     """
     gc.disable()
     try:
@@ -49,7 +50,7 @@ def imports() -> Iterator[None]:
 
 
 def _freeze_at_exit() -> None:
-    # triton's bindings report every object that was not collected as a leak, in fifty lines.
+    # triton's bindings report every uncollected object as a leak, in fifty lines.
     if "triton" in sys.modules:
         gc.unfreeze()
     else:
@@ -59,7 +60,7 @@ def _freeze_at_exit() -> None:
 def pin_threads(threads: int) -> None:
     """Set the number of threads for arithmetic in this process.
 
-    It determines the last bits of every sum.
+    The number determines the last bits of every sum.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -70,7 +71,7 @@ def pin_threads(threads: int) -> None:
 
 @contextmanager
 def pinned_threads(threads: int) -> Iterator[None]:
-    """Set the number of threads inside the block; a notebook gets its own number back."""
+    """Set the number of threads inside the block, and restore the previous number after it."""
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -85,10 +86,10 @@ def pinned_threads(threads: int) -> Iterator[None]:
 
 @contextmanager
 def exit_after(seconds: float | None) -> Iterator[None]:
-    """End this process if the block takes longer, and write to stderr where it was.
+    """End this process if the block takes longer, and write a traceback to stderr.
 
-    That works whatever hangs in it, also what keeps Python's threads from running. Only for a
-    process that serves one client.
+    It works even if the hanging code keeps Python's threads from running. Use it only in a process
+    that serves one client.
     """
     if seconds is None:
         yield
@@ -101,29 +102,29 @@ def exit_after(seconds: float | None) -> Iterator[None]:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Let this process be killed when the thread that has started it ends.
+    """Let the kernel kill this process when the thread that started it ends.
 
-    That reaches it also while it hangs, and holds for the program that it becomes. On Linux only;
-    elsewhere a process of multiprocessing ends at its next message.
+    This works even if the process hangs, and also after an exec. It needs Linux; elsewhere, a
+    process of multiprocessing ends at its next message.
 
     Args:
-        parent: the id of its parent; None: multiprocessing has started it, and knows.
+        parent: the id of the parent process; None: ask multiprocessing, which started this process.
     """
     if parent is None and (started_by := multiprocessing.parent_process()):
         parent = started_by.pid
     if sys.platform == "linux" and parent is not None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended before
+        if os.getppid() != parent:  # the parent has ended already
             os._exit(1)
 
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait for the end of the block, also in processes started inside."""
+    """Delay SIGINT and SIGTERM until the end of the block, also in processes started inside it."""
     received: list[int] = []
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        # Another thread may take a signal that this one has blocked.
+        # Another thread may receive a signal that this one blocks.
         for number in SIGNALS:
             handlers[number] = signal.signal(number, lambda n, frame: received.append(n))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -138,10 +139,10 @@ def signals_deferred() -> Iterator[None]:
 
 
 def direct_loopback(*others: str) -> dict[str, str]:
-    """The variables by which a process reaches this machine without a proxy.
+    """Return the variables with which a process connects to this machine without a proxy.
 
-    What they name in this process stays. Some programs read the one and some the other, and gRPC
-    the third in place of both.
+    The addresses that the variables of this process name are kept. Some programs read `no_proxy`,
+    some `NO_PROXY`, and gRPC reads `no_grpc_proxy` instead of both if it is set.
 
     Args:
         others: further addresses of this machine.
@@ -153,14 +154,14 @@ def direct_loopback(*others: str) -> dict[str, str]:
         if name == "no_grpc_proxy" and value is None:
             continue
         hosts = [host for each in (value or either).split(",") if (host := each.strip())]
-        if hosts != ["*"]:  # which many programs understand only where it stands alone
+        if hosts != ["*"]:  # many programs understand "*" only if it stands alone
             hosts += [host for host in (*LOOPBACK, *others) if host not in hosts]
         found[name] = ",".join(hosts)
     return found
 
 
 def thread_names() -> Iterator[str]:
-    """The names of this process's threads, those of libraries included, on Linux."""
+    """Yield the names of this process's threads, including threads of libraries, on Linux."""
     for path in Path("/proc/self/task").glob("*/comm"):
         with suppress(OSError):  # the thread has ended
             yield path.read_text().strip()
@@ -178,6 +179,6 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     elif name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "device=cuda, but torch finds no CUDA device here; use device=cpu or device=auto"
+            "device=cuda: torch finds no CUDA device on this machine; use device=cpu or device=auto"
         )
     return torch.device(name)

@@ -1,4 +1,4 @@
-"""The data of a run: the samples and clients that its configuration describes."""
+"""Loads the data of a run: the samples and clients that its configuration describes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fedhet.runs.config.instantiation import instantiate
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run, which `dataset`, `partition` and `seed` of `cfg` determine.
+    """The data of a run, as `dataset`, `partition` and `seed` of `cfg` determine them.
 
-    The mean and std of `dataset` are numbers here: `of` has replaced `auto` by what it measured on
+    The mean and std of `dataset` are numbers: `of` has replaced `auto` by the values measured on
     the clients' training samples.
     """
 
@@ -37,18 +37,18 @@ class RunData:
     scheme: Scheme
     dataset: Dataset
     partition: Partition
-    example: ClassVar[None] = None  # the data themselves are here
+    example: ClassVar[None] = None  # not needed, because this process has the data
 
     @classmethod
     def of(cls, cfg: DictConfig) -> RunData:
         """Load the dataset of a configuration and assign its samples to clients."""
-        # The scheme first: a setting that is out of range is reported before any data are read.
+        # The scheme first, so that a setting out of range is reported before data are read.
         scheme: Scheme = instantiate(cfg.partition)
         dataset: Dataset = instantiate(cfg.dataset, data_dir=cfg.data_dir)
         if not isinstance(dataset, Dataset):
             raise ConfigError(
-                "dataset=local: the sites' data are their own, and there is no partition of them to"
-                " describe, save or export"
+                "dataset=local: each site has its own data, so there is no partition to describe,"
+                " save or export"
             )
         if scheme.by_class and dataset.target not in WITH_CLASSES:
             raise ConfigError(
@@ -60,8 +60,8 @@ class RunData:
             dataset = dataset.pooled()
             if scheme.split[2] == 0:
                 log.warning(
-                    "partition.pool_test=true with partition.split=%s: there is neither a global"
-                    " test set nor a client's own",
+                    "partition.pool_test=true with partition.split=%s: there is no global test set,"
+                    " and clients have no test samples",
                     list(scheme.split),
                 )
         labels = dataset.y.numpy()
@@ -79,7 +79,7 @@ class RunData:
         )
 
     def _warn_of_left_out(self) -> None:
-        """Say how many samples, and which classes, are at no client."""
+        """Log how many samples, and which classes, no client has."""
         dataset = self.dataset
         y = dataset.y.numpy()
         left_out = np.ones(len(y), bool)
@@ -102,9 +102,9 @@ class RunData:
         )
 
     def _measured(self) -> Dataset:
-        """The dataset with numbers in the place of `auto`.
+        """Return the dataset with measured numbers in place of `auto`.
 
-        They are cached, because in a deployment every message is handled by a new process.
+        The numbers are cached, because in a deployment a new process serves every message.
         """
         dataset = self.dataset
         found: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class RunData:
             arrays = cached_arrays(dataset.name, key, measure) if dataset.source else measure()
             measured = {prefix + name: arrays[name].tolist() for name in auto}
             log.info(
-                "%s: auto is measured on the clients' %d training samples: %s",
+                "%s: auto was measured on the clients' %d training samples: %s",
                 dataset.name,
                 sum(self.clients.sizes),
                 ", ".join(f"{name} {values}" for name, values in measured.items()),
@@ -137,10 +137,10 @@ class RunData:
         return moments(getattr(client.train, part).numpy() for client in self.clients).arrays
 
     def _tested(self) -> Dataset:
-        """The dataset with each sample of the global test set made ready as its owner's are.
+        """Return the dataset with each global test sample prepared as its owner's samples are.
 
         Raises:
-            ConfigError: `dataset.mean=own`, and a sample has no owner among the clients.
+            ConfigError: `dataset.mean=own`, and the owner of a test sample is no client.
         """
         dataset = self.dataset
         if dataset.test is None or not dataset.by_client:
@@ -150,15 +150,15 @@ class RunData:
         for pid, owner in enumerate(self.partition.owners):
             if (rows := named == owner).any():
                 x[rows] = self.clients.own(pid)(x[rows])
-        if (others := ~np.isin(named, self.partition.owners)).any():
-            x[others] = Own.unknown(dataset)(x[others])
+        if (unowned := ~np.isin(named, self.partition.owners)).any():
+            x[unowned] = Own.unknown(dataset)(x[unowned])
         return replace(dataset, test=Samples(x, dataset.test.y))
 
     @property
     def digest(self) -> str:
-        """16 hex digits of the labels and of who has which samples.
+        """16 hex digits that identify the labels and who has which samples.
 
-        Measured statistics are not part of it: their last bits may differ between processors.
+        Measured statistics are left out, because their last bits may differ between processors.
         """
         dataset = self.dataset
         kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
@@ -167,9 +167,9 @@ class RunData:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def partition_record(self) -> dict[str, Any]:
-        """The content of partition.json: the partition, its settings, and its statistics.
+        """Return the content of partition.json: the partition, its settings, and its statistics.
 
-        `partition=saved` reads it.
+        `partition=saved` reads such a file.
         """
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)

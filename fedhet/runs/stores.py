@@ -1,4 +1,4 @@
-"""Where clients' states are kept: in memory, in files, or in Flower's contexts."""
+"""Stores clients' states in memory, in files, or in Flower's contexts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from fedhet.data.storage import written
 from fedhet.runs.guard import TemporaryFolder
 
 MEMORY_BYTES = 2**29  # limit for the states that one process keeps in memory
-STATE_DAYS = 7  # after so many days without use, the states of a run are removed
+STATE_DAYS = 7  # the states of a run are removed after this many days without use
 HASH_BYTES = 32  # of SHA-256
-MARK = ".fedhet"  # marks the folders that may be removed
+MARK = ".fedhet"  # the file that marks folders which may be removed
 
 
 class MemoryStore:
-    """States in this process.
+    """Stores states in the memory of this process.
 
-    Beyond `limit` bytes, the least recently used states move to files, which are deleted when the
-    process ends.
+    If they need more than `limit` bytes, the least recently used states move to files. The files
+    are deleted when the process ends.
     """
 
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
         self._limit = limit
         self._bytes = 0
-        # by client: the states by version, and the older versions to keep
+        # client -> (version -> state, older versions to keep)
         self._states: OrderedDict[int, tuple[dict[int, Tree], Collection[int]]] = OrderedDict()
         self._spilled: tuple[TemporaryFolder, DiskStore] | None = None
 
@@ -68,7 +68,7 @@ class MemoryStore:
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
             self._spilled[1].save(pid, version, versions[version], keep)
-        # Only now: if the disk is full, only the client of the current message fails.
+        # Not before the states are saved: if the disk is full, only the current client fails.
         self._bytes -= _size(versions)
         del self._states[pid]
 
@@ -78,9 +78,9 @@ def _size(versions: dict[int, Tree]) -> int:
 
 
 class DiskStore:
-    """States as files: the SHA-256 of the rest, and then the content of a safetensors file.
+    """Stores states in files: the SHA-256 of the rest, and then the content of a safetensors file.
 
-    This store is for clients that share a node, or whose process ends after each message.
+    It is for clients that share a node, and for processes that end after each message.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,14 +94,14 @@ class DiskStore:
         stated, data = content[:HASH_BYTES], content[HASH_BYTES:]
         if hashlib.sha256(data).digest() != stated:
             raise LostState(
-                f"client {pid}: its state of round {version} is damaged on this machine: the file"
-                " does not have the content whose hash it begins with"
+                f"client {pid}: its state of round {version} is damaged on this machine: the hash"
+                " at the beginning of the file does not fit its content"
             )
         return safetensors.torch.load(data)
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
-        # Clones: two pieces may keep one tensor, which safetensors refuses.
+        # Clones: two components may keep the same tensor, and safetensors refuses that.
         whole = torch.contiguous_format
         clones = {name: t.cpu().clone(memory_format=whole) for name, t in state.items()}
         content = safetensors.torch.save(clones)
@@ -113,10 +113,10 @@ class DiskStore:
 
 
 class ContextStore:
-    """States in Flower's `context.state`.
+    """Stores states in Flower's `context.state`.
 
-    Ray carries this record to whichever worker serves the client, so there must be one client per
-    node.
+    Ray carries this record to the worker that serves the client, so each node must have only one
+    client.
     """
 
     def __init__(self, record: RecordDict) -> None:
@@ -140,21 +140,20 @@ class ContextStore:
 
 
 def store_at_site(run_id: str) -> Store:
-    """The store of a run's client processes at a site. It outlives Flower's run, and its id."""
+    """Return the store for a run's client processes at a site; it outlives Flower's run."""
     return DiskStore(state_folder(run_id))
 
 
 def state_folder(run_id: str) -> Path:
     """Return the folder in which the client processes of a run keep their states.
 
-    It is below $FEDHET_STATE_DIR, or below the user's own folder in the temporary directory.
+    It is in $FEDHET_STATE_DIR, or in the user's own folder in the temporary directory. When a new
+    run starts on the machine, this function removes the folders of runs that were not used for
+    STATE_DAYS days. It removes only folders that have our mark.
 
     Raises:
         ValueError: the folder belongs to another user, or others may write to it. In a shared
             temporary directory, another user could have created it first.
-
-    When a run starts on the machine, the folders of runs that have not been used for STATE_DAYS
-    days are removed. Only folders that carry our mark are removed, whatever else is beside them.
     """
     root = own_folder("fedhet-state")
     home = root / run_id
@@ -168,22 +167,22 @@ def state_folder(run_id: str) -> Path:
 
 
 def own_folder(name: str) -> Path:
-    """A folder of this name where the client processes of this site keep what is theirs.
+    """Create and return a private folder of this name for the client processes of this site.
 
     Raises:
-        ValueError: as `state_folder` does.
+        ValueError: as in `state_folder`.
     """
     default = Path(tempfile.gettempdir()) / f"fedhet-{os.getuid()}"
     root = Path(os.environ.get("FEDHET_STATE_DIR") or default) / name
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.parent == default:
-        _check_own(root.parent, closed=0o022)  # others may look, but not put anything there
+        _check_own(root.parent, closed=0o022)  # others may read it, but not write to it
     _check_own(root, closed=0o077)
     return root
 
 
 def _check_own(folder: Path, closed: int) -> None:
-    """Refuse a folder of another user, a link, and one whose mode has a bit of `closed`."""
+    """Refuse a link, a folder of another user, and a folder whose mode has a bit of `closed`."""
     status = folder.lstat()
     own = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
     if not own or status.st_mode & closed:

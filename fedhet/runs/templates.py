@@ -1,6 +1,6 @@
-"""Texts of files that fedhet writes, with the parts that vary filled in.
+"""Fills in the templates of files that fedhet writes.
 
-They are in yaml files, because a Flower app bundle takes no plain text files.
+The templates are in yaml files, because a Flower app bundle takes no plain text files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ import yaml
 
 
 def filled(file: Path, name: str, words: Mapping[str, str]) -> str:
-    """Return the text of this name in a file `name: text`, with `words` for its $names."""
+    """Return the template `name` of a file `name: text`, with `words` in place of its $names."""
     texts: dict[str, str] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return Template(texts[name]).substitute(words)

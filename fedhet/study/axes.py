@@ -16,7 +16,7 @@ from fedhet.runs.config.lines import key_of, value_of
 from fedhet.runs.config.overrides import literal
 
 Label = str | int | float | bool | None
-Setting = tuple[tuple[str, Label], ...]  # a place on some of the axes
+Setting = tuple[tuple[str, Label], ...]  # one label for each of some axes
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Value:
     """A value of an axis.
 
     Attributes:
-        label: what it is called in tables and figures.
-        overrides: the overrides that it stands for.
+        label: its name in tables and figures.
+        overrides: the overrides that the label stands for.
     """
 
     label: Label
@@ -35,20 +35,22 @@ class Value:
 def read_axes(
     declared: Mapping[str, Any], settings: Mapping[str, Override]
 ) -> dict[str, tuple[Value, ...]]:
-    """The axes: those of the file, and those that the command line adds or gives other values.
+    """Return the axes of the file, changed and extended by the command line.
+
+    An override of an axis replaces its values. A sweep over another setting adds an axis.
 
     Args:
         declared: the entry `axes` of the file.
         settings: key -> the override of the command line, or of the scale.
 
     Raises:
-        ConfigError: an axis is written wrongly, has no value, or has one twice.
+        ConfigError: an axis has the wrong form, has no value, or has a value twice.
     """
     axes = {
         axis: tuple(_values(axis, values)) for axis, values in mapping("axes", declared).items()
     }
     for axis in [axis for axis in axes if axis in settings]:
-        # A value that the file has too, by its overrides or by its label, is that of the file.
+        # If the file has the same overrides or label, its value is used, with its label.
         known = {value.overrides: value for value in axes[axis]}
         named = {str(value.label): value for value in axes[axis]}
         given = values_of(settings[axis], named)
@@ -67,7 +69,7 @@ def read_axes(
 
 
 def _values(axis: str, declared: object) -> Iterator[Value]:
-    """The values of an axis as the file gives them."""
+    """Yield the values of an axis from the file's entry."""
     if isinstance(declared, Mapping):
         for label, lines in declared.items():
             yield Value(str(label), tuple(lines_of(f"axes.{axis}.{label}", lines)))
@@ -81,7 +83,7 @@ def _values(axis: str, declared: object) -> Iterator[Value]:
 
 
 def labels_of(declared: Mapping[str, Any]) -> dict[str, Collection[str]]:
-    """Axis -> the names that the experiment's file gives its values."""
+    """Return axis -> the labels that the experiment's file gives to its values."""
     return {
         axis: [str(label) for label in values]
         for axis, values in mapping("axes", declared).items()
@@ -90,44 +92,47 @@ def labels_of(declared: Mapping[str, Any]) -> dict[str, Collection[str]]:
 
 
 def values_of(override: Override, labels: Collection[str] = ()) -> tuple[Value, ...]:
-    """The values that an override gives an axis.
+    """Return the values that an override gives to an axis.
 
     Args:
         override: the override.
-        labels: names that may stand for a choice of a group.
+        labels: labels that are allowed in place of a choice of a group.
     """
     return tuple(_values(override.key_or_group, single_values(override, labels)))
 
 
 def single_values(override: Override, labels: Collection[str] = ()) -> list[Any]:
-    """The values of an override, one or those of a sweep; the arguments are as for `values_of`."""
+    """Return the value of an override, or all values of a sweep; arguments as in `values_of`."""
     axis = override.key_or_group
     if not override.is_sweep_override():
         return [override.value()]
     if isinstance(override.value(), IntervalSweep):
-        raise ConfigError(f"{override.input_line!r}: an axis has single values; name them")
+        raise ConfigError(
+            f"{override.input_line!r}: an axis cannot be an interval; name each of its values"
+        )
     lines = [f"{axis}={value}" for value in override.sweep_string_iterator()]
     return [line.value() for line in overrides.parse(lines, {axis: labels})]
 
 
 def lines_of(name: str, value: object) -> list[str]:
-    """A list of overrides, which the file may also write as one text with blanks."""
+    """Return a list of overrides, which the file writes as a list or as one text with blanks."""
     lines = value.split() if isinstance(value, str) else [] if value is None else value
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ConfigError(
-            f"{name}={value}: overrides are expected, as in `method=scaffold plugin=[fednorm]`"
+            f"{name}={value}: must be overrides, as a list or one text with blanks, such as"
+            " `method=scaffold plugin=[fednorm]`"
         )
     return list(single_settings(lines))
 
 
 def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator[str]:
-    """The overrides, with `client={lr: .1, epochs: 2}` as one for each setting.
+    """Yield the overrides, and split `client={lr: .1, epochs: 2}` into one for each setting.
 
-    So what sets `client.lr` is known by this name, however it is written.
+    An override of `client.lr` then always has this key, in whichever form the user writes it.
 
     Args:
         lines: the overrides.
-        but: keys that are left as they are.
+        but: keys whose overrides are not split.
     """
     for line in lines:
         key, value = key_of(line), value_of(line)
@@ -145,7 +150,7 @@ def single_settings(lines: Iterable[str], but: Collection[str] = ()) -> Iterator
 
 
 def written(value: object) -> str:
-    """The value as an override writes it; the names of choices need no quotes."""
+    """Return the value as an override writes it; names of choices get no quotes."""
     if isinstance(value, str) and value.replace("_", "").replace("/", "").isalnum():
         return value
     return literal(value)

@@ -1,7 +1,7 @@
-"""Runs that Hydra's own sweepers, launchers and callbacks drive, as the command line names them.
+"""Runs that Hydra's own sweepers, launchers and callbacks drive.
 
-Hydra calls `validation_of_run` for each run. What its settings name is called, as in any
-application of Hydra, so they may come from the command line only: no file sets any of them.
+Hydra calls `validation_of_run` for each run. Hydra also calls any function that its settings name.
+Its settings may therefore come from the command line only: a file that changes one is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAUNCHER = "hydra/launcher"
 
 
 def is_asked(lines: Sequence[str]) -> bool:
-    """Whether overrides name settings of Hydra's that fedhet's own executors do not read."""
+    """Whether the overrides need Hydra: fedhet's own executors do not read all of its settings."""
     own = map(hydra_settings.is_read, filter(hydra_settings.is_hydras, map(key_of, lines)))
     return _launcher(lines) not in EXECUTORS or not all(own)
 
@@ -37,20 +37,20 @@ def _launcher(lines: Sequence[str]) -> str:
 
 
 def start(lines: Sequence[str], *, sweep: bool) -> None:
-    """Make one run, or a sweep, as Hydra's settings among the overrides say.
+    """Make one run or a sweep with Hydra, by its settings among the overrides.
 
     Args:
         lines: the overrides of the command line.
-        sweep: whether they may give several values.
+        sweep: whether the overrides may give several values.
 
     Raises:
-        ConfigError: an override is wrong, or the launcher is none of Hydra's.
+        ConfigError: an override is wrong, or the launcher does not belong to Hydra.
     """
-    overrides.parse(lines)  # whose messages name the choices
+    overrides.parse(lines)  # for its messages, which name the choices
     if (launcher := _launcher(lines)) in ("processes", "ray"):
         raise ConfigError(
-            f"{LAUNCHER}={launcher} makes the runs of fedhet's own sweeps and experiments; with"
-            f" other settings of Hydra's choose a launcher of Hydra's, such as {LAUNCHER}=joblib"
+            f"{LAUNCHER}={launcher} works for fedhet's own sweeps and experiments only; together"
+            f" with other settings of Hydra use one of Hydra's launchers, such as {LAUNCHER}=joblib"
         )
     place = initialize_config_dir(
         str(catalogue.CONF), job_name="fedhet", version_base=composition.HYDRA_VERSION
@@ -65,10 +65,10 @@ def start(lines: Sequence[str], *, sweep: bool) -> None:
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Loads what Hydra asks for, after a look at what files say of Hydra's settings.
+    """Loads configurations for Hydra, and checks that no file changes a setting of Hydra.
 
     Raises:
-        ConfigError: they change one, and could so have Hydra call anything.
+        ConfigError: a file changes a setting of Hydra, which could make Hydra call any function.
     """
 
     def load_configuration(
@@ -86,10 +86,10 @@ class CheckedLoader(ConfigLoaderImpl):
 
 
 def validation_of_run(_: DictConfig) -> float | None:
-    """Make the run that Hydra's configuration of this moment describes.
+    """Make the run that Hydra's current configuration describes.
 
     Returns:
-        Its best validation score, where higher is better; None if it has none
+        The best validation score of the run (higher is better); None if the run has no such score
         (`eval.clients=false`).
 
     Raises:

@@ -1,4 +1,4 @@
-"""The cells of an experiment: its runs, and the trials before them."""
+"""The cells of an experiment: its runs, and the trials that choose their settings."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Combination = tuple[tuple[str, Value], ...]  # a value of each axis
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment. Two cells are the same if they have the same folder.
+    """One run or trial of an experiment. Cells with the same folder are equal.
 
     Attributes:
-        kind: "run", or "trial" for one that only chooses settings.
+        kind: "run", or "trial" for a run that only serves the choice of settings.
         axes: axis -> the label of its value.
-        tuned: setting -> the value that was chosen, or is tried.
+        tuned: tuned setting -> its value: the chosen one for a run, the tried one for a trial.
         overrides: the overrides of the run.
-        folder: its folder, relative to that of the experiment. It depends on the experiment's
-            settings, the overrides and the labels of the axes' values: two labels may have the
-            same overrides.
+        folder: its folder, relative to the folder of the experiment. The name depends on the
+            experiment's settings, the overrides, and the labels of the axes' values, because two
+            labels may have the same overrides.
     """
 
     kind: str = field(compare=False)
@@ -45,12 +45,12 @@ class Cell:
     folder: str
 
     def on(self, axes: Collection[str]) -> Setting:
-        """Its place on these axes."""
+        """Return its labels on these axes."""
         return tuple((axis, label) for axis, label in self.axes.items() if axis in axes)
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A name for people, made of its labels and tuned values."""
         values = [
             f"{axis.rpartition('.')[2]}={label}" if axis != "method" else str(label)
             for axis, label in {**self.axes, **self.tuned}.items()
@@ -58,21 +58,21 @@ class Cell:
         return " ".join(["trial", *values] if self.kind == "trial" else values)
 
     def record(self) -> dict[str, object]:
-        """Its entry in experiment.json."""
+        """Return its entry in experiment.json."""
         names = ("folder", "kind", "axes", "tuned", "overrides")
         return {name: getattr(self, name) for name in names}
 
 
 def settings_of(experiment: Experiment) -> list[Combination]:
-    """All combinations of the axes' values but for the seeds."""
+    """Return all combinations of the values of all axes except the seed."""
     axes = {axis: values for axis, values in experiment.axes.items() if axis != SEED}
     return [tuple(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def trials(experiment: Experiment) -> list[Cell]:
-    """The trials in order: for each combination of the axes, each point with each seed.
+    """Return the trials in order: for each combination of the axes, each point with each seed.
 
-    There are none if the file keeps what earlier ones have chosen.
+    There are none if the experiment's file has the choices of earlier trials.
     """
     tuning = experiment.tuning
     if tuning is None or tuning.chosen is not None:
@@ -89,12 +89,12 @@ def runs(
     experiment: Experiment,
     chosen: Mapping[Setting, Point | None] | None = None,
 ) -> list[Cell]:
-    """The runs in the order of the axes.
+    """Return the runs in the order of the axes.
 
     Args:
         experiment: the experiment.
-        chosen: place on the axes `tune.per` -> the values that its trials have chosen; those that
-            the file keeps if None.
+        chosen: labels on the axes `tune.per` -> the tuned values that the trials have chosen. None:
+            use the choices in the experiment's file.
     """
     if chosen is None and experiment.tuning:
         chosen = experiment.tuning.chosen
@@ -109,7 +109,7 @@ def runs(
 
 
 def wanted(experiment: Experiment, every: Sequence[Cell]) -> list[Cell]:
-    """The runs of the part that is run now, and the trials on which their settings depend."""
+    """Return the runs of the requested part, and the trials on which their settings depend."""
     per = experiment.tuning.per if experiment.tuning else ()
     places = {run.on(per) for run in runs(experiment) if experiment.wants(run.axes)}
     return [
@@ -120,21 +120,21 @@ def wanted(experiment: Experiment, every: Sequence[Cell]) -> list[Cell]:
 
 
 def labels(combination: Combination) -> list[Label]:
-    """The labels of the values."""
+    """Return the labels of the values."""
     return [value.label for _, value in combination]
 
 
 def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
-    """Check names, values, and whether the pieces fit together, before the first cell starts.
+    """Check names, values and whether the components fit together, before the first run starts.
 
-    Every combination of the groups' choices is checked, and every other override once: ranges of
-    two settings do not depend on each other.
+    Every combination of choices of groups is checked. Every other override is checked once only,
+    because the range of a setting does not depend on other settings.
 
     Returns:
-        `data_lines` of a cell -> the settings of one that reads these data.
+        `data_lines` of a cell -> the composed settings of one cell that reads these data.
 
     Raises:
-        ConfigError: it names the cell.
+        ConfigError: a setting is wrong; the message names the run.
     """
     from fedhet.runs.config.instantiation import instantiate
     from fedhet.runs.job import try_settings
@@ -165,7 +165,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
 
 
 def data_lines(cell: Cell) -> frozenset[str]:
-    """The overrides on which it depends which data a cell reads."""
+    """Return the overrides that decide which data a cell reads."""
     return frozenset(line for line in cell.overrides if _top(line) in ("dataset", "data_dir"))
 
 
@@ -199,18 +199,18 @@ def _cell(
 
 
 def _top(line: str) -> str:
-    """The first part of the key of an override."""
+    """Return the first part of the key of an override."""
     return key_of(line).partition(".")[0]
 
 
 def _short(value: Value) -> str:
-    """The override of a value without the group of its setting: alpha=0.1."""
+    """Return the override of a value without the group of its setting: alpha=0.1."""
     key, _, text = value.overrides[0].partition("=")
     return f"{key.rpartition('.')[2]}={text}"
 
 
 def covering(experiment: Experiment) -> list[Cell]:
-    """All cells that may run now: the trials, and the runs with each value that they may choose."""
+    """Return the cells to check before the start: the trials, and runs with one of their points."""
     tried = trials(experiment)
     per = experiment.tuning.per if experiment.tuning else ()
     chosen = {cell.on(per): cell.tuned for cell in tried}

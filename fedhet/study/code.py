@@ -1,4 +1,4 @@
-"""Which code runs an experiment: results of two versions must not be mixed unseen."""
+"""The version of the code that runs an experiment, so that results of two are not mixed unseen."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Code:
     """A version of the code.
 
     Attributes:
-        version: that of the package fedhet.
-        commit: the commit of the repository to which its files belong; None if there is none, as
-            for a package that is installed inside of somebody's repository.
-        digest: that of the files, as `digest` computes it.
+        version: the version of the package fedhet.
+        commit: the commit of the repository that tracks its files; None if no repository does, for
+            example if the package is installed inside of somebody else's repository.
+        digest: the digest of the files (function `digest`).
     """
 
     version: str
@@ -35,36 +35,36 @@ class Code:
 
     @classmethod
     def current(cls) -> Code:
-        """That of the files as they are now."""
+        """Return the version of the files as they are now."""
         return cls(_version("fedhet"), _commit(), digest())
 
     def record(self) -> dict[str, Any]:
-        """The entries in a record."""
+        """Return the entries of a record."""
         return {"version": self.version, "commit": self.commit, "digest": self.digest}
 
     def is_that_of(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record names this code; a commit that changes no file of it does not count."""
+        """Whether a record names this version and digest; its commit may differ."""
         return (self.version, self.digest) == (record.get("version"), record.get("digest"))
 
     @staticmethod
     def text(record: Mapping[str, Any]) -> str:
-        """The entries as a user reads them."""
+        """Format the entries of a record for users."""
         commit = record.get("commit")
         at = f" at commit {commit[:7]}" if isinstance(commit, str) else ""
         return f"fedhet {record.get('version')}{at}, code {short(record.get('digest'))}"
 
 
 def digest() -> str:
-    """Compute the digest of the code on the disk, without git: a run does so twice.
+    """Compute the digest of the code on the disk. It needs no git, because every run does it twice.
 
     Returns:
-        16 hex digits of fedhet's source files, of conf/ and the folders of one's own pieces without
-        their experiments, of the source files of the packages whose classes a configuration may
-        name, and of the versions of torch, NumPy and scikit-learn.
+        16 hex digits of: fedhet's source files; conf/ and the folders of the user's own components,
+        without experiments; the source files of all packages with classes that a configuration may
+        name; the versions of torch, NumPy and scikit-learn.
     """
     state = hashlib.sha256()
     for name, path in _files():
-        with suppress(FileNotFoundError):  # removed since the folder was listed
+        with suppress(FileNotFoundError):  # the file was removed after the listing
             content = path.read_bytes()
             state.update(f"{name}\0{len(content)}\0".encode() + content)
     state.update(" ".join(map(_version, _PACKAGES)).encode())
@@ -72,10 +72,10 @@ def digest() -> str:
 
 
 def joined(record: Mapping[str, Any], found: str) -> dict[str, Any]:
-    """The record of a run that was begun with one code and has found another digest on its way.
+    """Return the record of a run that began with one code and found another digest later.
 
-    A process imports modules when it needs them, so that the run may have used parts of both. Its
-    digest names both, and equals that of no code.
+    A process imports modules when it needs them, so the run may have used parts of both. The new
+    digest names both, and equals the digest of no code.
     """
     began = str(record.get("digest"))
     if found == began or short(found) in began.split("+"):
@@ -84,12 +84,15 @@ def joined(record: Mapping[str, Any], found: str) -> dict[str, Any]:
 
 
 def short(digest: object) -> str:
-    """The digest, or those that it joins, as users read it."""
+    """Shorten a digest, or each part of a joined digest, for users."""
     return "+".join(part[:8] for part in str(digest).split("+"))
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """The files, each with its package or folder and its path there, which do not name the disk."""
+    """Yield each file with a name: its package or folder, and its path inside of it.
+
+    The name does not depend on the place of the package on the disk.
+    """
     yield from _below("fedhet", _PACKAGE, "*.py")
     for number, folder in enumerate(catalogue.folders()):
         for name, path in _below(f"conf {number}", folder, "*.yaml"):
@@ -118,7 +121,7 @@ def _commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints in the package's folder; None if it fails."""
+    """Return what git prints in the package's folder; None if git fails."""
     command = ["git", "-C", str(_PACKAGE), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

@@ -1,7 +1,7 @@
-"""What an experiment is, as its file in conf/experiment and the command line describe it.
+"""The definition of an experiment, from its file in conf/experiment and the command line.
 
 axes:                                    the runs are all combinations of the axes' values
-  method:                                label: the overrides that it stands for
+  method:                                label: the overrides of this label
     FedAvg: method=fedavg
     SCAFFOLD + FedNorm: method=scaffold plugin=[fednorm]
   partition.alpha: [0.05, 0.3]           or a list of values of a setting or group
@@ -34,33 +34,33 @@ from fedhet.study.tuning import Tuning, read_tuning
 def refuse_conflicts(
     axes: Mapping[str, Sequence[Value]], given: Mapping[str, Override], tuning: Tuning | None
 ) -> None:
-    """Refuse a setting that a label has, and the command line, another label or the tuning too.
+    """Refuse a setting that a label sets and also the command line, another label or the tuning.
 
-    That a label overrides the file, and its scale, is what labels are for. A choice of a group is
-    not one of the settings that it has: `client=adam` and `client.lr=0.1` go together.
+    Labels may override the file and its scale. The choice of a group does not count as setting the
+    group's settings: `client=adam` and `client.lr=0.1` are allowed together.
 
     Args:
         axes: axis -> its values.
-        given: key -> the override of the command line; the names of axes may be among them.
-        tuning: what is tuned, or None.
+        given: key -> the override of the command line; keys may be names of axes.
+        tuning: the settings that are tuned, or None.
 
     Raises:
-        ConfigError: naming the setting, and where it is set.
+        ConfigError: a setting is set twice; the message names it and both places.
     """
     for axis, values in axes.items():
         for value in values:
             for key in sorted(_keys(value).intersection(given).difference(axes)):
                 raise ConfigError(
-                    f"{given[key].input_line!r}: {_name(axis, value)} sets {key} as well, so that"
-                    " it would have no effect there; change the file, or choose other values of"
-                    f" {axis}"
+                    f"{given[key].input_line!r}: {_name(axis, value)} sets {key} as well, so the"
+                    " command line would have no effect on these runs; change the experiment's"
+                    f" file, or choose other values of {axis}"
                 )
     for (axis, values), (other_axis, others) in combinations(axes.items(), 2):
         for value, other in product(values, others):
             for key in sorted(_keys(value) & _keys(other)):
                 raise ConfigError(
-                    f"{_name(axis, value)} and {_name(other_axis, other)} both set {key}; a run has"
-                    " one value of it"
+                    f"{_name(axis, value)} and {_name(other_axis, other)} both set {key}; a run can"
+                    " have only one value of it"
                 )
     if tuning is not None:
         _refuse_tuned(axes, tuning)
@@ -74,8 +74,8 @@ def _refuse_tuned(axes: Mapping[str, Sequence[Value]], tuning: Tuning) -> None:
             for key in sorted(_keys(value).intersection(space)):
                 where = "space" if key in tuning.space else "own"
                 raise ConfigError(
-                    f"tune.{where}: {key} is tuned, and {_name(axis, value)} sets it as well; leave"
-                    " one of them out"
+                    f"tune.{where}: {key} is tuned, but {_name(axis, value)} sets it as well;"
+                    " remove one of the two"
                 )
 
 
@@ -88,7 +88,7 @@ def _name(axis: str, value: Value) -> str:
 
 
 # ---- the experiment
-# The scores by which values are compared, as fedhet/study/report names them.
+# The scores that a report can compare, by their names in fedhet/study/report.
 METRICS = (
     "last",
     "best_val",
@@ -99,7 +99,7 @@ METRICS = (
     "personal_best_val",
     "finetuned",
 )
-# They change no result, and therefore not the folder of a run either.
+# These settings change no result, so the name of a run folder does not depend on them.
 WITHOUT_EFFECT = ("tracker", "figures")
 OTHER_CODE = ("stop", "keep", "rerun")
 PRESETS = {"figures": "false", "engine.fused": "auto"}  # the report has figures of all runs
@@ -112,15 +112,15 @@ class Experiment:
     Attributes:
         name: the choice of the group `experiment`.
         title: the first comment of its file.
-        command: the folders of one's own pieces, as --config-dir=<folder>, and the overrides with
-            which it was called.
-        fixed: the overrides of every run, the first of which is `experiment=<name>`.
+        command: the command line: --config-dir=<folder> for each folder of the user's own
+            components, and the overrides.
+        fixed: the overrides of every run; the first is `experiment=<name>`.
         axes: axis -> its values.
-        tuning: what is tuned before the runs, or None.
+        tuning: the tuning before the runs, or None.
         report: the settings of the report: `compare`, `metric`, `reference`.
-        part: axis -> the labels whose runs are wanted now; the others are not launched.
-        on_other_code: what becomes of finished runs of another version: stop, keep or rerun.
-        digest: 16 hex digits of the settings that the file gives every run.
+        part: axis -> the labels of the requested runs; runs with other labels are not launched.
+        on_other_code: what to do with finished runs of other code: stop, keep or rerun.
+        digest: 16 hex digits of the settings that the file gives to every run.
     """
 
     name: str
@@ -136,11 +136,11 @@ class Experiment:
 
     @property
     def labels(self) -> dict[str, list[Label]]:
-        """Axis -> the labels of its values."""
+        """Return axis -> the labels of its values."""
         return {axis: [value.label for value in values] for axis, values in self.axes.items()}
 
     def wants(self, axes: Mapping[str, Label]) -> bool:
-        """Whether the cell with these labels belongs to the part that is run now."""
+        """Whether the run or trial with these labels belongs to the requested part."""
         return all(
             str(label) in self.part[axis] for axis, label in axes.items() if axis in self.part
         )
@@ -150,8 +150,8 @@ def read(lines: Sequence[str]) -> Experiment | None:
     """Return the experiment that the overrides choose, or None if they lead to a single run.
 
     Args:
-        lines: the overrides of the command line. One that names an axis gives it other values; one
-            that gives several values to another setting adds an axis.
+        lines: the overrides of the command line. An override of an axis replaces its values. A
+            sweep over another setting adds an axis.
 
     Raises:
         ConfigError: the experiment's file, or an override, is wrong.
@@ -191,7 +191,7 @@ def read(lines: Sequence[str]) -> Experiment | None:
 
 
 def _digest(name: str) -> str:
-    """The digest of the settings that the experiment's file fixes, and of the defaults."""
+    """Return the digest of the settings of the experiment's file, including all defaults."""
     settings: Any = OmegaConf.to_container(composition.raw([f"experiment={name}"]))
     default: Any = OmegaConf.to_container(composition.raw([]))
     settings |= {key: default[key] for key in WITHOUT_EFFECT}
@@ -200,7 +200,7 @@ def _digest(name: str) -> str:
 
 
 def _of_scale(declared: Mapping[str, Any], labels: Mapping[str, Collection[str]]) -> list[Override]:
-    """The overrides of the chosen scale."""
+    """Return the overrides of the chosen scale."""
     scale, scales = declared["scale"], mapping("scales", declared["scales"])
     if scale is None:
         return []
@@ -213,10 +213,10 @@ def _of_scale(declared: Mapping[str, Any], labels: Mapping[str, Collection[str]]
 def _part(
     key: str, override: Override, axes: Mapping[str, Sequence[Value]]
 ) -> tuple[str, tuple[str, ...]]:
-    """The axis that an override `axes.<axis>=...` names, and the labels that its patterns fit.
+    """Return the axis of an override `axes.<axis>=...`, and the labels that its patterns match.
 
     Raises:
-        ConfigError: there is no such axis, or no label that a pattern fits.
+        ConfigError: there is no such axis, or a pattern matches no label.
     """
     axis = one_of("axes", key.removeprefix(PART), axes)
     value = override.value()
@@ -231,7 +231,7 @@ def _part(
 
 def _report(declared: Mapping[str, Any], axes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
     compare = declared["compare"]
-    # Where nothing but the seed differs, the report has one method: that of the runs.
+    # If the seed is the only axis, the report has one method: the method of all runs.
     choices = [axis for axis in axes if axis != SEED] or ["method"]
     if compare is None:
         compare = "method" if "method" in choices else choices[0]

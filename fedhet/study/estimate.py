@@ -1,4 +1,4 @@
-"""How long an experiment takes on this machine, from a few rounds of each method."""
+"""Estimate the time of an experiment on this machine from a few rounds of each method."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Cost(NamedTuple):
     """Seconds of one run.
 
     Attributes:
-        before: the start, all rounds before the training, such as an exploration, and the end.
+        before: the start, all rounds before the training (such as an exploration), and the end.
         step: one round of training.
         evaluation: one evaluation.
-        rounds: how many rounds of training the run has.
-        evaluations: how many evaluations.
+        rounds: number of training rounds in the run.
+        evaluations: number of evaluations in the run.
     """
 
     before: float
@@ -45,15 +45,15 @@ class Cost(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """How long an experiment takes.
+    """The estimated time of an experiment.
 
     Attributes:
         measured: the name of a measured run -> its cost.
-        runs: how many runs there are.
-        trials: how many trials of the tuning.
-        seconds: for all of them, one after another.
-        longest: of one of them.
-        tuning: for the trials.
+        runs: number of runs.
+        trials: number of trials of the tuning.
+        seconds: seconds of all runs and trials, one after another.
+        longest: seconds of the longest run or trial.
+        tuning: seconds of all trials, one after another.
     """
 
     measured: dict[str, Cost]
@@ -64,13 +64,13 @@ class Estimate(NamedTuple):
     tuning: float
 
     def rows(self) -> list[tuple[str, str]]:
-        """Each measured run and what it costs, for people."""
+        """Return the name and the cost of each measured run, for people."""
         return [
             (
                 name,
                 f"{in_words(cost.total)}: {cost.rounds} rounds of {cost.step:.3g} s,"
                 f" {cost.evaluations} evaluations of {cost.evaluation:.3g} s,"
-                f" {cost.before:.3g} s before them",
+                f" {cost.before:.3g} s before and after",
             )
             for name, cost in self.measured.items()
         ]
@@ -80,24 +80,24 @@ class Estimate(NamedTuple):
         if not self.trials:
             return f"{runs}, one after another: {whole}"
         return (
-            f"{runs} and {counted(self.trials, 'trial')}, one after another: {whole},"
-            f" of which the trials take {self.tuning / self.seconds:.0%}"
+            f"{runs} and {counted(self.trials, 'trial')}, one after another: {whole};"
+            f" the trials take {self.tuning / self.seconds:.0%}"
         )
 
     def side_by_side(self, processes: int) -> str:
-        """What is known of the time that so many processes take."""
+        """Return a sentence on the time with this many processes at once."""
         least = max(self.seconds / processes, self.longest)
         return (
             f"{counted(processes, 'process', 'processes')} at once: about {in_words(least)};"
-            " an upper bound where runs train as one (engine.fused=auto), because each was measured"
-            " by itself"
+            " less if runs train in one batch (engine.fused=auto), because each run was measured"
+            " alone"
         )
 
 
 def estimate(experiment: Experiment) -> Estimate:
     """Measure a few rounds of each method in one setting, and of one method in each setting.
 
-    The time of a method in another setting is taken to differ as that of the first method does.
+    The estimate assumes that a setting changes the time of all methods by the same factor.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -131,13 +131,13 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _place(cell: Cell, axis: str) -> tuple[str, str]:
-    """The method and the setting of a cell."""
+    """Return the method and the setting of a run or trial."""
     others = {k: v for k, v in cell.axes.items() if k not in (axis, SEED)}
     return str(cell.axes.get(axis, "")), ", ".join(f"{k}={v}" for k, v in others.items())
 
 
 def measure(cell: Cell) -> Cost:
-    """Run a few rounds of a cell in a folder of its own, and take their times."""
+    """Run a few rounds of a run or trial in a temporary folder, and measure their times."""
     from fedhet.engines.dispatch import run_job
 
     whole = composition.compose(cell.overrides).cfg
@@ -146,7 +146,7 @@ def measure(cell: Cell) -> Cost:
         rounds = f"rounds={min(ROUNDS, whole.rounds)}"
         short = by_key([*cell.overrides, rounds, "eval.every=1", f"hydra.run.dir={run_dir}"])
         settings = composition.compose(list(short.values()))
-        said = io.StringIO()  # the rounds, which are not the answer here
+        said = io.StringIO()  # the lines of the rounds, which the user need not see
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             run_job(settings)
         run = load_run(run_dir)
@@ -165,7 +165,7 @@ def measure(cell: Cell) -> Cost:
 
 
 def in_words(seconds: float) -> str:
-    """A duration as people say it."""
+    """Format a duration for people."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

@@ -1,6 +1,7 @@
-"""Planned runs, and what makes them: here, in processes of this machine, on Ray, on Slurm.
+"""Planned runs, and executors that make them: here, in processes of this machine, Ray, Slurm.
 
-All executors start a run, wait, and are asked whether it has ended; how it has, its folder says.
+Executors for other processes can start a run, wait, and say whether its process has ended. The run
+folder then says how the run ended.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from fedhet.runs.config.composition import Bases
     from fedhet.runs.record.outcome import Run
 
-LOG = "log.txt"  # in a run folder: what its process has printed
-SILENT = f"its process ended without a word; {LOG} in its folder may say why"
+LOG = "log.txt"  # in a run folder: the output of its process
+SILENT = f"its process ended without an error message; {LOG} in its folder may say why"
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,16 @@ class PlannedRun:
     """A run of a sweep or an experiment.
 
     Attributes:
-        number: its place in the sweep.
-        label: what it is, for people.
+        number: its number in the sweep.
+        label: its name for people.
         overrides: its overrides.
         folder: absolute path of its run folder.
-        any_code: whether it may run with other code than the experiment has begun with; None if it
-            belongs to none.
-        trial: whether its validation score is shown in place of the one on test data, by which
-            nobody may choose.
-        alone: whether the process in which it was made first has died; it shares none with others.
+        any_code: whether the run may use other code than the experiment's command; None if the run
+            belongs to no experiment.
+        trial: whether the terminal shows its validation score. Nobody may choose a trial by its
+            test score.
+        alone: whether the process that it first shared with other runs has died. The run then gets
+            a process of its own.
     """
 
     number: int
@@ -91,14 +93,14 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """What it is, and which."""
+        """Its number and label, for people."""
         return f"job {self.number}: {self.label}"
 
     def prepare(self) -> None:
-        """Create the run folder, without what an earlier attempt has left there.
+        """Create the run folder. In a plain sweep, remove the cell.json of an earlier attempt.
 
         Raises:
-            ConfigError: it cannot be created.
+            ConfigError: the folder cannot be created.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,39 +110,40 @@ class PlannedRun:
             (self.folder / CELL).unlink(missing_ok=True)
 
     def composed(self, bases: Bases) -> Config:
-        """Return its settings, from what `bases` has composed for other runs of the sweep."""
+        """Compose its settings; `bases` caches parts that the runs of a sweep share."""
         settings = composition.compose(self.overrides, bases=bases)
         return replace(settings, run_dir=str(self.folder))
 
     def make(self, settings: Config) -> Run:
-        """Make the run, whose settings these are, in this process; raise what it fails with."""
+        """Make the run with these settings in this process; raise its error if it fails."""
         if self.any_code is None:
             return make(cells.as_cell(settings, self.folder) if self.alone else settings)
         with cells.recorded(self.folder, any_code=self.any_code):
             return make(cells.as_cell(settings, self.folder))
 
     def ended(self, problem: str) -> bool:
-        """Whether its folder says how it has ended.
+        """Whether its folder says how the run has ended.
 
         Args:
-            problem: why its process has ended without a word, or "".
+            problem: the problem that has ended its process, or "".
         """
         state = cells.state_of(self.folder)
         if not state and self.any_code is None:
             summary = read_or_empty(self.folder / "summary.json")
             return summary.get("status") == "ok" if problem else "seconds" in summary
         if state.get("status") == cells.WAITING:
-            return not problem and bool(state.get("reason"))  # it has found other code
+            return not problem and bool(state.get("reason"))  # the run has found other code
         return state.get("status") in (cells.FINISHED, cells.FAILED)
 
     def failure(self, problem: str) -> str | None:
-        """Why the run has failed, as its folder says once its process has ended.
-
-        "" if it has not; None if it has found other code and not begun, which the experiment tells
-        for all.
+        """Return why the run has failed, from its folder; call it after its process has ended.
 
         Args:
-            problem: why its process has ended without a word, or "".
+            problem: the problem that has ended its process, or "".
+
+        Returns:
+            "" if the run has not failed. None if it has found other code and has not begun; the
+            experiment reports this once for all runs.
         """
         if not self.ended(problem):
             problem = problem or SILENT
@@ -155,10 +158,10 @@ class PlannedRun:
 
 @exits_as_errors()
 def make(settings: Config) -> Run:
-    """Make a run in this process; raise what it fails with."""
-    instantiate(settings.cfg.partition)  # refuses its settings before torch and data are loaded
+    """Make a run in this process; raise its error if it fails."""
+    instantiate(settings.cfg.partition)  # refuses wrong settings before torch and data are loaded
     if "fedhet.engines.dispatch" in sys.modules:
-        # Models and data of an earlier run are in circles, which Python may keep for a long time.
+        # Reference cycles hold models and data of an earlier run; Python may keep them for long.
         gc.collect()
     else:
         with process.imports():
@@ -166,12 +169,12 @@ def make(settings: Config) -> Run:
     from fedhet.engines.dispatch import run_job
     from fedhet.runs.record import terminal
 
-    terminal.log_to_stderr("fedhet.data")  # which files were found or left out
+    terminal.log_to_stderr("fedhet.data")  # lists the files that were found or left out
     return run_job(settings)
 
 
 def clients_together(settings: Config) -> int:
-    """How many clients of such a run train as one; 0 for one after another."""
+    """Return how many clients of such a run train in one batch; 0 if they train one by one."""
     if not settings.run.engine.may_fuse:
         return 0
     from fedhet.engines.fused.choice import together
@@ -180,15 +183,17 @@ def clients_together(settings: Config) -> int:
     try:
         with exits_as_errors():
             return together(Job(settings))
-    except Exception:  # noqa: BLE001 -- the run itself tells what is wrong with it
+    except Exception:  # noqa: BLE001 -- the run itself reports its error
         return 0
 
 
 def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None:
-    """Make a run for the user of this process, who is told its folder however it ends.
+    """Make a run for the user of this process, and print its folder.
+
+    After an error other than RunFailed, nothing is printed.
 
     Returns:
-        The run; None if it is complete, and nobody reads what it prints.
+        The run; None if nobody reads its output any more (a closed pipe).
     """
     folder: Path | None = Path(settings.run_dir)
     try:
@@ -210,9 +215,9 @@ def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None
 
 
 def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
-    """Make runs in a process of their own, on this machine or another; their folders tell the rest.
+    """Make runs in this new process, on this machine or another. Their folders hold the outcome.
 
-    Several are made side by side, so that what they train can be trained as one
+    Several runs are made at the same time, so that their clients can train in one batch
     (fedhet/engines/fused).
 
     Args:
@@ -220,7 +225,7 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
         home: the working directory.
 
     Raises:
-        ConfigError: this machine does not have the working directory.
+        ConfigError: the working directory does not exist on this machine.
     """
     try:
         os.chdir(home)
@@ -243,18 +248,18 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
 
 
 def _announce(run: PlannedRun, settings: Config) -> None:
-    """Make a run, and let its folder say why it has failed."""
+    """Make a run. If it fails, print the error and record the reason in its folder."""
     try:
         run.make(settings)
     except OtherCode:
-        pass  # the folder says so
-    except Exception as error:  # noqa: BLE001 -- told by the command that has started it
+        pass  # the folder has the reason
+    except Exception as error:  # noqa: BLE001 -- the command that started the run reports it
         report_error(error)
         cells.record_failure(run.folder, error_line(error))
 
 
 def _beside_others(run: PlannedRun, settings: Config) -> None:
-    """Make a run in a process that makes others, too."""
+    """Make a run in a process that it shares with other runs."""
     timing.SHARE.set(timing.Share())
     with (run.folder / LOG).open("a", encoding="utf-8") as file:
         OWN_LOG.set(file)
@@ -265,7 +270,7 @@ OWN_LOG: ContextVar[TextIO] = ContextVar("log")
 
 
 class OwnLog:
-    """What stands for stdout in a process with several runs: each has its own log."""
+    """Replaces stdout in a process with several runs: each run writes to its own log."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(OWN_LOG.get(sys.__stderr__), name)  # type: ignore[arg-type]
@@ -273,7 +278,7 @@ class OwnLog:
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Let what this process and its children print go to the log of a run folder."""
+    """Redirect the output of this process and its children to the log of a run folder."""
     before = os.dup(1), os.dup(2)
     target = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -292,22 +297,22 @@ def _redirect(out: int, err: int) -> None:
     os.dup2(err, 2)
 
 
-# ---- what makes them
+# ---- executors
 CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.study.preload"
-# What runs that share a process have in common, beside the choices of groups.
+# Runs that share a process agree in these settings and in all choices of groups but the partition.
 SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
-MOST_RUNS = 10  # in one process; if it is killed, each is made again in one of its own
-LISTEN_SECONDS = 0.25  # at most, until the display is drawn anew and a lost interrupt is noticed
-END_SECONDS = 20.0  # for runs to record that they were interrupted, before they are killed
+MOST_RUNS = 10  # in one process; if it is killed, each run is repeated in its own process
+LISTEN_SECONDS = 0.25  # longest wait before the display is updated and interrupts are checked
+END_SECONDS = 20.0  # time for interrupted runs to write their record before they are killed
 
 
 class Executor(ABC):
     """Makes planned runs.
 
     Attributes:
-        places: how many at once.
-        reads_here: whether they read their data on this machine.
+        places: the largest number of processes at once.
+        reads_here: whether the runs read their data on this machine.
     """
 
     places = sys.maxsize
@@ -315,14 +320,14 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        """Make the runs, and return those that have failed, with the reason.
+        """Make the runs. Return the failed runs with their reasons.
 
-        A run that fails does not stop the others. Where one finds that the code has changed, no
-        more are begun.
+        A failed run does not stop the others. If a run finds that the code has changed, no more
+        runs are started.
 
         Args:
-            runs: what to make.
-            watch: shows it.
+            runs: the runs.
+            watch: shows their progress.
 
         Raises:
             ConfigError: a setting of the launcher is wrong, or a run folder cannot be created.
@@ -346,7 +351,7 @@ class Here(Executor):
                 make_here(run.make, run.composed(bases))
             except OtherCode:
                 break
-            except Exception as error:  # noqa: BLE001 -- it is one of many
+            except Exception as error:  # noqa: BLE001 -- the other runs continue
                 report_error(error)
                 failed[run] = error_line(error)
             watch.ends(run, failed.get(run, ""))
@@ -354,29 +359,29 @@ class Here(Executor):
 
 
 class Elsewhere(Executor):
-    """Makes runs in other processes, several at once."""
+    """Base of executors that make runs in other processes, several at once."""
 
     @abstractmethod
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
-        """Have these functions called, each in a process of its own; return a handle of each."""
+        """Call each function in its own process; return one handle per process."""
 
     @abstractmethod
     def wait(self, handles: Sequence[Any]) -> None:
-        """Wait until one of them has ended, or for `LISTEN_SECONDS`."""
+        """Wait until one of the processes has ended, but at most `LISTEN_SECONDS`."""
 
     @abstractmethod
     def ended(self, handle: Any) -> str | None:
-        """None while it goes on; else why it has ended without a word, or ""."""
+        """Return None while the process runs; after its end, "" or the problem that ended it."""
 
     @abstractmethod
     def interrupt(self, handle: Any) -> None:
-        """Have it end as after Ctrl-C."""
+        """Ask the process to end as it does after Ctrl-C."""
 
     def kill(self, handle: Any) -> None:
-        """End it at once, if it can be."""
+        """End the process at once, if the executor can do this."""
 
     def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
-        """Which runs are made by one process."""
+        """Group the runs; one process makes each group."""
         return [[run] for run in runs]
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
@@ -396,7 +401,7 @@ class Elsewhere(Executor):
                             watch.begins(run)
                         composed = [(run, run.composed(bases)) for run in group]
                         calls.append(partial(carry_out, composed, str(Path.cwd())))
-                    with signals_deferred():  # else a run might go on of which nobody knows
+                    with signals_deferred():  # else a started run could be missing in `running`
                         running |= zip(self.start(calls), batch, strict=True)
                 self.wait([*running])
                 for handle, group in [*running.items()]:
@@ -408,7 +413,7 @@ class Elsewhere(Executor):
                     if len(group) > 1 and left:
                         waiting.extend([replace(run, alone=True)] for run in left)
                         why = problem or SILENT
-                        watch.tell(f"{len(left)} runs are made again, each alone: {why}")
+                        watch.tell(f"{len(left)} runs are repeated, each in its own process: {why}")
                         group = [run for run in group if run not in left]
                     for run in group:
                         reason = run.failure(problem)
@@ -426,7 +431,7 @@ class Elsewhere(Executor):
         return {run: failed[run] for run in runs if run in failed}
 
     def _end(self, handles: list[Any]) -> None:
-        """Let all runs end as after Ctrl-C, and kill those that do not, or at a second Ctrl-C."""
+        """End all runs as after Ctrl-C. Kill runs that do not end, or all at a second Ctrl-C."""
         until = time.monotonic() + END_SECONDS
         try:
             for handle in handles:
@@ -440,12 +445,13 @@ class Elsewhere(Executor):
 
 
 class Processes(Elsewhere):
-    """Makes each run in a process of its own on this machine, as many at once as it has cores.
+    """Makes each run in its own process on this machine, by default one process per core.
 
-    They are forked by a process of multiprocessing that has imported what runs need.
+    Runs that can train in one batch may share a process. The fork server of multiprocessing forks
+    the processes; it has already imported the modules that runs need.
 
     Args:
-        workers: how many at once; None for the cores that this process may use.
+        workers: number of processes at once; None: the number of cores that this process may use.
     """
 
     reads_here = True
@@ -459,19 +465,19 @@ class Processes(Elsewhere):
         given = usable_cores() if workers is None else workers
         self.places = check.integer("hydra.launcher.workers", given, low=1)
         forkserver.set_forkserver_preload([PRELOAD])
-        # Python before 3.11.10 does not look for what it preloads in `sys.path`.
+        # Before Python 3.11.10, the fork server does not search `sys.path` for modules to preload.
         path = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         try:
-            resource_tracker.ensure_running()  # which ends with all signals allowed
-            with signals_deferred():  # which it then never receives
+            resource_tracker.ensure_running()  # leaves all signals unblocked, so it comes first
+            with signals_deferred():  # the fork server then keeps these signals blocked
                 forkserver.ensure_running()
         finally:
             del os.environ["PYTHONPATH"]
             os.environ.update({} if path is None else {"PYTHONPATH": path})
 
     def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
-        # Those that take the same from all groups; partitions may differ, and numbers.
+        # Runs are alike if they agree in all choices but the partition, and in SHAPING.
         alike: dict[tuple[str, ...], list[PlannedRun]] = {}
         shaping = catalogue.groups().keys() - {"partition"}
         for run in runs:
@@ -492,7 +498,7 @@ class Processes(Elsewhere):
             process = multiprocessing.get_context("forkserver").Process(
                 target=_in_process, args=arguments
             )
-            with suppress(OSError, EOFError):  # `ended` says so
+            with suppress(OSError, EOFError):  # `ended` reports that there is no process
                 process.start()
             handles.append(process)
         return handles
@@ -509,7 +515,7 @@ class Processes(Elsewhere):
         if code > 0:
             return f"its process ended with exit code {code}; {LOG} in its folder may say why"
         name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
-        more = " (as the system does where memory runs out)" if -code == signal.SIGKILL else ""
+        more = " (the system does so if memory runs out)" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{more}"
 
     def interrupt(self, handle: ForkServerProcess) -> None:
@@ -522,8 +528,8 @@ class Processes(Elsewhere):
 
 
 def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
-    """The process of a run on this machine."""
-    # Ctrl-C is for the command, which sends SIGTERM, once.
+    """Run `call` in a new process on this machine, with these environment variables."""
+    # The command handles Ctrl-C, and sends SIGTERM once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(variables)
@@ -531,7 +537,7 @@ def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
         with interruptible():
             signal.signal(signal.SIGTERM, _interrupt_once)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            end_with_parent(os.getppid())  # the process that has forked it, which ends with ours
+            end_with_parent(os.getppid())  # the fork server, which ends with the command
             command = multiprocessing.parent_process()
             if command is not None and not command.is_alive():
                 os._exit(1)
@@ -542,16 +548,16 @@ def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
 
 
 def _interrupt_once(number: int, frame: Any) -> None:
-    """Handle a signal like Ctrl-C; a second one would disturb the record of the first."""
+    """Handle a signal like Ctrl-C. Ignore a second one, which would disturb the first's record."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     interruptions.interrupt(number, frame)
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: by its affinity, and by the limit of its container."""
+    """Return the number of cores for this process, by its affinity and its container's limit."""
     cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
     for quota, period in (("cpu.max", ""), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+        with suppress(OSError, ValueError):  # there is no limit, or the limit is "max"
             words = (CGROUP / quota).read_text().split()
             words += (CGROUP / period).read_text().split() if period else []
             if int(words[0]) > 0:
@@ -567,10 +573,10 @@ class Ray(Elsewhere):
     because each run writes its own run folder.
 
     Args:
-        address: `<host>:<port>` of a cluster's head, or "auto" for that of this machine; None
-            starts a cluster on this machine.
-        num_cpus: the cores that Ray reserves for a run.
-        num_gpus: the GPUs, or the share of one.
+        address: `<host>:<port>` of a cluster's head; "auto": the cluster of this machine; None:
+            start a cluster on this machine.
+        num_cpus: cores that Ray reserves for a run.
+        num_gpus: GPUs, or a fraction of a GPU, that Ray reserves for a run.
     """
 
     def __init__(
@@ -593,10 +599,10 @@ class Ray(Elsewhere):
         with ray_arguments(self.address) as arguments:
             try:
                 ray.init(**arguments, log_to_driver=False)
-                signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+                signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler
                 return super().launch(runs, watch)
             finally:
-                ray.shutdown()  # and what still runs ends with this process's connection
+                ray.shutdown()  # runs that still go on end with this process's connection
 
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
         task: Any = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
@@ -621,13 +627,13 @@ class Ray(Elsewhere):
 
 
 class Submitit(Elsewhere):
-    """Makes each run as a job of Slurm, or of what submitit has in its place.
+    """Makes each run as a job of Slurm, or as a local process of submitit.
 
     Args:
         cluster: slurm, or local for processes of this machine.
-        submitit_folder: where submitit writes its logs.
-        max_num_timeout: how often Slurm may start a run again.
-        settings: those of `submitit.AutoExecutor`.
+        submitit_folder: the folder for submitit's logs.
+        max_num_timeout: how often Slurm may restart a run after a timeout.
+        settings: settings of `submitit.AutoExecutor`.
     """
 
     def __init__(
@@ -667,10 +673,10 @@ EXECUTORS: dict[str, Callable[..., Executor]] = {
 
 
 def executor(launching: Launching) -> Executor:
-    """What makes the runs, as hydra/launcher chooses it.
+    """Return the executor that hydra/launcher chooses.
 
     Raises:
-        ConfigError: it is not there, or has no such settings.
+        ConfigError: there is no such launcher, or it does not have these settings.
     """
     check.one_of("hydra/launcher", launching.launcher, EXECUTORS)
     try:

@@ -1,4 +1,4 @@
-"""Whether the data of several runs are there, before the first of them starts."""
+"""A check, before the first of several runs starts, that the data of all runs exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedhet.runs.config.instantiation import instantiate
 
 
 def find_data(configs: Iterable[DictConfig]) -> None:
-    """Load the dataset of each run once, as the runs will; what is decoded is cached for them.
+    """Load each dataset once, as the runs will do. Decoded data are cached for the runs.
 
     Args:
         configs: the composed settings of runs.
@@ -25,5 +25,5 @@ def find_data(configs: Iterable[DictConfig]) -> None:
     }
     for cfg in different.values():
         loaded = instantiate(cfg.dataset, data_dir=cfg.data_dir)
-        for file in (getattr(loaded, "files", None) or {}).values():  # dataset=local: the sites'
+        for file in (getattr(loaded, "files", None) or {}).values():  # sites' files: dataset=local
             find_path(cfg.data_dir, file, SITE_HINT)

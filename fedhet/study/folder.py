@@ -1,9 +1,9 @@
-"""The folder of an experiment: which cells are there, and what is recorded of the whole.
+"""The folder of an experiment: the state of its cells (runs and trials), and experiment.json.
 
-experiment.json   the axes, what was tuned, and every cell
-cells/<name>/     the run folder of a cell, and in it
-  cell.json       whether it is running, finished or failed, and the code that its process found
-  log.txt         what its process has printed, if it had one of its own
+experiment.json   the axes, the tuning, and every run and trial
+cells/<name>/     the run folder of a run or trial; it contains also:
+  cell.json       its state (waiting, running, finished or failed) and the code of its process
+  log.txt         the output of its process, if it ran in another process
 report/           the report
 """
 
@@ -35,17 +35,17 @@ EXPERIMENT = "experiment.json"
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 POOLED = "partition.pool_test"
 TEST_KNOWN = (
-    "The clients' own test parts are drawn anew with each seed, so that some of their samples were"
-    " training or validation data of the trials; the choice saw no test score."
+    "Each seed draws the clients' own test parts anew. Some of their samples were therefore"
+    " training or validation data of the trials. The choice saw no test score."
 )
 CHOOSE = (
-    "Choose on_other_code=keep to keep what other code has made, on_other_code=rerun to run it"
-    " again, or another folder by hydra.sweep.dir=<folder>"
+    "Use on_other_code=keep to keep the runs of other code, on_other_code=rerun to repeat them,"
+    " or hydra.sweep.dir=<folder> for another folder"
 )
 REASONS = {
     None: "it has not been run",
     WAITING: "it has not been run",
-    RUNNING: "it was interrupted: its process ended without a word",
+    RUNNING: "it was interrupted: its process ended without an error message",
 }
 
 
@@ -67,7 +67,7 @@ class ExperimentFolder:
         """Refuse a folder that holds another experiment.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: the folder holds another experiment.
         """
         before = _read(self.path / EXPERIMENT)
         if before and before.get("experiment") != self._experiment.name:
@@ -77,12 +77,12 @@ class ExperimentFolder:
             )
 
     def missing(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that have to run.
+        """Return the cells that still need to run.
 
-        Those that other code has finished count as `on_other_code` says.
+        `on_other_code` decides whether cells that other code has finished count as finished.
 
         Raises:
-            ConfigError: other code has finished some, and the setting is "stop".
+            ConfigError: other code has finished some cells, and `on_other_code` is "stop".
         """
         states = {cell: state_of(self.path / cell.folder) for cell in cells}
         finished = [cell for cell in cells if states[cell].get("status") == FINISHED]
@@ -99,15 +99,15 @@ class ExperimentFolder:
         return [c for c in cells if c not in finished or (c in other and not kept)]
 
     def discard(self, cells: Sequence[Cell]) -> None:
-        """Remove what other code has finished of cells that will run again."""
+        """Remove the folders of finished cells that will run again (made by other code)."""
         for cell in cells:
             if state_of(self.path / cell.folder).get("status") == FINISHED:
                 shutil.rmtree(self.path / cell.folder)
 
     def prepare(self, cells: Sequence[Cell]) -> None:
-        """Make room for cells that will be launched; a run that has a checkpoint will go on.
+        """Empty the folders of cells that will be launched, unless the cell can resume.
 
-        Not if other code has begun it: a run does not change its code on its way.
+        A cell resumes from its checkpoint only if the same code has begun it.
         """
         for cell in cells:
             folder = self.path / cell.folder
@@ -118,11 +118,14 @@ class ExperimentFolder:
             _write_cell(folder, WAITING, self._code.record())
 
     def refuse_change(self, cells: Sequence[Cell]) -> None:
-        """Refuse that the code has changed while these cells were to run.
+        """Check that the code has not changed since the command began.
+
+        Args:
+            cells: the cells that were to run since then.
 
         Raises:
-            OtherCode: some of them were not run, or not by the experiment's code alone, and the
-                setting is not "keep".
+            OtherCode: the code has changed, `on_other_code` is not "keep", and some of the cells
+                did not run, or did not run with the experiment's code only.
         """
         now = Code.current()
         if self._experiment.on_other_code == "keep" or now.digest == self._code.digest:
@@ -136,12 +139,12 @@ class ExperimentFolder:
         if left := len(cells) - sum(whole):
             raise OtherCode(
                 f"{self.path}: the code has changed while the experiment ran"
-                f" ({Code.text(self._code.record())}; now {Code.text(now.record())}), and {left} of"
-                f" the last {len(cells)} runs were not made by the first alone. {CHOOSE}"
+                f" ({Code.text(self._code.record())}; now {Code.text(now.record())}), and the first"
+                f" code alone has not finished {left} of the last {len(cells)} runs. {CHOOSE}"
             )
 
     def missing_reasons(self, cells: Sequence[Cell]) -> dict[Cell, str]:
-        """Return the cells that are not there, each with the reason."""
+        """Return the cells that have not finished, each with the reason."""
         states = {cell: state_of(self.path / cell.folder) for cell in cells}
         return {
             cell: state.get("reason") or REASONS.get(state.get("status"), "its record is damaged")
@@ -150,12 +153,11 @@ class ExperimentFolder:
         }
 
     def validation(self, cell: Cell) -> float | None:
-        """Return the validation score of a finished cell that counts in the experiment's report.
+        """Return the validation score of a cell, of the kind that `report.metric` names.
 
         Returns:
-            The score at the last evaluation, the best one, or the mean of the last ones, of the
-            models that `report.metric` names; None if the cell is not there, has diverged, or has
-            no such score.
+            The score at the last evaluation, the best score, or the mean of the last scores; None
+            if the cell has not finished, has diverged, or has no such score.
         """
         from fedhet.runs.record.summary import validation_score  # torch takes a second
 
@@ -163,7 +165,7 @@ class ExperimentFolder:
             return None
         folder = self.path / cell.folder
         summary = _read(folder / "summary.json")
-        if summary["status"] != "ok":  # it has diverged
+        if summary["status"] != "ok":  # the run has diverged
             return None
         path = folder / "rounds.jsonl"
         try:
@@ -173,16 +175,16 @@ class ExperimentFolder:
         return validation_score(summary, rows, self._experiment.report["metric"])
 
     def is_degraded(self, cells: Sequence[Cell]) -> bool:
-        """Whether a cell has lost more replies than it was allowed."""
+        """Whether any of the cells has lost more replies than `replies.max_lost` allows."""
         folders = (self.path / cell.folder for cell in cells)
         return any(_read(folder / "summary.json").get("degraded") for folder in folders)
 
     def _notes(self, cells: Sequence[Cell]) -> list[str]:
-        """The sentences for the reader, and one more where the trials knew test samples."""
+        """Return the report's notes, and a note if trials may have trained on test samples."""
         report = self._experiment.report
         lines = {line for cell in cells for line in cell.overrides if key_of(line) == POOLED}
         pooled = any(yaml.safe_load(value_of(line)) is True for line in lines)
-        fixed = composition.raw(self._experiment.fixed[:1])  # what the file says
+        fixed = composition.raw(self._experiment.fixed[:1])  # the settings of the file
         pooled = pooled or bool(fixed.partition.get("pool_test"))
         on_clients = report["metric"] not in ("last", "best_val", "last_k")
         known = self._experiment.tuning and (pooled or on_clients)
@@ -192,8 +194,8 @@ class ExperimentFolder:
         """Write experiment.json.
 
         Args:
-            cells: all cells that are known.
-            tuned: what the trials have chosen.
+            cells: all cells that are known by now.
+            tuned: the entries of the trials' choices.
         """
         experiment = self._experiment
         content = {
@@ -214,14 +216,14 @@ class ExperimentFolder:
 
 
 def count(path: Path) -> tuple[int, int]:
-    """How many cells of the experiment in a folder are there, and how many it has."""
+    """Return how many cells of an experiment have finished, and how many it has."""
     cells = _read(path / EXPERIMENT).get("cells", [])
     states = [state_of(path / cell["folder"]).get("status") for cell in cells]
     return states.count(FINISHED), len(cells)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """The content of a cell's cell.json; a finished cell without a whole record is damaged."""
+    """Read cell.json; a finished cell has the status "damaged" if its record is incomplete."""
     try:
         state = _read(folder / CELL)
         summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
@@ -238,8 +240,8 @@ def state_of(folder: Path) -> dict[str, Any]:
 
 # ---- in the process of a cell
 def as_cell(settings: Config, folder: Path) -> Config:
-    """Return the settings of a cell, which goes on if it has been begun."""
-    begun = (folder / "rounds.jsonl").exists()  # the last file that is written at the start
+    """Return the settings of a cell; it resumes if its run has begun."""
+    begun = (folder / "rounds.jsonl").exists()  # the last file that a run writes at its start
     if not begun:
         (folder / "summary.json").unlink(missing_ok=True)
     return replace(settings, run_dir_given=True, resumes=begun)
@@ -247,14 +249,15 @@ def as_cell(settings: Config, folder: Path) -> Config:
 
 @contextmanager
 def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
-    """Keep cell.json while the block runs the cell.
+    """Update cell.json while the block runs the cell.
 
     Args:
-        folder: the cell's, in whose cell.json is the experiment's code.
-        any_code: whether it may run with other code.
+        folder: the cell's folder; its cell.json has the experiment's code.
+        any_code: whether the cell may run with other code.
 
     Raises:
-        OtherCode: it may not, and the files have changed, or this machine has others.
+        OtherCode: this machine has other code than the experiment (the files have changed, or
+            another machine has other files), and `any_code` is false.
     """
     code = _read(folder / CELL).get("code", {})
     found = code_files.joined(code, code_files.digest())
@@ -271,7 +274,7 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
         yield
     except Exception as error:
         reason = reason_of(error)
-        # That a method diverges is a result, which the same run would have again.
+        # Divergence is a result: the same run would diverge again.
         ends(FINISHED if has_diverged(reason) else FAILED, reason)
         raise
     except BaseException:
@@ -281,17 +284,17 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
 
 
 def record_failure(folder: Path, reason: str) -> None:
-    """Let cell.json say why a run has failed, where its own process could not.
+    """Write to cell.json why a run has failed, if its own process could not.
 
-    A run of a plain sweep gets one, too, without the code that an experiment's cells name.
+    A run of a plain sweep gets a cell.json, too, but without the code.
 
     Args:
         folder: the run folder.
-        reason: why it has failed.
+        reason: why the run has failed.
 
     Raises:
         DataError: cell.json is damaged.
-        WriteError: it cannot be written.
+        WriteError: cell.json cannot be written.
     """
     known = _read(folder / CELL)
     if known.get("status") not in (FAILED, FINISHED):
@@ -305,10 +308,10 @@ def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a file of ours; empty if there is none.
+    """Return the content of a JSON file of fedhet; empty if there is no such file.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the file is damaged.
     """
     try:
         return read_object(path)

@@ -28,12 +28,12 @@ from fedhet.study.progress import Outcome, Progress
 
 
 def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
-    """Run what the overrides describe: an experiment, a sweep or a run; return the exit code.
+    """Run the experiment, sweep or run that the overrides describe; return the exit code.
 
     Args:
         lines: the overrides of the command line.
         sweep: whether the overrides may give several values.
-        dry: whether to tell what an experiment would run, and run nothing that stays.
+        dry: whether to print only what an experiment would run and how long this takes.
 
     Raises:
         ConfigError: an override is wrong; nothing was run.
@@ -42,18 +42,16 @@ def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
     hydras = by_hydra.is_asked(lines)
     if resuming.is_resumption(lines):
         if sweep:
-            raise ConfigError("-m with resume=...: it continues a single run as it was set up")
+            raise ConfigError("-m with resume=...: resume continues one run with its own settings")
     elif (experiment := definition.read(lines)) is not None:
         if hydras:
             raise ConfigError(
-                f"experiment={experiment.name} makes its runs itself: hydra/launcher=processes,"
-                " basic, ray and submitit_slurm are all that it takes of Hydra's own settings"
+                f"experiment={experiment.name} makes its runs itself. Of Hydra's own settings, it"
+                " accepts hydra/launcher=processes, basic, ray and submitit_slurm only"
             )
         return _foretell(experiment) if dry else run_experiment(experiment)[0]
     if dry:
-        raise ConfigError(
-            "--dry-run goes with an experiment, as in experiment=first_look --dry-run"
-        )
+        raise ConfigError("--dry-run needs an experiment, as in experiment=first_look --dry-run")
     if hydras:
         by_hydra.start(lines, sweep=sweep)
         return 0
@@ -61,7 +59,7 @@ def start(lines: list[str], *, sweep: bool, dry: bool = False) -> int:
 
 
 def _run(lines: list[str]) -> int:
-    """Make one run, or go on with one, and return the exit code."""
+    """Make one run, or resume it, and return the exit code."""
     settings = composition.compose(lines)
     made = make_here(make, settings)
     name = f"resume={settings.run_dir}" if settings.resumes else composition.label(lines)
@@ -98,8 +96,8 @@ def _sweep(lines: list[str]) -> int:
         if each not in failed:
             degraded |= is_degraded(read_object(each.folder / "summary.json"), each.name)
     for each in failed:
-        print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed when it failed
-    if not isinstance(makes, Here):  # which tells the folder of each run
+        print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed before
+    if not isinstance(makes, Here):  # `Here` prints the folder of each run
         say(f"run folder: {launching.folder}")
     if len(failed) < len(runs):
         say(f"to compare the runs: python -m fedhet report {shlex.quote(str(launching.folder))}")
@@ -107,19 +105,19 @@ def _sweep(lines: list[str]) -> int:
 
 
 def is_degraded(summary: dict[str, Any], name: str) -> bool:
-    """Whether a run has lost more replies than it was allowed, which is told if so."""
+    """Whether a run has lost more replies than `replies.max_lost` allows; print a line if so."""
     degraded = bool(summary.get("degraded"))
     if degraded:
         print(
-            f"degraded: {name}: it has lost a larger share of its replies than replies.max_lost"
-            " allows",
+            f"degraded: {name}: the run has lost a larger share of its replies than"
+            " replies.max_lost allows",
             file=sys.stderr,
         )
     return degraded
 
 
 def _foretell(experiment: Experiment) -> int:
-    """Say what an experiment would run, and how long that takes; return the exit code."""
+    """Print what an experiment would run and how long this takes; return the exit code."""
     from fedhet.study.estimate import estimate
 
     check(covering(experiment))
@@ -132,7 +130,7 @@ def _foretell(experiment: Experiment) -> int:
 
 
 def _launching(experiment: Experiment) -> composition.Launching:
-    """Where and by what the runs of an experiment are made."""
+    """Return the folder and the launcher of an experiment's runs."""
     given = [line for line in experiment.command if key_of(line).startswith("hydra")]
     presets = {
         "hydra/launcher": "processes",
@@ -154,13 +152,13 @@ def run_experiment(experiment: Experiment) -> tuple[int, Path]:
     except KeyboardInterrupt:
         there, every = count(path)
         if every:
-            say(f"experiment {experiment.name}: stopped; {there} of {every} runs are there")
+            say(f"experiment {experiment.name}: stopped; {there} of {every} runs are complete")
             say(f"run folder: {path}")
         raise
     except OtherCode:
         if experiment.on_other_code != "rerun":
             raise
-        print("the code has changed: the command starts again, with the new one", file=sys.stderr)
+        print("the code has changed: the command starts again with the new code", file=sys.stderr)
         sys.stdout.flush()
         os.execv(sys.executable, sys.orig_argv)
     reported = _report(experiment.name, path, outcome)
@@ -169,16 +167,16 @@ def run_experiment(experiment: Experiment) -> tuple[int, Path]:
 
 
 def _report(name: str, folder: Path, outcome: Outcome) -> bool:
-    """Say which cells of an experiment are missing, and write its report.
+    """Print the missing runs of an experiment, and write its report.
 
     Returns:
-        Whether there is a report.
+        Whether the report was written.
     """
     for cell, reason in outcome.missing.items():
         print(f"missing: {cell.label}: {clean(reason)}", file=sys.stderr)
     there = outcome.cells - len(outcome.missing)
-    more = f", {outcome.others} more were not asked for" if outcome.others else ""
-    say(f"experiment {name}: {there} of {outcome.cells} runs are there{more}")
+    more = f"; {outcome.others} other runs were not requested" if outcome.others else ""
+    say(f"experiment {name}: {there} of {outcome.cells} runs are complete{more}")
     with process.imports():
         from fedhet.study import report
     try:
@@ -189,7 +187,7 @@ def _report(name: str, folder: Path, outcome: Outcome) -> bool:
         return True
     except ConfigError as error:
         print(f"no report: {error}", file=sys.stderr)
-    except Exception as error:  # noqa: BLE001 -- the runs are there, whatever fails in a report
+    except Exception as error:  # noqa: BLE001 -- an error in the report must not lose the runs
         report_error(error)
     finally:
         say(f"run folder: {folder}")

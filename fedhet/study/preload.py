@@ -1,7 +1,7 @@
-"""Imported once, by the process from which those of the runs are forked (multiprocessing).
+"""The imports of multiprocessing's fork server, which forks the processes of the runs.
 
-A run's process begins with all of this, at no cost, and shares the memory. None of it starts CUDA,
-which a fork would lose.
+The process of a run begins with all these modules loaded, and shares their memory. None of them
+may start CUDA, because a forked process cannot use it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NAMES = (
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 process.end_with_parent(os.getppid())
 gc.disable()
-targets = catalogue.targets()  # what files name, which each run must know
+targets = catalogue.targets()  # the classes that the files in conf/ name; each run needs this list
 methods = {name.rpartition(".")[0] for name in targets if name.startswith("fedhet.methods.")}
-# multiprocessing would say nothing of one that cannot be imported, and leave the rest out.
+# If a module cannot be imported, multiprocessing skips the rest of this file without a message.
 for name in (*NAMES, *sorted(methods)):
     importlib.import_module(name)
 importlib.import_module("fedhet.engines.fused.traces").get_ready()

@@ -1,4 +1,4 @@
-"""An experiment from its first cell to its last: what is there is kept, what is missing is run."""
+"""Runs an experiment: keeps finished runs and trials, and launches the missing ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedhet.study.live import Watch
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of an experiment.
+    """The outcome of an experiment.
 
     Attributes:
-        cells: the number of its runs and trials, in the part that is run now.
-        missing: those that are not there, with the reason.
-        others: the number of its cells outside of that part.
-        degraded: whether a cell has lost more replies than it was allowed.
+        cells: number of runs and trials in the requested part.
+        missing: the unfinished runs and trials of this part, with the reason.
+        others: number of runs and trials outside of this part.
+        degraded: whether any of them has lost more replies than `replies.max_lost` allows.
     """
 
     cells: int
@@ -42,13 +42,13 @@ class Outcome:
 
 
 class Progress:
-    """An experiment, from its first cell to its last.
+    """Runs an experiment from its first trial to its last run.
 
     Args:
         experiment: the experiment.
         path: its folder, which is created if it does not exist.
-        code: the code with which the command began, before it imported what runs need.
-        executor: makes the runs of the cells.
+        code: the code at the begin of the command, before the imports that runs need.
+        executor: makes the runs and trials.
     """
 
     def __init__(self, experiment: Experiment, path: Path, code: Code, executor: Executor) -> None:
@@ -67,15 +67,14 @@ class Progress:
         return f"{runs} and {counted(trials, 'trial')} ({trials / len(asked):.0%} of all)"
 
     def run(self) -> Outcome:
-        """Run the cells that are not there yet.
+        """Run the missing trials, and then the missing runs with the settings that trials choose.
 
-        Trials come first; the settings that they choose are those of the runs. A cell that fails
-        does not end the others, and the runs of a setting without a successful trial are not
-        launched.
+        A failed run or trial does not stop the others. If all trials that would choose the settings
+        of a run have failed, the run is not launched.
 
         Raises:
-            ConfigError: a cell's settings are wrong, or the folder cannot be used; nothing was run.
-            OtherCode: the code has changed meanwhile; no more was run.
+            ConfigError: settings are wrong, or the folder cannot be used; nothing was run.
+            OtherCode: the code has changed since the start of the command; nothing more is run.
             DataError: data are missing; nothing was run.
         """
         experiment, path = self.experiment, self.folder.path
@@ -94,13 +93,13 @@ class Progress:
             lock.release()
 
     def _run_all(self, data: Mapping[frozenset[str], DictConfig]) -> Outcome:
-        """Run what is missing of an experiment whose folder is locked.
+        """Run the missing runs and trials. The folder of the experiment must be locked.
 
         Args:
-            data: `cells.data_lines` of a cell -> the settings of one that reads these data.
+            data: `cells.data_lines` of a cell -> the settings of a cell that reads these data.
         """
         self.folder.refuse_other()
-        # What trials of an earlier command have chosen stays recorded until there is more.
+        # Choices by trials of an earlier command stay recorded until new trials change them.
         runs, _ = self._runs()
         every = cells.wanted(self.experiment, [*self._trials, *runs])
         missing = self.folder.missing(every)  # before anything is written
@@ -118,13 +117,13 @@ class Progress:
         every = [*self._trials, *runs]
         asked = cells.wanted(self.experiment, every)
         reasons = self.folder.missing_reasons(asked)
-        why = "none of the trials that would choose its settings has ended well"
+        why = "its settings cannot be chosen, because no trial for them has succeeded"
         reasons |= {cell: why for cell in asked if cell in lost}
         degraded = self.folder.is_degraded(every)
         return Outcome(len(asked), reasons, len(every) - len(asked), degraded)
 
     def _runs(self) -> tuple[list[Cell], set[Cell]]:
-        """The runs with the settings that the trials choose, and those for which none is chosen."""
+        """Return all runs with their chosen settings, and the runs without a choice."""
         tuning_ = self.experiment.tuning
         if tuning_ is None:
             return cells.runs(self.experiment), set()
@@ -160,7 +159,7 @@ class Progress:
 def _choose(
     tuned: tuning.Tuning, folder: ExperimentFolder, trials: Sequence[Cell]
 ) -> list[dict[str, Any]]:
-    """The entries `tuned` of experiment.json: what the trials have chosen, or the file keeps."""
+    """Return the entries `tuned` of experiment.json: choices of the trials, or of the file."""
 
     def entry(
         place: Setting, chosen: tuning.Point | None, validation: float | None, tried: int

@@ -1,7 +1,7 @@
-"""Tuning: trials with few settings' values, and the choice among them.
+"""Tuning: the values of settings to try, and the choice among the trials.
 
-Each value that is compared (each method) gets the same number of trials in each setting, on seeds
-that no reported run has, and the clients' validation data decide. No test score is looked at.
+Each compared value (each method) gets the same number of trials in each setting. No reported run
+has the seed of a trial. The clients' validation data decide; no test score is read.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedhet.runs.config import overrides
 from fedhet.runs.config.experiment_file import SEED, mapping
 from fedhet.study.axes import Label, Setting, Value, single_values
 
-FEWEST_OF_A_GRID = 3  # values: of fewer, none lies inside
+FEWEST_OF_A_GRID = 3  # with fewer values, none lies inside of the grid
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of values, from which trials are drawn.
+    """An interval from which the values of trials are drawn.
 
     Attributes:
         low: its lower end.
         high: its upper end.
-        log: whether the logarithm is drawn uniformly, and not the value.
+        log: whether to draw the logarithm uniformly; else the value is drawn uniformly.
     """
 
     low: float
@@ -46,18 +46,19 @@ Point = dict[str, Any]  # setting -> one value
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is tuned.
+    """The tuning of an experiment.
 
     Attributes:
-        budget: the number of trials of each method in each setting; None for the whole grids, which
-            must then be of equal size. No grid may be smaller than the budget if others are not.
-        seeds: the seeds of the trials, each of which is run with all of them.
-        space: the settings that are tuned for all.
-        own: label of a value of an axis -> the settings that are tuned for it in addition.
-        per: the axes for each combination of whose values there is one choice; it has the best mean
-            over the others.
-        chosen: such a combination -> the values that the file of the experiment keeps, so that
-            there are no trials; None if trials choose.
+        budget: number of trials of each method in each setting. None: try the whole grids, which
+            must then have equal sizes. If one grid is smaller than the budget, all must have its
+            size.
+        seeds: the seeds of the trials; each trial is run with all of them.
+        space: the settings that are tuned in all runs.
+        own: label of a value of an axis -> the settings that are tuned for this value in addition.
+        per: axes; each combination of their values gets its own choice, with the best mean over
+            the remaining axes and the seeds.
+        chosen: a combination of `per` -> the chosen values from the experiment's file; there are no
+            trials then. None: trials choose.
     """
 
     budget: int | None
@@ -68,12 +69,12 @@ class Tuning:
     chosen: dict[Setting, Point] | None = None
 
     def space_of(self, labels: Sequence[object]) -> Space:
-        """The settings that are tuned for a combination of values."""
+        """Return the settings that are tuned for a combination of labels."""
         own = (self.own.get(str(label), {}) for label in labels)
         return {key: values for space in (self.space, *own) for key, values in space.items()}
 
     def record(self) -> dict[str, Any]:
-        """The content of experiment.json."""
+        """Return the entry for experiment.json."""
 
         def written(space: Space) -> dict[str, Any]:
             return {
@@ -91,9 +92,9 @@ class Tuning:
 
 
 def points(space: Space, budget: int | None) -> list[Point]:
-    """The values to try: the whole grid, or `budget` of its points or draws.
+    """Return the points to try: the whole grid, or `budget` draws from the grid or intervals.
 
-    The same space leads to the same points.
+    The same space and budget always give the same points.
 
     Raises:
         ConfigError: an interval without a budget.
@@ -106,7 +107,7 @@ def points(space: Space, budget: int | None) -> list[Point]:
             return every
     if budget is None:
         raise ConfigError(
-            "tune.budget=null: an interval has no last value; give a number of trials"
+            "tune.budget=null: tune.space or tune.own has an interval; set the number of trials"
         )
     return _drawn(space, budget)
 
@@ -134,21 +135,21 @@ def _drawn(space: Space, budget: int) -> list[Point]:
 
 
 def _rounded(value: float, interval: Interval) -> float:
-    """The value with three digits, and with more if the interval is narrow; it stays inside."""
+    """Round the value to three digits, or more if the interval is narrow; keep it inside."""
     largest = max(abs(interval.low), abs(interval.high))
     digits = 3 + max(0, math.floor(math.log10(largest / (interval.high - interval.low))))
     return min(max(float(f"{value:.{digits}g}"), interval.low), interval.high)
 
 
 def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> None:
-    """Refuse grids with which the numbers of trials would not be equal.
+    """Refuse grids that would give combinations different numbers of trials.
 
     Args:
-        tuning: what is tuned.
-        combinations: the labels of the axes' values, but for the seeds.
+        tuning: the tuning.
+        combinations: the labels of each combination of the axes, without the seed.
 
     Raises:
-        ConfigError: naming two of them.
+        ConfigError: the numbers differ; the message names two combinations.
     """
     sizes = {tuple(c): len(points(tuning.space_of(c), tuning.budget)) for c in combinations}
     least, most = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
@@ -156,19 +157,19 @@ def check_budget(tuning: Tuning, combinations: Sequence[Sequence[object]]) -> No
         names = [", ".join(map(str, labels)) for labels in (least, most)]
         raise ConfigError(
             f"tune.budget={'null' if tuning.budget is None else tuning.budget}: {names[0]} would"
-            f" have {sizes[least]} of the trials, and {names[1]} {sizes[most]}; tune.budget="
-            f"{sizes[least]} gives all of them the same number, or tune.own more values for the"
-            " first"
+            f" have {sizes[least]} trials, and {names[1]} would have {sizes[most]}; tune.budget="
+            f"{sizes[least]} makes the numbers equal, as do more values of the first in tune.own"
         )
 
 
 def best(scores: Mapping[str, Sequence[float | None]]) -> tuple[str, float] | None:
-    """The name of the best trial, and its mean validation score; None if none has ended well.
+    """Return the name and the mean validation score of the best trial; None if none has succeeded.
+
+    If several trials are equal, the first one wins.
 
     Args:
-        scores: name of a trial -> its validation scores, one for each seed; None and NaN for a
-            run that is missing or has diverged, with which a trial cannot win. Of equal trials the
-            first wins.
+        scores: name of a trial -> its validation scores, one for each seed. None or NaN means that
+            a run is missing or has diverged; such a trial cannot win.
     """
     means: dict[str, float] = {
         name: float(mean(values))  # type: ignore[type-var, arg-type]
@@ -179,9 +180,10 @@ def best(scores: Mapping[str, Sequence[float | None]]) -> tuple[str, float] | No
 
 
 def at_the_edge(point: Point, space: Space) -> list[str]:
-    """The settings of which an outermost value was chosen: a better one may lie beyond it.
+    """Return the settings with a chosen value at the edge of their grid.
 
-    Of fewer than three values each is an outermost one, which tells nothing.
+    A better value may lie beyond the edge. Grids with fewer than three values are left out, because
+    each of their values is at an edge.
     """
     grids = {
         key: values
@@ -196,7 +198,7 @@ def at_the_edge(point: Point, space: Space) -> list[str]:
     ]
 
 
-# ---- what is tuned, as the file of an experiment says it
+# ---- the entry `tune` of an experiment's file
 def read_tuning(
     declared: Mapping[str, Any],
     axes: Mapping[str, Sequence[Value]],
@@ -204,17 +206,17 @@ def read_tuning(
     of_file: Mapping[str, Sequence[Value]],
     seed: object,
 ) -> Tuning | None:
-    """What is tuned; a setting that the command line gives is not.
+    """Read the tuning of an experiment. A setting that the command line gives is not tuned.
 
     Args:
         declared: the entry `tune` of the file, with the overrides of the command line.
         axes: axis -> its values.
         settings: key -> the override of the command line, or of the scale.
-        of_file: axis -> the values that it has in the file.
-        seed: that of the runs to which no axis gives one.
+        of_file: axis -> its values in the file.
+        seed: the seed of the runs if `seed` is no axis.
 
     Raises:
-        ConfigError: the entry is written wrongly, or names no value of an axis.
+        ConfigError: the entry has the wrong form, or names a label that no axis has.
     """
 
     def space(name: str, values: object) -> Space:
@@ -229,7 +231,7 @@ def read_tuning(
     shared = space("tune.space", declared["space"])
     own = {}
     labels = [str(value.label) for axis in axes.values() for value in axis]
-    # The command line, or the scale, may have left a value of the file out.
+    # The command line or the scale may leave out values that the file has.
     left_out = {str(value.label) for axis in of_file.values() for value in axis}.difference(labels)
     for label, values in mapping("tune.own", declared["own"]).items():
         if label not in left_out:
@@ -252,8 +254,8 @@ def read_tuning(
         if not any(label == str(value.label) for axis in per for value in axes[axis]):
             raise ConfigError(
                 f"tune.own.{label}: settings are chosen for each {' and '.join(per)}"
-                " (tune.per), which has no such value; trials of its own would be compared with"
-                " those of the others"
+                f" (tune.per), and {label} is a value of another axis; its trials would be compared"
+                " with trials of other values"
             )
     tuning = Tuning(budget, seeds, shared, own, tuple(per))
     if declared["chosen"] is None:
@@ -268,7 +270,7 @@ def _chosen(
     of_file: Mapping[str, Sequence[Value]],
     settings: Collection[str],
 ) -> dict[Setting, Point]:
-    """What the file keeps of earlier trials, in the order of the axes."""
+    """Read the choices of earlier trials from the file, in the order of the axes."""
     if not isinstance(declared, list):
         raise ConfigError(f"tune.chosen={declared}: a list of choices, or null, is expected")
     labels = {
@@ -283,20 +285,23 @@ def _chosen(
         for axis, label in place:
             left_out = [value.label for value in of_file.get(axis, ())]
             one_of(f"{name}.{axis}", str(label), dict.fromkeys(map(str, labels[axis] + left_out)))
-        if place not in wanted:  # the command line, or the scale, has left it out
+        if place not in wanted:  # the command line or the scale has left this value out
             continue
         space = tuning.space_of([label for _, label in place])
         for key in sorted({*space, *point}.difference(settings)):
             one_of(name, key, space)
             if key not in point or not _within(point[key], space[key]):
-                raise ConfigError(f"{name}: {key}={point.get(key)} is none of the values to try")
+                raise ConfigError(
+                    f"{name}: {key}={point.get(key)} is not among the values to try (tune.space"
+                    " and tune.own)"
+                )
         if place in chosen:
-            raise ConfigError(f"{name}: there are two choices for {_text(place)}")
+            raise ConfigError(f"{name}: this is the second choice for {_text(place)}; remove one")
         chosen[place] = {key: point[key] for key in space}
     if missing := [place for place in wanted if place not in chosen]:
         raise ConfigError(
-            f"tune.chosen: there is no choice for {_text(missing[0])}; tune.chosen=null makes the"
-            " trials again"
+            f"tune.chosen: there is no choice for {_text(missing[0])}; use tune.chosen=null to"
+            " repeat the trials"
         )
     return chosen
 
@@ -312,7 +317,7 @@ def _within(value: object, values: tuple[Any, ...] | Interval) -> bool:
 
 
 def _range(name: str, key: str, declared: object) -> tuple[Label | list[Any], ...] | Interval:
-    """The values of a setting that is tuned, or an interval of them."""
+    """Return the values of a tuned setting, or the interval that they are drawn from."""
     if isinstance(declared, str):
         (override,) = overrides.parse([f"{key}={declared}"])
         sweep = override.value()
@@ -338,6 +343,6 @@ def _check_seeds(seeds: Sequence[int], axes: Mapping[str, Sequence[Value]], seed
         lines.add(f"{SEED}={seed}")
     if both := [number for number in seeds if f"{SEED}={number}" in lines]:
         raise ConfigError(
-            f"tune.seeds={list(seeds)}: seed {min(both)} is also among those of the runs, whose"
-            " results the tuning may not see"
+            f"tune.seeds={list(seeds)}: seed {min(both)} is also a seed of the runs; the tuning"
+            " must not see their results"
         )

@@ -1,3 +1,3 @@
-"""The tests of the papers have the plug-ins of fedhet's, which lie in tests/."""
+"""The tests of the papers use the pytest plug-ins of fedhet's tests in tests/."""
 
 pytest_plugins = ["costs", "common"]

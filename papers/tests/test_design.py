@@ -1,4 +1,4 @@
-"""The rates of errors of a design, on pools of which they are known."""
+"""The error rates of a design, on pools with known error rates."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def noise(seed: int, spread: float = 0.02) -> np.ndarray:
 
 
 def test_equal_rates_raise_no_false_alarm_and_gaps_of_many_spreads_are_found() -> None:
-    """Where all rates are equally good, only the noise of the seeds is left."""
+    """If all rates are equally good, only the noise of the seeds is left."""
     found = design.rates(pool(noise(1), 0.8 + noise(2)), Design(1, 10))["one"]
     assert found.false_alarms <= 0.05
-    # Ten pairs reach the level of all comparisons only if all have one sign, which normal
-    # differences with the spread of two scores have in 68 % of the draws at .05, and 94 % at .07.
+    # Ten pairs reach the level of all comparisons only if all have the same sign. Normal
+    # differences with the spread of two scores do so in 68 % of the draws at .05, 94 % at .07.
     assert 2 / 2**10 * COMPARISONS < 0.05 < 2 * 2 / 2**10 * COMPARISONS
     one_sign = {gap: stats.norm.cdf(gap / (0.02 * 2**0.5)) ** 10 for gap in design.GAPS}
     expected = next(gap for gap, share in one_sign.items() if share >= design.POWER)
@@ -40,12 +40,12 @@ def test_equal_rates_raise_no_false_alarm_and_gaps_of_many_spreads_are_found() -
 
 
 def test_tuning_on_one_seed_raises_false_alarms_which_the_margin_stops() -> None:
-    """Two rates, one of them ten points better, between which validation cannot choose."""
+    """One of two rates is ten points better, but validation cannot choose between them."""
     test = 0.8 + noise(1, 0.002)
     test[: len(RATES) // 2] -= 0.1
     cells = pool(noise(2), test)
     alarms = design.rates(cells, Design(1, 10))["one"].false_alarms
-    # They choose differently in half of the draws, and then each of ten seeds shows it.
+    # The methods choose different rates in half of the draws; then all ten seeds show it.
     assert alarms == pytest.approx(0.5, abs=0.1)
     assert design.margins(cells, Design(1, 10))["one"] == pytest.approx(0.1, abs=0.01)
     assert design.rates(cells, Design(1, 10, margin=True))["one"].false_alarms < 0.05
@@ -53,7 +53,7 @@ def test_tuning_on_one_seed_raises_false_alarms_which_the_margin_stops() -> None
 
 @pytest.mark.parametrize("step", [0.03, 0.0])
 def test_the_margin_covers_a_step_of_the_grid(step: float) -> None:
-    """The rates between those of the grid are better by a step, for every seed."""
+    """The rates between the grid's rates are better by a step, for every seed."""
     scores = np.full((len(RATES), 40), 0.8)
     scores[[RATES.index(rate) for rate in (0.05, 0.2, 0.5, 2)]] += step
     cells = pool(scores, scores)
@@ -92,7 +92,7 @@ def test_a_rate_at_which_a_trial_diverges_is_not_chosen() -> None:
 
 
 def test_comparisons_are_tuned_and_compared_on_different_seeds() -> None:
-    """Scores that are their seeds show which seeds a comparison has."""
+    """Each score is the number of its seed, so scores show the seeds of a comparison."""
     seeds = np.tile(np.arange(40.0), (len(RATES), 1))
     (found,) = design.pools(pool(seeds, seeds)).values()
     plan, order = Design(5, 10), design.drawn_seeds(40, draws=20)

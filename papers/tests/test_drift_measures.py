@@ -1,4 +1,4 @@
-"""Measures of what plugin=[drift] has recorded."""
+"""Measures of the records of plugin=[drift]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each method helps: what the search finds is confirmed, and by paired, corrected tests."""
+"""Where each method helps: the confirmation of the search, with paired and corrected tests."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_the_search_tunes_on_so_many_seeds() -> None:
 
 @pytest.mark.usefixtures("tuned_on_five")
 def test_the_tests_are_paired_and_corrected_for_the_whole_table() -> None:
-    """Holm by hand: the three smallest p are alike and times 4; the last one is not below them."""
+    """Holm by hand: the three smallest p are equal, and times 4; the last p is not below them."""
     steady = [0.01 + 0.001 * i for i in range(10)]
     mixed = [0.02, -0.01, 0.03, -0.02, 0.04, 0.01, 0.05, -0.03, 0.06, 0.07]
     table = helps.compared(confirmed({"A": steady, "B": mixed}))
@@ -200,7 +200,7 @@ def test_the_verdict_asks_for_a_gain_at_the_same_rate_too() -> None:
 
 
 def test_methods_are_compared_with_equal_steps() -> None:
-    """FedGMM gains .1 + .001 i as published, which as many steps of FedAvg's halve."""
+    """FedGMM gains .1 + .001 i as published, and half of it over FedAvg with equal steps."""
     gains = {
         "FedAvg": 0.0,
         "FedGMM": 0.1,
@@ -222,7 +222,7 @@ def test_methods_are_compared_with_equal_steps() -> None:
         for seed in range(10)
     )
     told = helps.computed(runs)
-    p = 8 * 2 / 2**10  # all of ten pairs agree, of which Holm's correction makes eight tests
+    p = 8 * 2 / 2**10  # all ten pairs agree, and Holm's correction counts eight tests
     row = "| a | as published | 5.0 | 0.504 ± 0.003 | 0.609 ± 0.006 | +10.5 | +10.3 to +10.6 |"
     assert row in told and f" | 10 of 10 | {p:.3f} |" in told
     assert "| b | FedAvg with FedGMM's steps in each round | 5.0 |" in told

@@ -1,4 +1,4 @@
-"""Runs beside a paper: run folders whose scores are given, and verdicts that follow from them."""
+"""Runs compared with a paper: run folders with given scores, and the verdicts that follow."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_has_fewer_seeds_than_its_family_needs_is_not_tested(tmp_path: Path
     made = make_experiment(tmp_path / "few", {**AXES, "seed": range(7)}, score)
     found = compare(PAPER, results(made), "cpu")
     assert {row.verdict for row in found.rows} == {NOT_COMPARABLE, NOT_TESTED, NOT_RUN}
-    # A smaller family needs fewer, and the level of a figure five.
+    # A smaller family needs fewer seeds, and the level of a figure needs five.
     found = compare(dataclasses.replace(PAPER, claims=()), results(made), "paper")
     assert rows(found)["better"].verdict == DIRECTION_ONLY
 
@@ -122,7 +122,7 @@ def test_a_claim_that_is_tested_and_not_shown_is_not_reproduced(tmp_path: Path) 
 
 
 def test_what_few_seeds_tuned_apart_is_not_tested(folder: Path) -> None:
-    """Each of `host` and `better` has its own value, which one seed chose, or five."""
+    """`host` and `better` have different tuned values, which one seed or five seeds chose."""
     file = folder / "experiment.json"
     content = json.loads(file.read_text())
     for cell in content["cells"]:
@@ -209,7 +209,7 @@ def test_claims_are_compared_pair_by_pair_and_those_of_no_run_are_left_out(folde
 
 
 def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) -> None:
-    """The gain is .1 at alpha=1 and .3 at alpha=.1, where one seed has no run."""
+    """The gain is .1 at alpha=1, and .3 at alpha=.1; one seed has no run at alpha=.1."""
 
     def easier(axes: dict[str, Any]) -> float | None:
         found = score(axes)
@@ -226,7 +226,7 @@ def test_seeds_are_compared_in_the_settings_that_all_of_them_have(folder: Path) 
 def test_a_figure_that_leaves_an_axis_open_is_refused(folder: Path) -> None:
     """Its settings would count as seeds."""
     paper = Paper("own/t", "", "", figures=(Figure({}, "host", "last", 0.6, None),))
-    with pytest.raises(ConfigError, match=r"host .*nothing .*alpha.*\(0.1, 1\)"):
+    with pytest.raises(ConfigError, match=r"host .*not .*alpha.*\(0.1, 1\)"):
         compare(paper, results(folder), "paper")
 
 
@@ -240,7 +240,7 @@ def test_a_gain_is_that_over_the_host(folder: Path) -> None:
     claim = Claim("it narrows", "gain_last", {}, {"alpha": "0.1"}, ({"alpha": "1"},))
     paper = Paper("own/t", "", "", hosts=HOSTS, claims=(claim,))
     [row] = claims_of(compare(paper, results(made), "paper"))
-    # Of the two methods with runs, one has .1 more; the host has no gain.
+    # One of the two methods with runs has .1 more; the base method has no gain.
     assert (row.ours.mean, row.ours.spread) == pytest.approx((0.05, 0.0))
     assert row.verdict == DIRECTION_ONLY
 

@@ -1,4 +1,4 @@
-"""The leaderboards: cells are taken over once, and tables say what the cells do."""
+"""The leaderboards: runs are taken over once, and the tables agree with them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_the_page_says_is_in_the_cells() -> None:
 
 
 def test_tables_tell_of_personal_models_and_of_differences() -> None:
-    """The personal models' mean is a column; what is surely worse than the best has a mark."""
+    """The personal models' mean is a column; scores that are surely worse have a mark."""
     cells = pd.read_csv(CELLS)
     cells = cells[cells["setting"].str.startswith("mnist,")]
     settings = list(dict.fromkeys(cells["setting"]))
@@ -138,7 +138,7 @@ def test_cells_of_personal_models_are_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "leaderboard_personal.csv"
     leaderboard.take_over(results(folder), path)
     cells = pd.read_csv(path)
-    # What was run or tried with another rate is replaced.
+    # Runs and trials with another rate are replaced.
     cells.assign(tuned='{"client.lr": 77}').to_csv(path, index=False)
     leaderboard.take_over(results(folder), path)
     pd.testing.assert_frame_equal(pd.read_csv(path), cells)
@@ -209,7 +209,7 @@ def made(gains: dict[str, tuple[float, ...]], seeds: int = 12) -> pd.DataFrame:
 
 
 def test_a_line_tells_which_settings_a_mean_hides() -> None:
-    """Of these means one has another sign in a setting, and another comes from a single one."""
+    """One of these means has another sign in a setting; another comes from a single setting."""
     gains = {"even": (0.03, 0.02, 0.03), "turned": (0.07, 0.025, -0.05), "one": (-0.09, 0, -0.01)}
     told = [*leaderboard.overall(made(gains), "accuracy", pooled=False)][-1]
     assert told == (

@@ -1,4 +1,4 @@
-"""What is measured of runs that diverge, of runs without a global score, and of what is sent."""
+"""Measures of diverged runs, of runs without a global score, and of traffic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rewrite(run: Path, *, keep: int = 4, **entries: Any) -> None:
 def test_a_run_that_diverges_gains_nothing_by_its_early_end(tmp_path: Path) -> None:
     folders = make(tmp_path / "made")
     lost = folders["lost"]
-    rewrite(lost, keep=1)  # its best score is that of the first round
+    rewrite(lost, keep=1)  # its best score is from the first round
     change(lost / "cell.json", status="failed", reason=NAN)
     change(
         lost / "summary.json",
@@ -141,7 +141,7 @@ def test_the_first_round_is_not_timed(tmp_path: Path) -> None:
 
 
 def test_the_spread_is_that_of_the_clients(tmp_path: Path) -> None:
-    """Their scores are .8, .88, .96, 1.04 and 1.12 times .5, of whatever view comes first."""
+    """The scores are .8, .88, .96, 1.04 and 1.12 times .5, whichever kind of models comes first."""
     folders = make(tmp_path / "made")
     spread = 0.5 * 0.08 * math.sqrt(2)
     assert value("client_spread", read(folders)["bad"]) == pytest.approx(spread)

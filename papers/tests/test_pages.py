@@ -1,4 +1,4 @@
-"""The pages are made of papers/results, which hold what the rule says of what was measured."""
+"""The pages are made from papers/results, which have the measured values and the verdicts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ LINES = [line for line in FIGURE6 if line["scale"] == "cpu"]
 
 
 def test_a_run_without_a_score_stays_one(tmp_path: Path) -> None:
-    """A pool that has such a run could not be run again in part."""
+    """Otherwise a pool with such a run could not be run again in part."""
     path = tmp_path / "pool.csv"
     for name in ("a", "None", "a"):
         rows = {"setting": [name, name], "seed": [0, 1], "validation": [0.5, None]}
@@ -152,7 +152,7 @@ def published() -> Iterator[tuple[Paper, Record]]:
 
 
 def lines_of(path: Path) -> list[dict[str, str]]:
-    """The lines of a published table, as pages have them."""
+    """The lines of a published table, as pages show them."""
     name = pd.read_csv(path, nrows=1)["reproduction"][0]
     return read_csv(path, PAPERS[name])
 
@@ -168,7 +168,7 @@ def test_what_is_not_reproduced_has_the_reason_of_its_file() -> None:
 
 
 def reasons(paper: Paper, line: Record) -> set[str]:
-    """Those that the file has for the line; several claims may say the same."""
+    """The reasons that the file has for the line; several claims may have the same text."""
     if line["kind"] == "figure":
         levels = paper.compared[line["scale"]] == LEVELS and paper.has_levels(line["measure"])
         missed = [NOT_REPRODUCED, DIRECTION_ONLY] if levels else [NOT_REPRODUCED]
@@ -180,14 +180,14 @@ def reasons(paper: Paper, line: Record) -> set[str]:
 
 
 def test_the_files_have_the_verdicts_of_the_rule() -> None:
-    """Pages have what the rule makes of means and spreads, and so has whoever reads the files."""
+    """Pages apply the rule to means and spreads; readers of the files get the same verdicts."""
     for path in PUBLISHED:
         kept = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
         assert read_csv(path, PAPERS[kept[0]["reproduction"]]) == kept
 
 
 def test_a_file_has_what_recomputes_its_directions(tmp_path: Path) -> None:
-    """Its words are not believed; the family is that of all comparisons, also without runs."""
+    """The verdicts in the file are not used; the family has all comparisons, even without runs."""
     names = ["differences", "direction", "verdict"]
     path = tmp_path / "figure6.csv"
     shown, eight, nine = ["", "", ""], str([*range(1, 9)]), str([*range(1, 10)])

@@ -31,7 +31,7 @@ WANTED = {
 
 @pytest.fixture
 def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a reproduction own/table1, which is still to be written; there is no other."""
+    """The path of the only reproduction, own/table1; the test writes the file."""
     monkeypatch.setattr(catalogue, "CONF", tmp_path / "conf")
     file = tmp_path / "conf" / "experiment" / "own" / "table1.yaml"
     file.parent.mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_all_runs_of_a_reproduction_fit_together(name: str) -> None:
     ],
 )
 def test_figures_and_claims_name_what_is_run_at_the_papers_scale(name: str) -> None:
-    """What only another scale has would be left out of the comparison in silence."""
+    """The comparison would leave out labels of another scale without a message."""
     paper = EVERY[name]
     found = experiment(paper, "paper")
     axis = str(found.report["compare"])
@@ -153,7 +153,7 @@ def test_the_list_needs_no_large_package(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_no_configuration_names_a_function_of_papers() -> None:
-    """What the clone has beside the package is found, and not trusted."""
+    """Packages in the clone next to fedhet are found, but not trusted."""
     with pytest.raises(ConfigError, match=r"papers\.tables\.replace .*trusted"):
         composition.compose(["plugin=[fednorm]", "plugin.fednorm._target_=papers.tables.replace"])
 
@@ -169,7 +169,7 @@ def test_a_wrong_name_is_told() -> None:
         main(["fedlex/table1", "fedlex/table2"])
     with pytest.raises(ConfigError, match="scale=cpu "):
         main(["--verdicts", "folder", "scale=cpu"])
-    with pytest.raises(ConfigError, match=r"nothing .*client\.lr, "):
+    with pytest.raises(ConfigError, match=r"not .*client\.lr, "):
         main(["fedgmm/figure6", "scale=smoke", "client.lr=0.1,0.2"])
     with pytest.raises(ConfigError, match=r"--list nonsense: "):
         main(["--list", "nonsense"])

@@ -1,4 +1,4 @@
-"""The figure of the levels shows what the table has."""
+"""The figure of the levels shows the values of the table."""
 
 from __future__ import annotations
 

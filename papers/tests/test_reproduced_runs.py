@@ -1,4 +1,4 @@
-"""Reproductions as a user runs them, at scale smoke, which needs no data."""
+"""Reproductions as a user runs them, at scale smoke, which needs no downloaded data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = "hydra/launcher=basic"  # in this process
 def test_the_comparison_follows_the_runs_and_can_be_made_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The runs are made up; the exit code is theirs."""
+    """The runs are made up; their exit code is returned."""
 
     def run(experiment: Experiment) -> tuple[int, Path]:
         assert "hydra.sweep.dir=reproductions/fedgmm/figure6/smoke" in experiment.command
@@ -51,7 +51,7 @@ def test_the_comparison_follows_the_runs_and_can_be_made_again(
 
     assert main(["--verdicts", "made"]) == 0
     assert page in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"experiment=smoke .*go .*name"):
+    with pytest.raises(ConfigError, match=r" experiment; .*experiment=smoke"):
         main(["fedgmm/figure6", "experiment=smoke"])
 
 
@@ -100,7 +100,7 @@ def test_overrides_change_the_runs_and_the_page_says_so(capsys: pytest.CaptureFi
 def test_a_run_that_is_not_measured_is_estimated_from_its_method_and_its_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three methods in two settings with two seeds: four runs are measured, and two are not."""
+    """Three methods in two settings with two seeds: four runs are measured, and two estimated."""
     lines = ["data=smoke", "method=FedAvg,FedProx,SCAFFOLD", "seed=0,1"]
     experiment = definition.read(["experiment=peers/fedbench", "scale=paper", *lines])
     assert experiment is not None

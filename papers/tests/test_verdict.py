@@ -1,4 +1,4 @@
-"""The rule: every branch, on samples that are made so that the answer is known."""
+"""The rule: every branch, on samples with known answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_sample_says_what_statistics_books_say() -> None:
 
 
 def test_a_level_agrees_where_the_whole_interval_lies_within_the_margin() -> None:
-    """Two points of a share; it differs where the whole interval lies outside."""
+    """The margin is two points of a share; the level differs if the whole interval lies outside."""
     for sign in (1, -1):
         for off, agrees in (
             (0.0, True),

@@ -90,7 +90,7 @@ DAMAGES: list[Any] = [
     ("tensors.safetensors", truncated, "damaged"),
     ("manifest.json", emptied, "damaged"),
     ("values.json", Path.unlink, "No such file"),
-    *((name, piped, "no plain file") for name in FILES[:2]),
+    *((name, piped, "not a plain file") for name in FILES[:2]),
     *slow(*((name, truncated, "damaged") for name in FILES if name != "tensors.safetensors")),
     *slow(*((name, emptied, "damaged") for name in FILES if name != "manifest.json")),
     *slow(*((name, Path.unlink, "No such file") for name in FILES if name != "values.json")),
@@ -114,7 +114,7 @@ def test_an_older_one_is_used(
     damage(bad / name)
     resumed = run_quietly(again, killed, toy_task())
     assert f"checkpoint {bad} " in caplog.text and reason in caplog.text
-    assert "the run goes on after round 3" in caplog.text
+    assert "the run continues after round 3" in caplog.text
     check_equal(whole, resumed, name)
 
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_run(
     shutil.rmtree(killed / "checkpoints")
     shutil.copytree(other.dir / "checkpoints", killed / "checkpoints")
     run_quietly(again, killed, toy_task())
-    assert caplog.text.count("it is of a run with other settings") == 2
+    assert caplog.text.count("it belongs to a run with other settings") == 2
 
 
 @pytest.mark.parametrize("damage", [emptied, Path.unlink, lambda path: path.write_text("a: [")])

@@ -93,11 +93,11 @@ def test_rows_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureF
     frame.loc[[3, 5], "smoker"] = None
     frame.to_csv(tmp_path / "train.csv", index=False)
     keys: dict[str, Any] = {"label": "ill", "categories": {"smoker": LEVELS["smoker"]}}
-    with pytest.raises(DataError, match=r"row 2 .*cell .*empty.*dataset\.missing=drop "):
+    with pytest.raises(DataError, match=r"row 2 .*value .*missing.*dataset\.missing=drop "):
         load("csv", tmp_path, **keys)
     caplog.set_level(logging.INFO)
     data = load("csv", tmp_path, missing="drop", test="train.csv", **keys)
-    assert caplog.text.count("without 13 samples that miss a value: they are left out") == 2
+    assert caplog.text.count("without 13 samples that miss a value: these are left out") == 2
     whole = frame.dropna()
     assert len(whole) == 47 and data.y.tolist() == whole["ill"].tolist()
     assert data.x[:, 0].tolist() == whole["age"].tolist()
@@ -186,10 +186,10 @@ def test_each_client_normalises_by_its_own_training_part(table: list[str]) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["partition=iid"], "client .*owner"),
-        (["partition.clients=2"], "client .*owner"),
-        (["dataset.std=auto"], "own must be both"),
-        (["dataset.std=1"], "own must be both"),
+        (["partition=iid"], "belong to no client"),
+        (["partition.clients=2"], "belong to no client"),
+        (["dataset.std=auto"], "either both are own, or neither"),
+        (["dataset.std=1"], "either both are own, or neither"),
     ],
 )
 def test_own_that_cannot_be(table: list[str], change: list[str], message: str) -> None:
@@ -244,7 +244,7 @@ def test_arrays_may_miss_values(tmp_path: Path) -> None:
     labels = np.arange(4) % 2
     np.savez(tmp_path / "data.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     for keys in ({"missing": "drop"}, {"mean": "own", "std": "own"}):
-        with pytest.raises(ConfigError, match=r"dataset\.m.* tables .*\(1, 2, 2\)"):
+        with pytest.raises(ConfigError, match=r"dataset\.m.* table .*\(1, 2, 2\)"):
             load("npz", tmp_path, **keys)
 
 
@@ -310,5 +310,5 @@ def test_the_servers_test_set_is_filled_by_the_mean(sites: list[str]) -> None:
     assert data.dataset.test is not None
     pressure = data.dataset.test.x[:, 1]
     assert set(pressure.tolist()) == {data.dataset.mean[1]}
-    with pytest.raises(ConfigError, match=r"mean .*normalise "):
+    with pytest.raises(ConfigError, match=r"mean .*normalises "):
         data_of(*sites, "dataset.test=c.csv", *OWN)

@@ -154,7 +154,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 WRONG_TABLES: list[tuple[Callable[[Path], object], str]] = [
-    (lambda path: write_table(path, [0, 100]), "row 1: label 100; labels go .*0 .*99"),
+    (lambda path: write_table(path, [0, 100]), "row 1: label 100; expected .*0 .*99"),
     (lambda path: write_table(path, [0], side=16), r"\(3, 16, 16\)"),
     (lambda path: write_table(path, [0, None]), "labels .*float64; .*whole numbers"),
     (

@@ -50,7 +50,7 @@ def test_a_name_is_kept(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> 
     error = capsys.readouterr().err
     assert f"{path} is another partition" in error and data.partition.hash in error
     assert main(["partition", "--name", "two-each", *overrides, "partition.noise=.1"]) == 2
-    assert "0.0], not" in capsys.readouterr().err
+    assert "0.0], those to save" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert main(["partition", "--name", "../mine"]) == 2
     assert "--name ../mine: " in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_owners_are_named() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("partition.clients=2000", r"partition\.clients=2000 .* there are 1437"),
+        ("partition.clients=2000", r"partition\.clients=2000 .* the data have 1437"),
         ("partition=natural", "partition=natural: .*owners"),
         ("partition.noise=-1", r"partition\.noise=-1 is not allowed; .*>= 0"),
         ("partition=saved", r"partition\.name=null is not allowed"),

@@ -94,8 +94,8 @@ def test_labels_out_of_range() -> None:
     ("owners", "message"),
     [
         ([0, 1], r"3 samples .*owners .*shape \(2,\)"),
-        ([0, 1, 2], "owners .*numbers 0 .*1"),
-        ([0, -1, 1], "owners .*numbers 0 .*1"),
+        ([0, 1, 2], "owner .*0 .*1"),
+        ([0, -1, 1], "owner .*0 .*1"),
         ([1, 1, 1], "owner.*sample"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_printed_declaration_of_missing_cells_and_categories(
         (["--category", "nothing"], "has no column 'nothing'"),
         (["--features", "nothing"], "has no column 'nothing'"),
         (["--features", "old"], "dataset.features=['old']"),
-        (["--features", "age", "--features", "age"], "the same name, of ['age', 'age']"),
+        (["--features", "age", "--features", "age"], "the same name; all names: ['age', 'age']"),
     ],
 )
 def test_columns_that_cannot_be_the_inputs(

@@ -45,8 +45,8 @@ def test_the_lists_are_used_in_turn_and_the_samples_are_drawn() -> None:
         ([[0], []], r"partition.classes=\[\[0\], \[\]\]: .*lists .*least one "),
         ([[0, -1]], r"partition.classes\[0\]\[1\]=-1 .*>= 0"),
         ([[True]], r"partition.classes\[0\]\[0\]=true "),
-        ([[0, 1]], r"clients .*\[0, 1\]; .*data .*\[0, 1, 2,"),
-        ([[*range(10)], [10]], r"clients .*9, 10\]; .*data .*9\]"),
+        ([[0, 1]], r"clients' .*\[0, 1\], .*data .*\[0, 1, 2,"),
+        ([[*range(10)], [10]], r"clients' .*9, 10\], .*data .*9\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(classes: Any, message: str) -> None:

@@ -191,5 +191,5 @@ def test_moments_of_pixels_and_of_nothing() -> None:
 
 def test_a_dataset_that_is_not_measured_cannot_be_normalised(tmp_path: Path) -> None:
     arrays(tmp_path, np.eye(4))
-    with pytest.raises(ConfigError, match=r"npz .*auto: .*measured .*clients' train"):
+    with pytest.raises(ConfigError, match=r"npz .*auto: .*measures .*clients' train"):
         transform(load("npz", tmp_path))

@@ -45,12 +45,12 @@ IMPOSSIBLE = [
     (
         Shards,
         {"shards": 11},
-        r"partition\.shards=11: 10 clients .*110 shards .*100 samples",
+        r"partition\.shards=11: 10 clients .*110 shards, .*100 samples",
     ),
     (
         Quantity,
         {"sizes": "square"},
-        "Quantity.*sizes='square'.*: .*100 samples .*client .*get none",
+        "Quantity.*sizes='square'.*: .*client .*get none .*100 samples",
     ),
     (
         Quantity,

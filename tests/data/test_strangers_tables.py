@@ -92,7 +92,7 @@ def test_what_is_a_number(values: Any, expected: list[float]) -> None:
     ids=str,
 )
 def test_what_is_missing_is_missing_in_every_type(values: Any) -> None:
-    with pytest.raises(DataError, match=r"row 1, column 'a': .*cell .*empty"):
+    with pytest.raises(DataError, match=r"row 1, column 'a': .*value .*missing"):
         cells(values)
     first, second = cells(values, "median")
     assert first == 1.5 and np.isnan(second)
@@ -194,14 +194,14 @@ def test_a_region_called_na(tmp_path: Path, column: str, caplog: pytest.LogCaptu
     frame.to_csv(tmp_path / "train.csv", index=False)
     data = load("csv", tmp_path, label="y", owner="who", test="train.csv")
     assert "NA" in (data.classes if column == "y" else data.owner_names)
-    assert f"column '{column}': 'NA' are names like any other" in caplog.text
-    with pytest.raises(DataError, match=r"cell .*empty, .*value .*missing"):
+    assert f"column '{column}': 'NA' are read as names" in caplog.text
+    with pytest.raises(DataError, match=r"value .*missing .*empty"):
         load("csv", tmp_path, label="y", owner="who", read={"na_values": ["NA"]}, **HALF)
 
 
 def test_a_word_for_missing_beside_numbers_is_no_class(tmp_path: Path) -> None:
     write(tmp_path, "train.csv", "y,a\n0.5,1.5\nNA,2.5\n0.7,1.5\n")
-    with pytest.raises(DataError, match=r"row 3 .*column 'y': .*cell .*empty, "):
+    with pytest.raises(DataError, match=r"row 3 .*column 'y': .*value .*missing .*; "):
         load("csv", tmp_path, label="y", **HALF)
 
 
@@ -247,14 +247,14 @@ def test_inputs_by_default_are_named_and_numbers_of_rows_warned_of(
     frame = pandas.DataFrame({"id": np.arange(20), "a": np.arange(20) / 7, "y": [0, 1] * 10})
     frame.to_csv(tmp_path / "train.csv", index=False)
     load("csv", tmp_path, label="y", **HALF)
-    assert "does not name: id, a" in caplog.text
+    assert "dataset.features=null, so the inputs are: id, a" in caplog.text
     for _ in range(2):  # also from the cache
         caplog.clear()
         load("csv", tmp_path, label="y", **HALF)
-        assert "in id no two rows have the same whole number" in caplog.text
+        assert "no two rows have the same whole number in id" in caplog.text
     caplog.clear()
     load("csv", tmp_path, label="y", features=["id", "a"], **HALF)
-    assert "does not name" not in caplog.text and "whole number" not in caplog.text
+    assert "so the inputs are" not in caplog.text and "whole number" not in caplog.text
 
 
 # ---- what must not be lost
@@ -372,7 +372,7 @@ def test_a_csv_file_as_another_country_writes_it(tmp_path: Path) -> None:
     assert frame["stadt"].tolist()[:2] == ["01", "02"] and frame["stadt"].isna()[2]
     assert CsvFormat.of_query(form.query) == form and '"' not in form.query
     settings = {"label": "stadt", "features": ["größe"], "missing": "median"}
-    with pytest.raises(DataError, match=r"column 'stadt': .*cell .*empty, "):
+    with pytest.raises(DataError, match=r"column 'stadt': .*value .*missing .*; "):
         load("csv", tmp_path, read=given, **settings, **HALF)
     node = {"site": "a", "data": str(path), "read": form.query}
     own = OwnData.of(node)
@@ -433,7 +433,7 @@ def test_a_site_reads_its_files_as_its_own_format_says(tmp_path: Path) -> None:
 def test_a_missing_cell_is_no_level_that_is_called_nan() -> None:
     for values, levels in ((["nan", "x", None], ["nan", "x"]), ([True, None], ["None", "True"])):
         frame = pandas.DataFrame({"c": pandas.Series(values, dtype=object)})
-        with pytest.raises(DataError, match=r"cell .*empty"):
+        with pytest.raises(DataError, match=r"value .*missing"):
             Cells({"c": levels}).read(frame, ["c"], "t")
 
 
@@ -483,7 +483,7 @@ def test_a_missing_label_in_a_list_and_an_empty_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0: .*label .*list .*missing"):
         load("parquet", tmp_path, label="y", **HALF)
     lists.assign(y=["u", "", "v"]).to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"row 1, column 'y': .*cell .*empty"):
+    with pytest.raises(DataError, match=r"row 1, column 'y': .*value .*missing"):
         load("parquet", tmp_path, label="y", **HALF)
 
 
@@ -494,7 +494,7 @@ def test_numbers_of_rows_in_any_type(
     frame = pandas.DataFrame({"id": ids, "a": np.arange(30) / 7, "y": [0, 1] * 15})
     frame.to_parquet(tmp_path / "train.parquet")
     load("parquet", tmp_path, label="y", missing="median", **HALF)
-    assert "in id no two rows have the same whole number" in caplog.text
+    assert "no two rows have the same whole number in id" in caplog.text
 
 
 def test_names_of_columns_that_are_numbers(tmp_path: Path) -> None:

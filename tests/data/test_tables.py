@@ -85,11 +85,11 @@ CELLS = [
     (
         "age",
         "",
-        r"row 5 .*, column 'age': .*cell .*empty, .*; fill .*leave .*out, ",
+        r"row 5 .*, column 'age': .*value .*missing .*; fill .*leave .*out ",
     ),
     ("age", "inf", r"row 5 .*, column 'age': inf"),
-    ("kind", "", r"row 5 .*, column 'kind': .*cell .*empty"),
-    ("town", "", r"row 5 .*, column 'town': .*cell .*empty"),
+    ("kind", "", r"row 5 .*, column 'kind': .*value .*missing"),
+    ("town", "", r"row 5 .*, column 'town': .*value .*missing"),
 ]
 
 
@@ -113,7 +113,7 @@ def test_a_single_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
     for _ in range(2):  # also from the cache
         caplog.clear()
         load("csv", tmp_path, label="kind", owner="town")
-        assert "all samples are of the one class 'a'" in caplog.text
+        assert "all samples have the class 'a'" in caplog.text
     caplog.clear()
     save(frame(), tmp_path / "train.csv")
     load("csv", tmp_path, label="kind", owner="town")
@@ -175,7 +175,7 @@ def test_other_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0, column 'who': \[1\]; .*number .*text"):
         load("parquet", tmp_path, owner="who")
     (tmp_path / "train.csv").write_text("a,label\n1,x\n")
-    with pytest.raises(DataError, match=r"test_fraction=0.2 .*1 samples .*0"):
+    with pytest.raises(DataError, match=r"test_fraction=0.2 .*0 .*1 samples"):
         load("csv", tmp_path)
     (tmp_path / "train.tsv").write_text("")
     message = r"table .*file .*ends .*\.csv .*\.parquet"

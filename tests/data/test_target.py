@@ -98,7 +98,7 @@ def test_what_is_not_clear_says_what_to_write() -> None:
         (np.array(["1", "b"]), {"target": "number"}, r"dataset\.target=number .*numbers"),
         (np.array([1.0, np.inf]), {"target": "number"}, r"row 1: \[inf\]; .*finite numbers"),
         (np.array([1.0, 1e39]), {"target": "number"}, r"row 1: \[1e\+39\]; .*finite numbers"),
-        (lists([1, 2], [3]), {"target": "number"}, "equally many .*sample"),
+        (lists([1, 2], [3]), {"target": "number"}, "same number .*sample"),
         (np.array([0.5, 1]), {"target": "class"}, "row 0: label 0.5; .*class"),
         (np.eye(2), {"target": "class"}, "several labels .*sample"),
         (lists(["a"], ["b"]), {"target": "class"}, "several labels .*sample"),

@@ -84,7 +84,7 @@ def test_the_data_of_a_run_at_the_server(kit: Path, capsys: Printed) -> None:
         (["dataset=npz", "dataset.file=/nothing.npz"], "nothing.npz"),
         ([*LOCAL, "dataset.test=/nothing.npz"], "nothing.npz"),
         ([*LOCAL, "dataset.test={kit}/data3.npz"], "the run declares (2,)"),
-        ([*LOCAL, "partition=iid"], "no partition may cut into shares"),
+        ([*LOCAL, "partition=iid"], "no partition may divide them"),
         (["method._target_=missing_package.Method"], "missing_package"),
     ],
 )

@@ -287,7 +287,7 @@ def test_a_client_that_asks_for_no_gpu_has_none(
         begin(job).end("interrupted")
         assert job.run_dir == tmp_path / device
         assert job.workspace.device.type == "cpu"
-        assert caplog.text.count("device=auto with engine.num_gpus=0 is the CPU") == lines
+        assert caplog.text.count("device=auto with engine.num_gpus=0 means the CPU") == lines
 
 
 def test_engines_refuse_what_cannot_start() -> None:

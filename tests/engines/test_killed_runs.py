@@ -69,7 +69,7 @@ def test_a_run_with_workers_goes_on_in_a_process_of_its_own(whole: Run, tmp_path
     command = [sys.executable, "-m", "fedhet", f"resume={folder}"]
     resumed = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert resumed.returncode == 0, resumed.stderr
-    assert "the run goes on after round" in resumed.stderr
+    assert "the run continues after round" in resumed.stderr
     assert resumed.stdout.splitlines()[-1] == f"run folder: {folder}"
     run = fedhet.load_run(folder)
     check_equal(whole, run, "killed", ignored=["config.yaml"])

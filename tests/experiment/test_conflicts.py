@@ -52,12 +52,12 @@ def values(key: str, *lines: str) -> list[str | None]:
         (
             f"{LABELS}\ntune: {{seeds: [9], space: {{client.lr: [1, 2]}}}}",
             [],
-            "tune.space: client.lr is tuned, and axes.method.A sets it as well",
+            "tune.space: client.lr is tuned, but axes.method.A sets it as well",
         ),
         (
             f"{LABELS}\ntune: {{seeds: [9], own: {{A: {{client.lr: [1, 2]}}}}}}",
             [],
-            "tune.own: client.lr is tuned, and axes.method.A sets it as well",
+            "tune.own: client.lr is tuned, but axes.method.A sets it as well",
         ),
         (
             "axes: {a: {x: rounds=2}, b: {y: seed=1, z: rounds=3}}",

@@ -33,7 +33,7 @@ def test_a_damaged_cell_is_run_again(
     (unknown / "summary.json").write_text(json.dumps({**summary, "format": 99}))
     capsys.readouterr()
     assert pretend.run() == 0
-    assert "6 of 6 runs are there" in capsys.readouterr().out
+    assert "6 of 6 runs are complete" in capsys.readouterr().out
     assert len(pretend.launched) == 5
     after = pretend.written()
     assert [name for name in before if after[name] == before[name]] == [whole.name]

@@ -18,7 +18,7 @@ def test_a_run_costs_its_parts() -> None:
 
 def test_processes_share_the_runs_but_not_the_longest_one() -> None:
     found = Estimate({}, runs=4, trials=2, seconds=100.0, longest=40.0, tuning=25.0)
-    said = "4 runs and 2 trials, one after another: 100 seconds, of which the trials take 25%"
+    said = "4 runs and 2 trials, one after another: 100 seconds; the trials take 25%"
     assert str(found) == said
     assert str(found._replace(trials=0)) == "4 runs, one after another: 100 seconds"
     assert found.side_by_side(2).startswith("2 processes at once: about 50 seconds; ")
@@ -42,4 +42,4 @@ def test_it_measures_and_leaves_no_folder(
 
 def test_a_single_run_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rounds=1", "--dry-run"]) == 2
-    assert "--dry-run goes with an experiment" in capsys.readouterr().err
+    assert "--dry-run needs an experiment" in capsys.readouterr().err

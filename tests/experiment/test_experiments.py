@@ -39,7 +39,7 @@ def test_what_an_experiment_leaves_and_says(finished: Finished) -> None:
     assert finished.code == 0
     out = finished.out.splitlines()
     home = finished.folder
-    assert "experiment mine: 6 of 6 runs are there" in out
+    assert "experiment mine: 6 of 6 runs are complete" in out
     assert out[-2:] == [f"report: {home / 'report' / 'index.html'}", f"run folder: {home}"]
     page = (home / "report" / "index.html").read_text()
     assert "FedAvg" in page and "FedSGD" in page
@@ -98,7 +98,7 @@ def test_what_is_there_is_not_run_again(
     before = pretend.written()
     assert pretend.run() == 0
     assert not pretend.launched and pretend.written() == before
-    assert "experiment mine: 4 of 4 runs are there\n" in capsys.readouterr().out
+    assert "experiment mine: 4 of 4 runs are complete\n" in capsys.readouterr().out
     lost = next(iter(before))
     (pretend.folder / "cells" / lost / "cell.json").unlink()
     assert pretend.run() == 0
@@ -144,7 +144,7 @@ def test_an_experiment_is_run_once(write: Write, capsys: pytest.CaptureFixture[s
     assert run() == 0
     out = capsys.readouterr().out.splitlines()
     home = Path("experiments/mine").resolve()
-    assert "experiment mine: 4 of 4 runs are there" in out
+    assert "experiment mine: 4 of 4 runs are complete" in out
     assert out[-2:] == [f"report: {home / 'report' / 'index.html'}", f"run folder: {home}"]
     before = written()
     assert len(before) == 4
@@ -176,7 +176,7 @@ def test_a_failed_cell_does_not_end_the_others(
     printed = capsys.readouterr()
     assert "missing: clients=5000 seed=0: " in printed.err
     assert "partition.clients=5000 " in printed.err
-    assert "experiment mine: 1 of 2 runs are there" in printed.out
+    assert "experiment mine: 1 of 2 runs are complete" in printed.out
     (failed,) = [
         cell
         for path in Path("experiments/mine/cells").glob("*/cell.json")
@@ -264,7 +264,7 @@ def test_an_interrupted_experiment_goes_on(
     pretend.fails = interrupted
     assert pretend.run() == 130
     printed = capsys.readouterr()
-    assert "experiment mine: stopped; 1 of 4 runs are there" in printed.out
+    assert "experiment mine: stopped; 1 of 4 runs are complete" in printed.out
     assert printed.out.splitlines()[-1] == f"run folder: {pretend.folder}"
     assert printed.err.splitlines()[-1] == "interrupted"
     stopped = pretend.folder / "cells" / pretend.record()["cells"][1]["folder"].partition("/")[2]
@@ -301,7 +301,7 @@ def test_a_stopped_experiment_goes_on(
     if signal_ == signal.SIGINT:
         assert code == 130
         *_, about, last = printed.read_text().splitlines()
-        assert about == "experiment mine: stopped; 1 of 2 runs are there"
+        assert about == "experiment mine: stopped; 1 of 2 runs are complete"
         assert last == f"run folder: {folder}"
     else:
         assert code == -signal.SIGKILL
@@ -309,7 +309,7 @@ def test_a_stopped_experiment_goes_on(
     before = first.stat().st_mtime_ns
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert "the run goes on after round" in done.stderr
+    assert "the run continues after round" in done.stderr
     assert first.stat().st_mtime_ns == before
     for name, sha256 in whole.items():
         summary = json.loads((folder / "cells" / name / "summary.json").read_text())
@@ -324,7 +324,7 @@ def test_a_part_is_run_and_the_rest_later(
     write(f"{TWO}\ntune: {{seeds: [1000], space: {{client.lr: [.1, .2]}}}}")
     assert pretend.run("axes.method=[*Avg]", "axes.seed=1") == 0
     out = capsys.readouterr().out
-    assert "experiment mine: 3 of 3 runs are there, 5 more were not asked for" in out
+    assert "experiment mine: 3 of 3 runs are complete; 5 other runs were not requested" in out
     trials = ["trial FedAvg seed=1000 lr=0.1", "trial FedAvg seed=1000 lr=0.2"]
     assert pretend.launched == [*trials, "FedAvg seed=1 lr=0.1"]
     before = pretend.written()
@@ -355,7 +355,7 @@ def test_the_report_has_a_run_that_diverges(
     write(f"{QUICK}\naxes: {{client.lr: [.1, 1.0e+30], seed: [0]}}")
     assert run("method=fedavg") == 0
     out = capsys.readouterr().out
-    assert "experiment mine: 2 of 2 runs are there" in out
+    assert "experiment mine: 2 of 2 runs are complete" in out
     assert "Training diverged" in out
     before = written()
     assert run("method=fedavg") == 0

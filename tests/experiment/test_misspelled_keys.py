@@ -23,7 +23,7 @@ Write = Callable[..., None]
         ("client.lr: 2", "(did you mean client: {lr: ...}"),
         ("axes: {seed: [0]}\ntunes: {budget: 3}", "unknown setting 'tunes'"),
         ("axes: {seed: [0]}\ntune: {spaces: {}}", "(did you mean space?); tune has budget, seeds"),
-        ("axes: {seed: [0]}\ntune: 3", "tune=3: this has settings: budget, seeds"),
+        ("axes: {seed: [0]}\ntune: 3", "tune is a group of settings: budget, seeds"),
         ("report: {metrik: last}", "(did you mean metric?); report has compare, metric"),
         (
             "eval: {targets: [.8]}",

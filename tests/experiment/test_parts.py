@@ -40,7 +40,7 @@ def test_a_part_has_all_trials_on_which_its_settings_depend(
     out, err = capsys.readouterr()
     assert err.startswith("experiment mine: checking 1 run and 4 trials (80% of all)\n")
     # A is tried with two rates on both partitions, and run on one of them.
-    assert "experiment mine: 5 of 5 runs are there, 7 more were not asked for" in out
+    assert "experiment mine: 5 of 5 runs are complete; 7 other runs were not requested" in out
     assert len(pretend.launched) == 5 and not any(" S " in label for label in pretend.launched)
     chosen = {entry["axes"]["method"]: entry["chosen"] for entry in pretend.record()["tuned"]}
     assert chosen["A"] is not None
@@ -76,7 +76,7 @@ def test_seeds_alone_are_repetitions_of_one_method(
     write(f"{QUICK}\naxes: {{seed: [0, 1]}}")
     assert run() == 0
     out = capsys.readouterr().out
-    assert "experiment mine: 2 of 2 runs are there" in out
+    assert "experiment mine: 2 of 2 runs are complete" in out
     assert "report: " in out
 
 

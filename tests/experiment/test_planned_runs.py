@@ -52,7 +52,7 @@ def test_a_process_that_ends_with_0_before_its_run(
         (run.folder / "cell.json").write_text(
             f'{{"status": "{"running" if written else "waiting"}"}}'
         )
-    assert run.failure("") == "its process ended without a word; log.txt in its folder may say why"
+    assert run.failure("") == executors.SILENT
     record = json.loads((run.folder / "cell.json").read_text())
     assert record["status"] == "failed"
 
@@ -104,7 +104,10 @@ def test_the_runs_of_a_process_that_has_died_are_made_alone(
     assert launcher.made == [[0, 1, 2, 3], [1], [2], [3]]
     assert watch.done == 4
     err = capsys.readouterr().err
-    assert f"3 runs are made again, each alone: {LOST}\n" in err and "run 1: interrupted" not in err
+    assert (
+        f"3 runs are repeated, each in its own process: {LOST}\n" in err
+        and "run 1: interrupted" not in err
+    )
 
 
 def test_a_plain_run_that_is_made_again_goes_on(
@@ -160,7 +163,7 @@ def test_the_process_of_a_run_leaves_its_reason(
         (0, ""),
         (7, "its process ended with exit code 7; log.txt in its folder may say why"),
         (-signal.SIGTERM, "its process was ended by SIGTERM"),
-        (-signal.SIGKILL, f"{LOST} (as the system does where memory runs out)"),
+        (-signal.SIGKILL, f"{LOST} (the system does so if memory runs out)"),
         (-99, "its process was ended by signal 99"),
     ],
 )

@@ -152,4 +152,4 @@ def test_a_stopped_group_goes_on(tmp_path: Path, signal_: signal.Signals) -> Non
     assert whole.communicate(timeout=300) and whole.returncode == 0
     for cell in begun:
         assert steps(cell) == steps(tmp_path / "whole" / "cells" / cell.name)
-        assert "the run goes on after round" in (cell / "log.txt").read_text()
+        assert "the run continues after round" in (cell / "log.txt").read_text()

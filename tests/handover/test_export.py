@@ -126,7 +126,7 @@ def test_a_missing_package_is_named(
 
 
 def test_files_that_cannot_be(of_a_table: fedhet.Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "ends in .onnx" in refused(capsys, of_a_table.dir, "--out", "model.pt2")
+    assert "must end in .onnx" in refused(capsys, of_a_table.dir, "--out", "model.pt2")
     assert "are not images" in refused(capsys, of_a_table.dir, "--pixels", "uint8")
 
 
@@ -171,7 +171,7 @@ def wider(folder: Path) -> None:
         (wider, "does not fit the model"),
         (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml is damaged"),
         (lambda folder: (folder / "config.yaml").write_text("a: 1"), "it names no method"),
-        (lambda folder: (folder / "summary.json").write_text("[]"), "and no object"),
+        (lambda folder: (folder / "summary.json").write_text("[]"), "and not an object"),
     ],
 )
 def test_a_damaged_run_folder(

@@ -111,10 +111,10 @@ def test_what_cannot_be_made_ready_is_refused(
     assert "row 2 (the header is row 1), column 'cp': 7; expected one of the levels" in said
     file, _ = table(tmp_path, "va", whole=False)
     said = refused(capsys, "predict", run.dir, file, "--inputs-of", 0)
-    assert "the cell is empty" in said  # the run has dropped such rows
+    assert "the value is missing" in said  # the run has dropped such rows
     record = json.loads((run.dir / "partition.json").read_text()) | {"own": {}}
     (run.dir / "partition.json").write_text(json.dumps(record))  # as a server has it
-    assert "none of these is known here" in refused(capsys, "export", run.dir)
+    assert "no client has its own in this folder" in refused(capsys, "export", run.dir)
 
 
 @pytest.mark.slow

@@ -204,18 +204,18 @@ def test_a_file_of_another_kind_or_shape(
     tmp_path: Path,
 ) -> None:
     image = images / "images" / "test" / "dark" / "00.png"
-    assert "the shape (3,)" in refused(capsys, of_a_table.dir, image)
-    assert "the shape (1, 8, 8)" in refused(capsys, of_images.dir, tables / "test.csv")
+    assert "of shape (3,)" in refused(capsys, of_a_table.dir, image)
+    assert "of shape (1, 8, 8)" in refused(capsys, of_images.dir, tables / "test.csv")
     assert "does not exist" in refused(capsys, of_images.dir, tmp_path / "no.png")
     assert "contains no images" in refused(capsys, of_images.dir, tmp_path)
     (tmp_path / "damaged.png").write_bytes(image.read_bytes()[:40])
     assert "damaged.png " in refused(capsys, of_images.dir, tmp_path / "damaged.png")
     np.savez(tmp_path / "wide.npz", x=np.zeros((2, 5)))
-    assert "the shape (5,), the run's (3,)" in refused(
+    assert "the shape (5,), the run's have (3,)" in refused(
         capsys, of_a_table.dir, tmp_path / "wide.npz"
     )
     np.savez(tmp_path / "two.npz", a=np.zeros((2, 3)), b=np.zeros((2, 3)))
-    assert "--array: a, b" in refused(capsys, of_a_table.dir, tmp_path / "two.npz")
+    assert "--array to one of: a, b" in refused(capsys, of_a_table.dir, tmp_path / "two.npz")
     assert main(["predict", str(of_a_table.dir), str(tmp_path / "two.npz"), "--array", "b"]) == 0
 
 

@@ -165,7 +165,7 @@ def test_list_goes_on_where_a_piece_cannot_be_built(
         ("fedavg", "m_plugin"),
         ("m_method", "m_plugin"),
     }
-    assert "pieces of your own" in capsys.readouterr().err
+    assert "your own components" in capsys.readouterr().err
     assert "method.pull " in str(rows["open", "m_plugin"])
     assert "lost.Lost " in str(rows["fedavg", "lost"])
 

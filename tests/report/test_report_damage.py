@@ -64,7 +64,7 @@ def test_a_file_that_is_nested_without_end_is_damaged(made: Path) -> None:
 
 # What is wrong with a cell in experiment.json, and what is told of it.
 CELLS: list[tuple[Any, str]] = [
-    (7, "it is 7, and no object"),
+    (7, "it is 7, and not an object"),
     ({"axes": None}, "axes is missing"),
     ({"axes": [1]}, "axes is [1]"),
     ({"folder": 1}, "folder is 1"),

@@ -59,7 +59,7 @@ def test_values_chosen_on_few_seeds_are_not_compared(tmp_path: Path, seeds: int)
     found = against_reference(study).set_index("a")["verdict"]
     assert found["Same"] == statistics.SHOWN
     assert found["Other"] == (statistics.SHOWN if seeds == 5 else statistics.NOT_TESTED)
-    told = "and were chosen on fewer than 5 seeds (tune.seeds): Other (+0.400)."
+    told = " and were chosen on fewer than 5 seeds (tune.seeds): Other (+0.400)."
     assert any(told in line for line in sentences(study, against_reference(study))) == (seeds < 5)
 
 

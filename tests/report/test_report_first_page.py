@@ -74,5 +74,5 @@ def test_a_curve_that_begins_late_is_told(tmp_path: Path) -> None:
         make_run(tmp_path / method, curve, method=method)
     points = plots.curve_points(Study(fedhet.results(tmp_path)))
     told = plots._late(points)
-    assert told.endswith("so that some curves begin later: that of feddisk at round 3.")
+    assert told.endswith(": feddisk at round 3.")
     assert plots._late(points[points["method"] == "fedavg"]) == ""

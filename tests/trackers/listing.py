@@ -32,10 +32,10 @@ class Listing(Tracker):
     def begin(self, run: Tracked) -> int:
         self._folder = run.folder
         self.id = run.id or "an id"
-        about = {"executed": run.executed, "told": run.told, "id": run.id}
+        about = {"executed": run.executed, "told": run.sent_steps, "id": run.id}
         sweep = run.sweep and run.sweep.name
         self._add("begin", {**about, "sweep": sweep, "settings": dict(run.settings)})
-        return run.told
+        return run.sent_steps
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
         lines = (self._folder / "rounds.jsonl").read_text().splitlines()

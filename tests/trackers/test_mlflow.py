@@ -102,4 +102,4 @@ def test_a_server_that_does_not_answer(tmp_path: Path, caplog: pytest.LogCapture
     run = fedhet.run([*LINES, *nobody, f"hydra.run.dir={tmp_path}/run"])
     assert run.summary["status"] == "ok"
     assert not (tmp_path / "run" / "tracker.json").exists()
-    assert caplog.text.count("tracker=mlflow fails") == 1
+    assert caplog.text.count("tracker=mlflow failed") == 1

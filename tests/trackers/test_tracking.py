@@ -95,7 +95,7 @@ def test_a_failure_costs_the_tracking_alone(
     tracked = run(tmp_path / "run", OWN, f"tracker.fails={call}")
     warnings = [line.getMessage() for line in caplog.records if "tracker" in line.getMessage()]
     assert len(warnings) == 1
-    assert warnings[0].startswith("tracker=listing fails")
+    assert warnings[0].startswith("tracker=listing failed")
     assert "there is unreachable" in warnings[0]
     assert "secret" not in warnings[0]
     for name in ("listing.jsonl", "tracker.json"):
@@ -240,7 +240,7 @@ def test_the_runs_of_a_sweep_know_it(tmp_path: Path) -> None:
 
 
 def group_of(sweep: Path | None) -> str | None:
-    return Tracked(Path(), sweep, settings={}, executed=0, told=0, id=None).group
+    return Tracked(Path(), sweep, settings={}, executed=0, sent_steps=0, id=None).group
 
 
 def test_the_names_of_groups(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The Heart Disease data of four hospitals (Janosi et al. 1988), a natural federation.
 
-README.md beside this file has their authors, their licence (CC BY 4.0) and their columns.
+README.md in this folder names the authors, the licence (CC BY 4.0) and the columns.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CLASSES = ("healthy", "diseased")
 
 
 def hospitals() -> dict[str, pandas.DataFrame]:
-    """The patients of each hospital, in the columns of the original files; missing cells are NaN.
+    """Return each hospital's patients, with the original files' columns; missing values are NaN.
 
-    The label `disease` says whether the original `num` is 0, healthy, or more, diseased.
+    The label `disease` is "healthy" if the original `num` is 0, else "diseased".
     """
     import pandas
 
@@ -50,11 +50,12 @@ def heart_disease(
     missing: str,
     **statistics: Any,
 ) -> Dataset:
-    """Whether a patient has a heart disease; the owner is the hospital, `data_dir` is not used.
+    """Load the Heart Disease data: whether a patient has a heart disease.
 
-    The global test set is FLamby's (Ogier du Terrail et al. 2022, fed_heart_disease): 34 % of each
-    hospital's patients, stratified where each class has more than two, the same ones whatever the
-    seed of the run.
+    A patient's owner is the hospital. `data_dir` is not used. The global test set is the one of
+    FLamby (Ogier du Terrail et al. 2022, fed_heart_disease): 34 % of each hospital's patients,
+    independent of the run's seed. It is stratified in hospitals with more than two patients of each
+    class.
 
     Args:
         features: columns of the original files.
@@ -80,7 +81,7 @@ def heart_disease(
 
 
 def held_out(samples: RawSamples) -> list[int]:
-    """The numbers of the samples in FLamby's test set."""
+    """Return the indices of the samples in FLamby's test set."""
     from sklearn.model_selection import train_test_split
 
     assert samples.owners is not None

@@ -1,8 +1,8 @@
-"""Every site's own data (dataset=local): a declaration, and what each site has of it.
+"""Every site's own data (dataset=local): the run's declaration, and reading the sites' files.
 
-`Declaration` is the Hydra target of conf/dataset/local.yaml, `Sites` that of
-conf/partition/sites.yaml. Nothing here reads a site's file anywhere but at that site, or, in a
-simulation, on the machine that simulates it.
+`Declaration` is the Hydra target of conf/dataset/local.yaml, and `Sites` is the target of
+conf/partition/sites.yaml. A site's files are read only at the site, or on the machine that
+simulates the site.
 """
 
 from fedhet.data.local.declaration import Declaration, Sites

@@ -1,4 +1,4 @@
-"""What the data of a run's sites have in common: their declaration (conf/dataset/local.yaml)."""
+"""The declaration of the form that the data of all sites share (conf/dataset/local.yaml)."""
 
 from __future__ import annotations
 
@@ -37,30 +37,31 @@ class Declaration(Checked):
 
     Args:
         name: the name in the record.
-        data_dir: where `files` and `test` are looked for; a site's own paths are absolute.
+        data_dir: the folder of `files` and `test`; a site's own paths are absolute.
         sites: the names of the sites; client p is sites[p].
-        target: what is learned.
+        target: the kind of target (fedhet.core.targets).
         classes: the labels in their order, or their number C for 0 .. C-1; None for numbers.
         features: the columns of a table, in their order; None for images, texts and plain arrays.
-        categories: of a table, which of them are categories, with their levels, see
-            `fedhet.data.encoding.Cells`; None: all are numbers.
-        missing: what becomes of missing cells of a table, see there.
-        text: the column of texts of a table, in place of the features; None: there is none.
-        tokenizer: the SHA-256 of its tokenizer.json, of which each site has the file.
-        label: the column, or the columns, of what is learned; the names of an array's numbers.
-        shape: that of one sample; None: (F,), one for each of the features.
+        categories: the levels of a table's columns of categories, see
+            `fedhet.data.encoding.Cells`; None: all columns are numbers.
+        missing: how missing values of a table are handled, see `fedhet.data.encoding.Cells`.
+        text: the column of texts of a table, instead of the features; None: there is none.
+        tokenizer: the SHA-256 of the texts' tokenizer.json; each site has this file.
+        label: the column, or the columns, of labels; for arrays, the names of the numbers.
+        shape: the shape of one sample; None: (F,), a number for each input.
         dtype: uint8 for pixels, float32, or int64 for token numbers.
-        vocabulary, padding: of a text, see `fedhet.data.dataset.Dataset`.
+        vocabulary, padding: only for texts, see `fedhet.data.dataset.Dataset`.
         size, colours: how images in files are converted, see `fedhet.data.images.image_folder`.
-        mean, std, target_mean, target_std: numbers, or "auto" for those of the sites' training
-            parts together. Of a table, mean and std may be "own", those of each site's own.
+        mean, std, target_mean, target_std: numbers, or "auto": measured on the training parts of
+            all sites together. For a table, mean and std may be "own": each site uses the
+            statistics of its own training part.
         augment: see `fedhet.data.dataset.Dataset`.
-        test: a file or folder with a global test set at the server; None: there is none.
+        test: a file or folder with the server's global test set; None: there is none.
         files: site -> file, for a simulation on one machine; None in a deployment.
-        read: how `files` and `test` are written if they are csv, see
-            `fedhet.data.frames.CsvFormat`; a site says of its own how they are.
-        max_samples: the largest number of samples that a part of a site may have; None: any.
-        nodes: site -> the id of the Flower node that alone may be this site.
+        read: the format of `files` and `test` if they are csv, see `fedhet.data.frames.CsvFormat`.
+            A site sets the format of its own files itself.
+        max_samples: the largest number of samples that a part of a site may have; None: no limit.
+        nodes: site -> the id of the only Flower node that may be this site.
 
     Raises:
         ConfigError: a setting is not allowed, or two contradict each other.
@@ -108,10 +109,10 @@ class Declaration(Checked):
         if (self.classes is None) != (self.target == "number"):
             raise ConfigError(
                 f"dataset.classes={self.classes} with dataset.target={self.target}: the classes or"
-                " labels must be declared, because no machine sees those of all sites; numbers"
-                " have none"
+                " labels must be declared, because no machine sees the labels of all sites;"
+                " numbers have none"
             )
-        _ = self.form  # checks it
+        _ = self.form  # checks `read`
         self._check_shape()
         self._check_text()
         for key, values in (("files", self.files), ("nodes", self.nodes)):
@@ -119,15 +120,15 @@ class Declaration(Checked):
                 raise ConfigError(f"dataset.{key}: {unknown} are not among dataset.sites={names}")
         for site, node in (self.nodes or {}).items():
             check.integer(f"dataset.nodes.{site}", node, low=0)
-        _ = self.dataset()  # checks what is left
+        _ = self.dataset()  # checks the other settings
 
     def _check_shape(self) -> None:
         if self.features is not None:
             check.each(check.text, "dataset.features", self.features)
         if (self.features is None) == (self.shape is None):
             raise ConfigError(
-                f"dataset.features={self.features} with dataset.shape={self.shape}: declare the"
-                " columns of a table, or else the shape of one sample: [C,H,W], [F] or [T]"
+                f"dataset.features={self.features} with dataset.shape={self.shape}: declare either"
+                " the columns of a table, or the shape of one sample: [C,H,W], [F] or [T]"
             )
         shape = check.each(check.integer, "dataset.shape", self.shape_of_sample, low=1)
         kinds = {1: ("float32", "int64"), 3: ("float32", "uint8")}
@@ -145,7 +146,7 @@ class Declaration(Checked):
             raise ConfigError(
                 f"dataset.text={self.text} with dataset.tokenizer={self.tokenizer}: a column of"
                 " texts needs the SHA-256 of its tokenizer.json, 64 hexadecimal digits"
-                " (`sha256sum tokenizer.json`), of which each site has the file; dataset.shape=[T],"
+                " (`sha256sum tokenizer.json`; each site has this file); dataset.shape=[T],"
                 " the number of tokens of each text; dataset.dtype=int64; and the tokenizer's"
                 " dataset.vocabulary and dataset.padding. `python -m fedhet data declare --text`"
                 " prints them"
@@ -153,50 +154,50 @@ class Declaration(Checked):
 
     @property
     def shape_of_sample(self) -> tuple[int, ...]:
-        """(C, H, W), (F,) or (T,)."""
+        """The shape of one sample: (C, H, W), (F,) or (T,)."""
         return (len(self.inputs),) if self.features is not None else tuple(self.shape or ())
 
     @cached_property
     def cells(self) -> Cells:
-        """What a table says in its cells of inputs."""
+        """How the input values of a table are converted."""
         return Cells(self.categories, self.missing)
 
     @cached_property
     def form(self) -> CsvFormat:
-        """How `files` and `test` are written if they are csv."""
+        """The format of `files` and `test` if they are csv."""
         return CsvFormat.of(self.read)
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs that the columns of a table become; () where there are none."""
+        """The names of the inputs that the columns of a table become; () if there are none."""
         return tuple(self.cells.inputs(self.features or ([self.text] if self.text else [])))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the classes or labels, or of the numbers."""
+        """The names of the classes, labels or numbers."""
         if self.classes is None:
             return (self.label,) if isinstance(self.label, str) else tuple(self.label)
         return tuple(class_names(self.classes).tolist())
 
     @property
     def tokens(self) -> bool:
-        """Whether a sample is a text, as token numbers."""
+        """Whether a sample consists of token numbers."""
         return self.dtype == "int64"
 
     @property
     def normalised(self) -> tuple[str, ...]:
-        """Which of the statistics apply to such data."""
+        """The names of the statistics that apply to these data."""
         inputs = () if self.tokens else STATISTICS[:2]
         return (*inputs, *(STATISTICS[2:] if self.target == "number" else ()))
 
     @property
     def auto(self) -> tuple[str, ...]:
-        """Which of the statistics are to be measured on the sites' training parts."""
+        """The names of the statistics that the sites measure on their training parts."""
         return tuple(key for key in self.normalised if getattr(self, key) == AUTO)
 
     @property
     def measured(self) -> list[str]:
-        """Of what sites measure the statistics: "x", the inputs, and "y", the numbers."""
+        """The arrays that sites measure: "x" (the inputs), "y" (the numbers), both, or neither."""
         return sorted({"x" if key in STATISTICS[:2] else "y" for key in self.auto})
 
     @property
@@ -206,7 +207,7 @@ class Declaration(Checked):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What the data of a site must meet, in the terms of its samples."""
+        """The requirements on the samples of a site."""
         text = {"text": self.text, "tokenizer": self.tokenizer} if self.text else {}
         cells = {"cells": self.cells.key} if self.cells.key else {}
         return {
@@ -232,7 +233,7 @@ class Declaration(Checked):
 
     @property
     def example(self) -> torch.Tensor:
-        """(1, ...) an input as the server knows it: a table's values are unknown, NaN."""
+        """(1, ...), an example of an input; NaN for a table, because the server knows no values."""
         shape = (1, *self.shape_of_sample)
         if len(shape) == 2 and not self.tokens:
             return torch.full(shape, torch.nan)
@@ -244,15 +245,15 @@ class Declaration(Checked):
         test: Samples | None = None,
         agreed: Mapping[str, list[float]] | None = None,
     ) -> Dataset:
-        """A dataset as declared, with these samples, or with none.
+        """Return a dataset as declared, with the given samples or without any.
 
         Args:
-            samples: the samples.
-            test: the global test set.
-            agreed: numbers in the place of those statistics that are "auto".
+            samples: the samples; None: no samples.
+            test: the global test set; None: there is none.
+            agreed: the numbers that replace statistics that are "auto".
 
         Raises:
-            DataError: the samples are not as declared.
+            DataError: the samples do not match the declaration.
             ConfigError: the declaration contradicts itself.
         """
         numbers = self.target == "number"
@@ -281,7 +282,7 @@ class Declaration(Checked):
         )
 
     def number_of(self, site: str) -> int:
-        """The client that the site is.
+        """Return the number of the site's client.
 
         Raises:
             ConfigError: the site is not declared.
@@ -306,7 +307,7 @@ class Sites(Scheme):
     clients: int | None = setting(None, low=1)
 
     def drawn(self, labels: np.ndarray, seed: int) -> Partition:
-        """Refuse, as there is nothing to share out; a run with dataset=local does not ask."""
+        """Raise ConfigError; a run with dataset=local does not call this method."""
         raise ConfigError(
             "partition=sites: each site is a client with its own data, which needs dataset=local"
         )

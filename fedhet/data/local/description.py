@@ -1,4 +1,4 @@
-"""How a site describes its data when it joins, and what the sites and the server agree on."""
+"""A site's description of its data when it joins, and the statistics that the sites agree on."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ MOST_SAMPLES = 10**12
 
 @dataclass(frozen=True)
 class SiteDescription:
-    """What a site tells of its data; a dictionary of plain values on the way to the server.
+    """A site's description of its data. It is sent to the server as a dictionary of plain values.
 
     Attributes:
-        site: its name.
-        digest: of the declaration that its data meet.
+        site: the name of the site.
+        digest: the digest of the declaration that the site's data match.
         sizes: the numbers of training, validation and test samples.
-        counts: of each class or label over all parts, None for one that is not reported; or None.
-        moments: of "x", the inputs, and "y", the numbers to predict, on the training part: count,
-            mean and squares (`fedhet.data.moments.Moments`), as far as a statistic is "auto".
-            Mean and squares of a column that would tell a count of few samples are None.
+        counts: the number of samples of each class or label in all parts together; an entry is None
+            if it is withheld. None: the site reports no counts.
+        moments: count, mean and squares (`fedhet.data.moments.Moments`) of the training part, for
+            "x", the inputs, and "y", the numbers to predict, if their statistics are "auto". Mean
+            and squares of a column are None if they would reveal a count of few samples.
     """
 
     site: str
@@ -54,14 +55,14 @@ class SiteDescription:
         min_count: int | None,
         least: int,
     ) -> SiteDescription:
-        """The description of a site with these parts.
+        """Return the description of a site with the given parts.
 
         Args:
-            declared: what its data meet.
-            site: its name.
-            parts: its samples.
-            min_count: the smallest count of a class that it tells; None: it tells none.
-            least: the smallest number of samples that its moments tell of.
+            declared: the declaration that the site's data match.
+            site: the name of the site.
+            parts: the samples of the site: part -> samples.
+            min_count: the smallest count of a class that the site reports; None: it reports none.
+            least: moments may not reveal groups of fewer samples than this.
         """
         counts = None
         if min_count is not None and declared.target != "number":
@@ -78,33 +79,34 @@ class SiteDescription:
 
     @classmethod
     def read(cls, declared: Declaration, value: Any) -> SiteDescription:
-        """A description from another process.
+        """Check a description from another process, and return it.
 
         Raises:
-            Rejected: it is none, or is not about data as declared; the message says what is wrong.
+            Rejected: the description is malformed, or does not match the declaration; the message
+                says why.
             DataError: the site has more samples than the declaration allows.
         """
         names = ("site", "digest", "sizes", "counts", "moments")
         if not isinstance(value, dict) or set(value) != set(names):
-            raise Rejected("unreadable", f"its description does not consist of {', '.join(names)}")
+            raise Rejected("unreadable", f"its description must consist of {', '.join(names)}")
         site = value["site"]
         if not isinstance(site, str) or site not in declared.sites:
-            raise Rejected("wrong content", f"it is the site {str(site)[:100]!r}, not declared")
+            raise Rejected("wrong content", f"its site {str(site)[:100]!r} is not declared")
         if value["digest"] != declared.digest:
             raise Rejected(
                 "wrong content",
-                f"site {site!r} has data for another declaration, with the digest"
-                f" {str(value['digest'])[:16]!r}, not {declared.digest!r}",
+                f"site {site!r} has data for another declaration: its digest is"
+                f" {str(value['digest'])[:16]!r}, and this run's is {declared.digest!r}",
             )
         sizes, counts, found = value["sizes"], value["counts"], value["moments"]
         if not has_form(sizes, [_whole]) or len(sizes) != len(PARTS) or not sizes[0]:
-            raise Rejected("wrong content", f"site {site!r}: {str(sizes)[:50]} are no sizes")
+            raise Rejected("wrong content", f"site {site!r}: {str(sizes)[:50]} are not valid sizes")
         check_sizes(declared, site, sizes)
         form = [lambda n: n is None or (_whole(n) and n <= sum(sizes))]
         classes = 0 if declared.target == "number" else len(declared.outputs)
         good = classes and has_form(counts, form) and len(counts) == classes
         if counts is not None and not good:
-            raise Rejected("wrong content", f"site {site!r}: its label counts are none")
+            raise Rejected("wrong content", f"site {site!r}: its label counts are invalid")
         each = {"x": math.prod(declared.shape_of_sample[1:]), "y": 1}
         if (
             not isinstance(found, dict)
@@ -116,8 +118,8 @@ class SiteDescription:
         ):
             raise Rejected(
                 "wrong content",
-                f"site {site!r}: the moments of its training samples are not numbers, those of"
-                f" values of at most {LARGEST:g}, for each column or channel",
+                f"site {site!r}: the moments of its training samples must be numbers for each"
+                f" column or channel, of values of at most {LARGEST:g}",
             )
         return cls(**value)
 
@@ -130,7 +132,7 @@ def _reported(samples: np.ndarray, least: int) -> dict[str, Any]:
         [None if hidden else value for value, hidden in zip(values.tolist(), few, strict=True)]
         for values in (found.mean, found.squares)
     )
-    count = samples.size // samples.shape[1]  # of the samples' own columns, NaN included
+    count = samples.size // samples.shape[1]  # the number of values per column, including NaN
     return {"count": count, "mean": mean, "squares": squares}
 
 
@@ -138,7 +140,7 @@ def check_sizes(declared: Declaration, site: str, sizes: Iterable[int]) -> None:
     """Refuse parts of a site that have more samples than `dataset.max_samples`.
 
     Raises:
-        DataError: it names the site and both numbers.
+        DataError: a part is too large; the message names the site and both numbers.
     """
     if declared.max_samples is not None and (most := max(sizes)) > declared.max_samples:
         raise DataError(
@@ -175,11 +177,12 @@ def _number(value: Any, most: float = LARGEST) -> bool:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What server and sites have agreed on before the first round.
+    """The server's agreement with the sites before the first round.
 
     Attributes:
-        descriptions: those of the sites, in their order; None for a site that has not joined.
-        statistics: the numbers in the place of "auto".
+        descriptions: the descriptions of the sites, in the order of the sites; None for a site that
+            has not joined.
+        statistics: the numbers that replace "auto".
     """
 
     descriptions: tuple[SiteDescription | None, ...]
@@ -187,7 +190,7 @@ class Agreement:
 
     @classmethod
     def of(cls, declared: Declaration, descriptions: Sequence[SiteDescription | None]) -> Agreement:
-        """Join what the sites have measured, in the order of the sites.
+        """Join the sites' measurements, in the order of the sites.
 
         Raises:
             DataError: there is no training sample.
@@ -201,8 +204,9 @@ class Agreement:
             columns = [_agreed(parts, column) for column in range(declared.columns_of[name])]
             if hidden := [column for column, found in enumerate(columns) if found is None]:
                 log.warning(
-                    "%s: %s are 0 and 1 for the columns or channels %s; no site tells those,"
-                    " which would tell how many samples have a rare value (privacy.min_count)",
+                    "%s: %s are 0 and 1 for the columns or channels %s: no site reports them;"
+                    " they would reveal how many samples have a rare value (privacy.min_count), or"
+                    " there is no value",
                     *(declared.name, " and ".join(wanted), hidden),
                 )
             arrays = {
@@ -214,12 +218,12 @@ class Agreement:
 
     @property
     def sizes(self) -> list[list[int]]:
-        """Each site's numbers of training, validation and test samples."""
+        """Each site's numbers of training, validation and test samples; 0 if it has not joined."""
         return [[0] * len(PARTS) if one is None else one.sizes for one in self.descriptions]
 
 
 def _agreed(parts: Sequence[Mapping[str, Any]], column: int) -> Arrays | None:
-    """Mean and std of a column, of the sites that tell them; None if none does.
+    """Return mean and std of a column over the sites that report it; None if no site does.
 
     Raises:
         DataError: there is no training sample.
@@ -233,10 +237,10 @@ def _agreed(parts: Sequence[Mapping[str, Any]], column: int) -> Arrays | None:
 
 
 def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]:
-    """The agreed statistics as a site receives them.
+    """Check the agreed statistics that a site receives, and return them.
 
     Raises:
-        Rejected: they are not numbers of at most LARGEST in the place of those that are "auto".
+        Rejected: the statistics that are "auto" are incomplete, or not numbers of at most LARGEST.
     """
     good = isinstance(value, dict) and set(value) == set(declared.auto)
     for key in declared.auto if good else ():
@@ -245,5 +249,5 @@ def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]
         good = good and isinstance(one, list) and len(one) == count and all(map(_number, one))
         good = good and (not key.endswith("std") or min(one) > 0)
     if not good:
-        raise Rejected("wrong content", f"the agreed normalisation is not one of {declared.auto}")
+        raise Rejected("wrong content", f"the agreed normalisation must have valid {declared.auto}")
     return dict(value)

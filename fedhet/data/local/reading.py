@@ -1,8 +1,9 @@
-"""What a site has, read as the run declares it, and by the readers of all other data.
+"""Reading a site's files and checking them against the run's declaration.
 
-Nothing is copied to disk. The tokenizer of a column of texts is no secret, but it decides what the
-numbers mean. So the run declares the SHA-256 of its file, and each site has the file, beside its
-data or where its operator says.
+The readers are the same as for other data. Nothing is copied to disk. The tokenizer of a column of
+texts is not secret, but it determines the meaning of the token numbers. Therefore the run declares
+the SHA-256 of the tokenizer's file, and each site keeps the file next to its data or at a path that
+its operator sets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedhet.data.tokens import Texts, find_tokenizer
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Let errors begin with the place; a setting that data contradict is an error of the data."""
+    """Convert ConfigError and OSError of a block to DataError, and prefix messages with `where`."""
     try:
         yield
     except (ConfigError, DataError, OSError) as error:
@@ -40,14 +41,14 @@ def located(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SiteFiles:
-    """Where a site has its data: absolute paths that no run names.
+    """The absolute paths of a site's data. The site sets them; no run can.
 
     Args:
         data: a folder of images, an npz file, or a table in a csv or Parquet file. A folder with
-            train, val and test, and an npz file with x_train, x_val and x_test, have their parts.
-        val, test: further such files or folders, of which one has samples for validation or test.
-        tokenizer: the tokenizer.json of texts, or its folder; None: beside the data.
-        form: how csv files are written.
+            train, val and test, or an npz file with x_train, x_val and x_test, defines its parts.
+        val, test: files or folders with the samples for validation or test.
+        tokenizer: the tokenizer.json of texts, or its folder; None: in the folder of the data.
+        form: the format of csv files.
     """
 
     data: Path
@@ -57,11 +58,11 @@ class SiteFiles:
     form: CsvFormat = field(default_factory=CsvFormat)
 
     def read(self, declared: Declaration) -> dict[str, Samples]:
-        """The parts that the site has, "train" among them.
+        """Read the parts that the site has; "train" is always one of them.
 
         Raises:
-            DataError: a file is missing or damaged, or its content is not what the run declares;
-                the message says what differs.
+            DataError: a file is missing or damaged, or its content does not match the run's
+                declaration; the message says how they differ.
         """
         found = read(self.data, declared, PARTS, self.form, self.tokenizer)
         if "train" not in found:
@@ -70,7 +71,7 @@ class SiteFiles:
             if path is None:
                 continue
             if part in found:
-                raise DataError(f"{self.data} has samples for {part}, and {path} is given for it")
+                raise DataError(f"{self.data} already has samples for {part}; leave out {path}")
             found |= read(path, declared, (part,), self.form, self.tokenizer)
         return found
 
@@ -78,10 +79,11 @@ class SiteFiles:
 def client_data(
     parts: dict[str, Samples], fractions: Any, seed: int, pid: int
 ) -> dict[str, Samples]:
-    """The client's training, validation and test part.
+    """Return the client's training, validation and test part.
 
-    Those that the site has stay as they are. The others are cut off from its training samples, in
-    the proportions of `fractions` (train, val, test) and by the client's own random stream.
+    Validation and test parts that the site has are unchanged. Other parts are cut off from its
+    training samples, in the proportions of `fractions` (train, val, test). The client's own random
+    stream draws them.
     """
     wanted = dict(zip(PARTS, check_split(fractions), strict=True))
     cut = [0.0 if part != "train" and part in parts else wanted[part] for part in PARTS]
@@ -105,12 +107,12 @@ def read(
     form: CsvFormat,
     tokenizer: Path | None = None,
 ) -> dict[str, Samples]:
-    """Those of the parts that a file or folder has.
+    """Read the given parts from a file or folder, as far as it has them.
 
-    One that does not name its parts is the first of them.
+    A file or folder that does not name its parts becomes the first part.
 
     Raises:
-        DataError: as `SiteFiles.read` does.
+        DataError: see `SiteFiles.read`.
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
@@ -122,7 +124,7 @@ def read(
         found = {parts[0]: _table(path, declared, form, tokenizer)}
     else:
         raise DataError(
-            f"{path}: a site's data are a folder of images, or a file that ends in .npz,"
+            f"{path}: a site's data must be a folder of images, or a file that ends in .npz,"
             f" {' or '.join(SUFFIXES)}"
         )
     for part, samples in found.items():
@@ -131,7 +133,7 @@ def read(
         expected = declared.shape_of_sample
         if shape != expected:
             raise DataError(f"{where}: a sample has shape {shape}; the run declares {expected}")
-        if dtype == torch.float64:  # a table's numbers, before they are normalised
+        if dtype == torch.float64:  # a table that is not normalised yet
             dtype = torch.float32
         if dtype != DTYPES[declared.dtype]:
             kind = str(dtype).removeprefix("torch.")
@@ -152,7 +154,7 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
     found = load_arrays(path, {}, [*names, "x", "y"])
     outputs = list(declared.outputs)
     number = declared.target == "number"
-    # Others of the arrays that describe a file are the run's business (mean, std), or its own.
+    # Arrays such as mean and std are not compared: the run decides them.
     stated: dict[str, Any] = {
         "target": declared.target,
         "classes": None if number else outputs,
@@ -166,9 +168,9 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
                 f"{path}: its array {key!r} is {own!s:.200}; the run declares {stated[key]!s:.200}"
             )
     classes = None if number else outputs
-    if classes and "classes" in found and declared.target != "labels":  # y are positions in them
+    if classes and "classes" in found and declared.target != "labels":  # y: positions in `classes`
         classes = [str(position) for position in range(len(outputs))]
-    # Without parts, all of the file is the first one.
+    # A file without parts becomes the first part.
     present = {part: (f"x_{part}", f"y_{part}") for part in parts if f"x_{part}" in found}
     samples = {}
     for part, (x, y) in (present or {parts[0]: ("x", "y")}).items():
@@ -189,22 +191,22 @@ def _npz(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[str,
 def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path | None) -> Samples:
     if not declared.text and not declared.features:
         raise DataError(
-            f"{path} is a table; the run declares no columns (dataset.features, dataset.text) but"
-            f" samples of shape {declared.shape_of_sample}"
+            f"{path} is a table, but the run declares no columns (dataset.features, dataset.text);"
+            f" it declares samples of shape {declared.shape_of_sample}"
         )
     texts = None
     if declared.text is not None and declared.tokenizer is not None:
         (tokens,) = declared.shape_of_sample
-        beside = path.parent
-        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, beside)
+        folder = path.parent
+        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, folder)
         for key, own in texts.described().items():
             if own != getattr(declared, key):
                 raise DataError(
                     f"{texts.file}: its {key} is {own}; the run declares {getattr(declared, key)}"
                 )
     classes = None if declared.target == "number" else list(declared.outputs)
-    about = declared.label, declared.target, classes, declared.features, texts
-    columns = Columns(*about, cells=declared.cells)
+    fields = declared.label, declared.target, classes, declared.features, texts
+    columns = Columns(*fields, cells=declared.cells)
     arrays = columns.arrays([(str(path), columns.frame(path, form))])
     return _samples(arrays["x"], arrays["y"])
 
@@ -233,7 +235,7 @@ def _folder(path: Path, declared: Declaration, parts: tuple[str, ...]) -> dict[s
 
 
 def digest_of(tokenizer: Path) -> str:
-    """The SHA-256 of a tokenizer.json, 64 hexadecimal digits."""
+    """Return the SHA-256 of a tokenizer.json, 64 hexadecimal digits."""
     return hashlib.sha256(tokenizer.read_bytes()).hexdigest()
 
 
@@ -242,28 +244,28 @@ def declared_texts(
     digest: str,
     tokens: int,
     named: Path | None,
-    beside: Path,
+    folder: Path,
     option: str = """--node-config '... tokenizer="/path"'""",
 ) -> Texts:
-    """The texts of a column, with the tokenizer that the run declares.
+    """Return the texts of a column, with the tokenizer that the run declares.
 
     Args:
-        column: the column.
+        column: the name of the column.
         digest: the SHA-256 of the tokenizer.
-        tokens: the number T of tokens of each text, to which shorter ones are filled up.
-        named: the tokenizer.json or its folder; None: beside the data.
-        beside: the folder of the data.
-        option: how `named` is given, for messages.
+        tokens: the number T of tokens of each text; shorter texts are padded.
+        named: the tokenizer.json or its folder; None: in the folder of the data.
+        folder: the folder of the data.
+        option: the option that sets `named`, for messages.
 
     Raises:
-        DataError: there is no tokenizer, or it is another one.
+        DataError: there is no tokenizer, or its SHA-256 differs.
     """
-    folders = [beside, beside / "tokenizer"] if named is None else [named]
-    advice = f"It must be beside the data, in a folder tokenizer there, or be named: {option}"
+    folders = [folder, folder / "tokenizer"] if named is None else [named]
+    advice = f"Put it into the folder of the data, or its folder tokenizer, or name it: {option}"
     file = find_tokenizer(folders, f"dataset.text={column}", advice)
     if (own := digest_of(file)) != digest:
         raise DataError(
-            f"{file} is not the tokenizer of this run: its SHA-256 begins with {own[:16]}, that of"
-            f" dataset.tokenizer with {digest[:16]}"
+            f"{file} is not the tokenizer of this run: its SHA-256 begins with {own[:16]}, but"
+            f" dataset.tokenizer begins with {digest[:16]}"
         )
     return Texts(column, file, tokens, filled=True)

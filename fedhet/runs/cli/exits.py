@@ -1,4 +1,4 @@
-"""How a command ends: an error is one line on stderr and an exit code, and Ctrl-C ends it."""
+"""How a command ends: with one line on stderr and an exit code after an error, and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedhet.core.errors import (
     traceback_wanted,
 )
 
-# Without these, nothing works: this Python is not the one that fedhet was installed into.
+# If one of these is missing, this Python is not the one into which fedhet was installed.
 _ESSENTIAL = ("omegaconf", "hydra", "yaml", "numpy", "torch", "flwr", "rich", "safetensors")
 
 PROGRAM = "python -m fedhet"
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of fedhet: one line, without the usage."""
+    """A parser that reports errors as fedhet does: in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments") and self.prog == PROGRAM:
@@ -53,13 +53,14 @@ def subcommand(
     """Run the command that the first argument names, and return its exit code.
 
     Args:
-        prog: the words before it.
-        about: what all of the commands are for.
-        table: the commands: what runs them, whose text begins with a summary, and the arguments.
-        argv: the name and the arguments.
+        prog: the words before the command's name.
+        about: the purpose of all commands.
+        table: name -> the function that runs the command, a text that begins with a summary, and
+            the arguments.
+        argv: the command's name and its arguments.
 
     Raises:
-        ConfigError: an argument is wrong; or what the command raises.
+        ConfigError: an argument is wrong. The command may raise other errors.
     """
     parser = Parser(prog=prog, description=about)
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -71,15 +72,15 @@ def subcommand(
             command.add_argument(argument, **options)
     if not argv or argv[0] not in commands.choices:
         parser.parse_args(argv)  # prints the help, or raises
-    # Overrides may stand on both sides of an option; a parser with subcommands cannot parse that.
+    # Overrides may stand before and after an option; a parser with subcommands cannot parse that.
     args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
     failed: int | None = args.call(args)
     return failed or 0
 
 
 def drop_output() -> None:
-    """Send what is still to be printed nowhere: its reader has left, as in `--list | head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it again
+    """Discard further output, because its reader has left, as in `--list | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
 
 
 def say(text: str) -> None:
@@ -99,13 +100,13 @@ def report_error(error: Exception) -> int:
 
 
 def error_line(error: Exception) -> str:
-    """Return the error as the user should read it, in one line."""
+    """Return the line that the user reads about the error."""
     if isinstance(error, RunFailed | ConfigError | DataError | WriteError):
         return reason_of(error)
     if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _ESSENTIAL:
         return (
             f"{error.name} is not installed in {sys.executable}: activate fedhet's environment"
-            " (`source .venv/bin/activate`, after `make run`), or install it into this one"
+            " (`source .venv/bin/activate`, after `make run`), or install fedhet into this Python"
             " (`pip install -e .`)"
         )
     return f"{reason_of(error)} (FEDHET_TRACEBACK=1 shows where)"
@@ -113,11 +114,11 @@ def error_line(error: Exception) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM act like Ctrl-C inside the block, and have neither of them lost.
+    """Let SIGTERM act like Ctrl-C inside the block, and make sure that neither is lost.
 
-    A KeyboardInterrupt is lost in a `__del__`, in the callback of a weak reference, of which every
-    import has one, and in the start of many C extensions. `raise_if_interrupted` raises
-    it again. A library that it stops halfway may fail with an error of its own in its place.
+    Python drops a KeyboardInterrupt in a `__del__`, in the callback of a weak reference (every
+    import has one), and in the start of many C extensions. `raise_if_interrupted` raises it again.
+    A library that is interrupted halfway may raise another error instead.
 
     Raises:
         KeyboardInterrupt: the block has raised an error after a signal.

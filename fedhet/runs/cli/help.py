@@ -1,6 +1,6 @@
 """The texts of --help, --help group=choice ... and --list, made from conf/ and from the code.
 
-They are plain text, so that they stay readable in a pipe.
+They are plain text, which stays readable in a pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedhet.runs.config.lines import key_of
 Choice = tuple[str, str]  # (group, its choice), such as ("method", "scaffold")
 TOP = ("", "config")  # the settings without a group
 WIDTH = 100
-PRESET_WIDTH = 80  # of a line, beside which "set by it" has room
+PRESET_WIDTH = 80  # of a line, so that "set by it" fits next to it
 USAGE = """\
 fedhet: federated learning on non-IID clients
 
@@ -36,8 +36,8 @@ usage
 options
   -m, --multirun     run a sweep
   --list             list the methods and the plug-ins, and which of them can be combined
-  --config-dir DIR   also choose from DIR/method, DIR/plugin, ...: pieces of your own
-  --dry-run          say how many runs an experiment has and how long they take, and make none
+  --config-dir DIR   also choose from DIR/method, DIR/plugin, ...: components of your own
+  --dry-run          print how many runs an experiment has and how long they take; run none
   --cfg job          print the configuration and run nothing
   --version
   -h, --help         print this text
@@ -50,14 +50,14 @@ examples
   python -m fedhet -m method=fedavg,fednorm partition.alpha=0.1,1 'seed=range(0,3)'
   flwr run . --run-config "overrides='method=scaffold plugin=[fednorm] dataset=mnist'"
 
-Settings of a method, plug-in, server optimiser or merge: method.<option>, plugin.<name>.<option>,
-server_opt.<option>, merge.<option>; --help method=<name> and so on print them.
-Results: outputs/<date>/<time>-<method>, or the folder in hydra.run.dir=<folder>; those of a sweep
-are in multirun/."""
-# The groups whose settings --help shows, as the group's default choice has them.
+Methods, plug-ins, server optimisers and merges have settings, too: method.<option>,
+plugin.<name>.<option>, server_opt.<option>, merge.<option>. See --help method=<name> and so on.
+Results are in outputs/<date>/<time>-<method>, or in the folder given by hydra.run.dir=<folder>. The
+results of a sweep are in multirun/."""
+# --help shows the settings of these groups, with the values of the group's default choice.
 SHOWN_GROUPS = ("client", "partition", "engine")
-# What `refusal` says of the pairs of fedhet's own pieces, so that `--list` need not build each of
-# them. `make docs` writes the file, and a test, which builds every pair, compares.
+# The results of `refusal` for fedhet's own components, so that `--list` need not build each pair.
+# `make docs` writes the file; a test builds every pair and compares.
 KNOWN = catalogue.CONF / "combinations.yaml"
 
 
@@ -75,7 +75,7 @@ def wrapped(text: str, first: str = "", following: str = "  ") -> str:
     Args:
         text: the text.
         first: the beginning of the first line.
-        following: the beginning of the others.
+        following: the beginning of the following lines.
     """
     lines = textwrap.fill(
         first + re.sub(r"([<>]=?) ", "\\1\0", text),
@@ -88,10 +88,10 @@ def wrapped(text: str, first: str = "", following: str = "  ") -> str:
 
 
 def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
-    """Return what --help prints.
+    """Return the text of --help.
 
-    That is usage, `commands`, groups with their choices, the main settings with their defaults,
-    and examples.
+    It has the usage, `commands`, the groups with their choices, the main settings with their
+    defaults, and examples.
     """
     default = catalogue.defaults()
     groups = [
@@ -117,12 +117,11 @@ def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
 
 
 def options_text(words: Sequence[str]) -> str:
-    """Return the options of pieces: names, defaults, ranges and help.
+    """Return the options of components: names, defaults, ranges and help.
 
     Args:
-        words: what the pieces are named by: a choice (method=scaffold, plugin=[fednorm,moon]), a
-            group (dataset), or a setting (client.lr=.1, rounds), which shows the others of its
-            group too.
+        words: each names a choice (method=scaffold, plugin=[fednorm,moon]), a group (dataset), or
+            a setting (client.lr=.1, rounds). For a setting, all settings of its group are shown.
 
     Raises:
         ConfigError: a word names nothing; the message suggests the closest names.
@@ -132,7 +131,7 @@ def options_text(words: Sequence[str]) -> str:
     sections: dict[Choice, str] = {}
 
     def add(component: Choice, origin: str = "") -> None:
-        """Add the options of a piece, and of what it brings unless the words name another one."""
+        """Add the options of a component, and of those it brings unless the words replace them."""
         sections[component] = (
             _section(component, origin) if component[1] else _choices_text(component[0])
         )
@@ -147,7 +146,7 @@ def options_text(words: Sequence[str]) -> str:
 
 
 def _components(word: str, chosen: dict[str, str]) -> list[Choice]:
-    """Return what a word names; a group without a choice is (group, "")."""
+    """Return the components that a word names; a group without a choice is (group, "")."""
     if choices := _chosen(word):
         return choices
     key = key_of(word)
@@ -170,7 +169,7 @@ def _components(word: str, chosen: dict[str, str]) -> list[Choice]:
 
 
 def _settings_named(key: str) -> list[str]:
-    """Return the settings of the groups' defaults that have this last name: lr is client.lr."""
+    """Return the settings of the default choices with this last name: `client.lr` for `lr`."""
     defaults = [pair for pair in catalogue.defaults().items() if isinstance(pair[1], str)]
     return [
         f"{group}.{key}"
@@ -201,7 +200,7 @@ def _chosen(word: str) -> list[Choice]:
 
 
 def _section(component: Choice, origin: str) -> str:
-    """Return the options of a piece; `origin` says what it is part of."""
+    """Return the options of a component; `origin` names the component that it is part of."""
     group, choice = component
     path = "/".join(filter(None, component))
     prefix = {"plugin": f"plugin.{choice}.", "": ""}.get(group, f"{group}.")
@@ -248,7 +247,7 @@ def _written(component: Choice) -> str:
 
 
 def components_text() -> str:
-    """Return what --list prints at once: the methods and the plug-ins."""
+    """Return the first part of --list: the methods and the plug-ins."""
     return "\n".join(
         f"{head}\n{columns([(name, catalogue.title(group, name)) for name in names])}\n"
         for group, head, names in (
@@ -259,7 +258,7 @@ def components_text() -> str:
 
 
 def combinations_text(rows: Sequence[tuple[str, str, str | None]]) -> str:
-    """Return the rest of what --list prints.
+    """Return the second part of --list: which methods and plug-ins can be combined.
 
     Args:
         rows: (method, plug-in, reason why they cannot be combined, or None).
@@ -300,15 +299,15 @@ def compatibility() -> list[tuple[str, str, str | None]]:
     ours = {(method, plugin) for method, plugin in every if plugin in known.get(method, {})}
     pairs = list(product(catalogue.choices("method"), catalogue.choices("plugin")))
     if not ours.issuperset(pairs):
-        print("building the pieces of your own, to see which fit ...", file=sys.stderr)
+        print("building your own components, to see which can be combined ...", file=sys.stderr)
     return [(m, p, known[m][p] if (m, p) in ours else refusal(m, p)) for m, p in pairs]
 
 
 def refusal(method: str, plugin: str) -> str | None:
-    """Return why the two cannot be combined, or None where they can.
+    """Return why the two cannot be combined, or None if they can.
 
-    They are built on a toy task, so the answer is that of the code itself. A piece of one's own
-    that cannot be built with its defaults is combined with nothing; the reason says why.
+    They are built on a toy task, so the code itself gives the answer. A user's component that
+    cannot be built with its defaults is refused with every other; the reason says why.
     """
     with process.imports():
         from fedhet.runs import config

@@ -1,6 +1,6 @@
-"""Write a piece of your own: its class, its yaml file and a test, in a package outside of fedhet.
+"""Write a component of your own: its class, yaml file and test, in a package outside of fedhet.
 
-The example that is written works, and its test passes; replace it step by step.
+The files hold a working example with tests that pass. Replace it step by step.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from fedhet.runs.templates import filled
 
 TEMPLATES = Path(__file__).with_name("templates.yaml")
 KINDS = ("method", "plugin", "model", "dataset", "partition")
-# How a piece is chosen on the command line.
+# How the command line selects a component.
 CHOICES = dict.fromkeys(KINDS, "{kind}={name}") | {"plugin": "'plugin=[{name}]'"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the files and print what to do next; nothing that exists is changed.
+    """Write the files and print the next steps; existing files stay unchanged.
 
     Args:
         argv: the arguments after `new`.
 
     Raises:
-        ConfigError: the name is taken or cannot be one, or the project is not one of pieces.
+        ConfigError: the name is taken or not allowed, or the project names no package for
+            components.
     """
     parser = argparse.ArgumentParser(prog="python -m fedhet new", description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument(
         "name",
-        help="of the class, as FedExp, in letters, digits and _; on the command line it is fedexp",
+        help="name of the class in letters, digits and _, such as FedExp; in lower case, fedexp, it"
+        " is the name on the command line",
     )
     parser.add_argument(
         "--package",
         type=Path,
         metavar="DIR",
-        help="the folder of the project to which it is added, which is made if it does not exist;"
-        " default: fedhet-NAME",
+        help="folder of the project to which the files are added; it is created if it does not"
+        " exist; default: fedhet-NAME",
     )
     args = parser.parse_args(argv)
     name = args.name.lower()
@@ -57,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def create(kind: str, name: str, project: Path) -> list[Path]:
-    """Write the files of a piece and return their paths.
+    """Write the files of a component and return their paths.
 
     Args:
         kind: one of KINDS.
-        name: the name of the choice, in which capitals are those of the class.
+        name: the name of the choice, with the capitals of the class.
         project: the folder of its project.
 
     Raises:
@@ -85,7 +87,7 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
         raise ConfigError(f"{', '.join(existing)}: already there; choose another name")
     if not (project / "pyproject.toml").exists():
         texts[project / "pyproject.toml"] = filled(TEMPLATES, "pyproject.toml", words)
-        texts[folder / "__init__.py"] = f'"""Pieces for fedhet: {words["project"]}."""\n'
+        texts[folder / "__init__.py"] = f'"""Components for fedhet: {words["project"]}."""\n'
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -95,18 +97,18 @@ def create(kind: str, name: str, project: Path) -> list[Path]:
 def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,29}", name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a {kind}: write letters, digits and _, a letter first,"
-            " at most 30 of them"
+            f"{name!r} cannot be the name of a {kind}: use at most 30 letters, digits and _, and"
+            " begin with a letter"
         )
     if name.lower() in catalogue.choices(kind):
         raise ConfigError(f"{kind}={name.lower()} exists already; choose another name")
 
 
 def _package_of(project: Path) -> str | None:
-    """Return the package of an existing project, as its entry point names it.
+    """Return the package that the entry point of an existing project names; None: no project.
 
     Raises:
-        ConfigError: the project names none.
+        ConfigError: the project names no package, or several.
     """
     file = project / "pyproject.toml"
     if not file.exists():
@@ -120,9 +122,9 @@ def _package_of(project: Path) -> str | None:
     found = [package for package in packages if (project / package).is_dir()]
     if len(found) != 1:
         raise ConfigError(
-            f"{file} names {'several packages' if found else 'no package'} for pieces; write"
+            f"{file} names {'several packages' if found else 'no package'} for components; write"
             f' [project.entry-points."{components.ENTRY_POINTS}"] with one line such as'
-            ' my_package = "my_package.conf", for a package beside that file'
+            ' my_package = "my_package.conf"; the package must be in the folder of this file'
         )
     return found[0]
 
@@ -132,8 +134,8 @@ def _new_package(project: Path) -> str:
     package = project.resolve().name.replace("-", "_")
     if not package.isidentifier() or package == "fedhet":
         raise ConfigError(
-            f"--package {project}: the folder's name, with _ for -, is that of the package, and"
-            f" {package!r} cannot be one"
+            f"--package {project}: the folder's name, with _ for -, would be the name of the"
+            f" package, and {package!r} is not allowed as one; name another folder"
         )
     if project.is_dir() and any(project.iterdir()):
         raise ConfigError(f"{project} is not empty and has no pyproject.toml; name another folder")

@@ -1,6 +1,6 @@
-"""The configuration, composed by Hydra from conf/ and checked.
+"""The configuration: Hydra composes it from conf/, and fedhet checks it.
 
-Nothing here imports torch or Flower. Names are resolved on first use (PEP 562), so that the help
+Nothing here imports torch or Flower. Names are imported on first use (PEP 562), so that the help
 text can read conf/ without importing Hydra.
 """
 

@@ -1,7 +1,8 @@
-"""What conf/ and the folders of one's own pieces offer: groups, choices, settings and their help.
+"""Reads groups, choices, settings and their help from conf/ and the folders of own components.
 
-They are read without Hydra, so that the help text appears at once. A group is a folder of conf/; a
-choice of it is a file in any of the folders, and no two folders may have the same one.
+It reads without Hydra, so that the help text appears at once. A group is a folder of conf/. A
+choice of the group is a file in this folder of conf/ or of any other conf folder; no two folders
+may have the same choice.
 """
 
 from __future__ import annotations
@@ -23,20 +24,19 @@ from fedhet.runs.config import components
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-# Inside the package if it was installed from a wheel, else beside it.
+# Inside the package if it was installed from a wheel, else next to it.
 CONF: Path = next(filter(Path.is_dir, [_PACKAGE / "conf"]), _PACKAGE.parent / "conf")
 
 # Why a method is not a plug-in.
 ONE_METHOD = (
-    "a run has exactly one method, which owns the aggregation; fedsa, for example, cannot be"
-    " combined with fednova or scaffold, whose server steps need the mean of the changes under"
-    " known weights, which fedsa replaces"
+    "a run has exactly one method, which defines the aggregation; for example, fedsa replaces the"
+    " mean of the changes, and the server steps of fednova and scaffold need this mean"
 )
 
 RENAMED = {
     "eval.targets": ["eval.thresholds"],
     "engine.vectorize": ["engine.fused"],
-    "learning_rate": ["client.lr"],  # as it is called elsewhere
+    "learning_rate": ["client.lr"],  # its name in other programs
 }
 ALL_SETTINGS = "python -m fedhet --help lists all settings"
 _GLOBAL = "# @package _global_"
@@ -48,10 +48,10 @@ class YamlSetting(NamedTuple):
     """A setting of a YAML file.
 
     Attributes:
-        key: its name, dotted inside a block.
-        value: its value as text, as in the file.
-        help: the comment behind it, or else the one above it; "" if there is neither.
-        note: the comment above it where there is also one behind it.
+        key: its name, with dots inside a block.
+        value: its value as the text in the file.
+        help: the comment behind the value, or else the comment above the key; "" if there is none.
+        note: the comment above the key if there is also a comment behind the value, else "".
     """
 
     key: str
@@ -61,10 +61,10 @@ class YamlSetting(NamedTuple):
 
 
 def folders() -> tuple[Path, ...]:
-    """Return conf/, then the folders of one's own pieces (fedhet/runs/config/components.py).
+    """Return conf/, then the folders of own components (fedhet/runs/config/components.py).
 
     Raises:
-        ConfigError: there is no such folder, or it holds what is no choice of a group.
+        ConfigError: a folder does not exist, or has a yaml file that belongs to no group.
     """
     found = [*(component.folder for component in components.installed()), *components.search_path()]
     own = dict.fromkeys(folder for folder in found if folder != CONF)
@@ -79,14 +79,15 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """Return the choices of a group in alphabetical order; one in a subfolder is `folder/name`."""
+    """Return the choices of a group in alphabetical order; `folder/name` if in a subfolder."""
     return tuple(sorted(_files(group)))
 
 
 def shown(group: str) -> tuple[str, ...]:
-    """Return the choices of a group for people: without those that only fedhet itself needs.
+    """Return the choices of a group that users are shown, without internal ones.
 
-    A comment of such a file begins with "Internal:", and stands for its subfolder as well.
+    The file of an internal choice has a comment that begins with "Internal:". Choices in a
+    subfolder of the same name are internal, too.
     """
     names = choices(group)
     internal = {
@@ -98,9 +99,9 @@ def shown(group: str) -> tuple[str, ...]:
 
 
 def file(path: str) -> Path:
-    """Return `<path>.yaml`, where path is `<group>/<choice>` or `config`, in its folder.
+    """Return the file of a path `<group>/<choice>` or `config`.
 
-    For `torchvision/<name>` that is `torchvision.yaml`.
+    For `<group>/torchvision/<name>` it is torchvision.yaml.
     """
     group, _, choice = path.partition("/")
     if not choice:
@@ -110,19 +111,19 @@ def file(path: str) -> Path:
 
 
 def built_in(group: str) -> tuple[str, ...]:
-    """Return those choices of a group that are part of fedhet, in alphabetical order."""
+    """Return the choices of a group that are part of fedhet, in alphabetical order."""
     return tuple(name for name, path in sorted(_files(group).items()) if path.is_relative_to(CONF))
 
 
 def content(group: str, choice: str = "") -> dict[str, Any]:
-    """Return what the choice's file says.
+    """Return the content of the choice's file.
 
     Args:
         group: the group, or "config" for config.yaml.
-        choice: its choice.
+        choice: a choice of the group; "" for config.yaml.
 
     Raises:
-        ConfigError: the file is no YAML, or holds no settings.
+        ConfigError: the file is not valid YAML, or holds no settings.
     """
     return _load(file(f"{group}/{choice}"))
 
@@ -140,7 +141,7 @@ def _target(group: str, path: Path) -> str | None:
 
 
 def targets() -> frozenset[str]:
-    """Return the classes and functions that the files of fedhet itself name."""
+    """Return the classes and functions that fedhet's own yaml files name."""
     return _targets(CONF)
 
 
@@ -164,9 +165,9 @@ def defaults() -> dict[str, str | list[str] | None]:
 
 
 def fixed_choices(group: str, choice: str) -> dict[str, str]:
-    """Return the choices of other groups that define this one.
+    """Return the choices of other groups that belong to the definition of this choice.
 
-    For the method fedadam that is {"server_opt": "fedadam"}.
+    Example: {"server_opt": "fedadam"} for the method fedadam.
     """
     return {
         key.removeprefix("override /").partition("@")[0]: value
@@ -176,7 +177,7 @@ def fixed_choices(group: str, choice: str) -> dict[str, str]:
 
 
 def _chosen(*path: str) -> dict[str, Any]:
-    """Return group -> choice, as the defaults list of a file has them."""
+    """Return group -> choice from the defaults list of a file."""
     entries = content(*path).get("defaults", [])
     return {
         key: value for entry in entries if isinstance(entry, dict) for key, value in entry.items()
@@ -190,7 +191,7 @@ def title(group: str, choice: str) -> str:
 
 
 def brought(group: str, choice: str) -> list[tuple[str, str]]:
-    """Return the (group, choice) that come with this choice: a method's plug-in, for example."""
+    """Return the (group, choice) pairs that this choice brings, such as a method's plug-in."""
     entries = content(group, choice).get("defaults", [])
     plugins = [
         ("plugin", str(entry).removeprefix("/plugin/"))
@@ -206,23 +207,23 @@ def brought(group: str, choice: str) -> list[tuple[str, str]]:
 
 
 def settings(path: str) -> list[YamlSetting]:
-    """Return the settings of `<path>.yaml`; keys inside a block are dotted: `eval.every`.
+    """Return the settings of `<path>.yaml`; keys inside a block have dots: `eval.every`.
 
-    Left out are what Hydra alone reads, the name that equals the file's, and in a file that is
-    `@package _global_` everything: see `presets`.
+    Keys that only Hydra reads are left out, and so is a `name` that equals the file's name. A file
+    with `@package _global_` gives an empty list; see `presets`.
     """
     text = file(path).read_text(encoding="utf-8")
     return [] if _GLOBAL in text else _leaves(text, path.rpartition("/")[2])
 
 
 def presets(path: str) -> list[YamlSetting]:
-    """Return what a file that is `@package _global_` sets, such as an experiment, by full keys."""
+    """Return the settings of a `@package _global_` file, such as an experiment's, by full keys."""
     text = file(path).read_text(encoding="utf-8")
     return _leaves(text, "") if _GLOBAL in text else []
 
 
 def remarks(path: str) -> list[str]:
-    """Return the comments of `<path>.yaml` that belong to no key: a blank line follows them."""
+    """Return the comments of `<path>.yaml` that belong to no key because a blank line follows."""
     text = "\n".join(_lines(file(path).read_text(encoding="utf-8")))
     blocks = re.findall(r"^(?: *#.*\n)+(?! *\S)", text, re.MULTILINE)
     return [_words(block.splitlines()) for block in blocks]
@@ -241,7 +242,7 @@ def _leaves(text: str, name: str) -> list[YamlSetting]:
                 continue
             begin, end = value.start_mark, value.end_mark
             scalar = isinstance(value, yaml.ScalarNode)
-            # A list with a line per entry, or a text after | or >, ends where the next key begins.
+            # A list with one line per entry, or a text after | or >, ends before the next key.
             block = value.style in ("|", ">") if scalar else not value.flow_style
             behind = "" if block else lines[end.line][end.column :].strip().lstrip("# ")
             before = reversed(lines[: key.start_mark.line])
@@ -256,7 +257,7 @@ def _leaves(text: str, name: str) -> list[YamlSetting]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a file; in place of the title and the `# @package` before it empty ones."""
+    """Return the lines of a file; the title and the `# @package` line become empty lines."""
     return _HEAD.sub(lambda head: "\n" * head[0].count("\n"), text).splitlines()
 
 
@@ -265,7 +266,7 @@ def _words(comment: Sequence[str]) -> str:
 
 
 def _group_names() -> list[str]:
-    """The groups of a run; conf/hydra has choices of Hydra's own groups."""
+    """Return the groups of a run; conf/hydra is left out, because it belongs to Hydra's groups."""
     return sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 
 
@@ -284,19 +285,19 @@ def _files(group: str) -> dict[str, Path]:
 
 
 def _check_layout(folder: Path) -> None:
-    """Refuse yaml files that no group would find, or that would change Hydra itself."""
+    """Refuse yaml files that belong to no group, or that would change Hydra itself."""
     known = _group_names()
     for path in sorted(folder.iterdir()):
         stray = next(path.rglob("*.yaml"), None) if path.is_dir() else path
         if path.name not in known and stray is not None and stray.suffix == ".yaml":
             raise MachineError(
-                f"{stray} belongs to no group{did_you_mean(path.name, known)}; the folders in"
-                f" {folder} must be among {', '.join(known)}"
+                f"{stray} belongs to no group{did_you_mean(path.name, known)}; folders in {folder}"
+                f" must be named after a group: {', '.join(known)}"
             )
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads YAML as OmegaConf does, in a tenth of its time: every run reads many files."""
+    """Reads YAML as OmegaConf does, in a tenth of the time, because every run reads many files."""
 
     yaml_implicit_resolvers = get_yaml_loader().yaml_implicit_resolvers
 

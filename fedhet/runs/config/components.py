@@ -1,11 +1,11 @@
-"""Where pieces of one's own are found: folders such as conf/, in packages outside of fedhet.
+"""Finds the user's own components: conf folders in packages outside of fedhet.
 
-An installed package names its folder by an entry point of the group `fedhet.conf`, such as
-`my_package = "my_package.conf"`. One of the group `fedhet.experiments` names a folder whose files
-choose among known pieces, so that its package is not trusted: that is papers/ in a clone. Further
-folders are in the environment variable FEDHET_CONF, to which `--config-dir` adds. All of them
-belong to the machine: a run that comes from elsewhere cannot name a folder. No package is imported
-here.
+An installed package names its conf folder by an entry point of the group `fedhet.conf`, such as
+`my_package = "my_package.conf"`. This makes the package trusted. An entry point of the group
+`fedhet.experiments` names a folder with experiments only, such as papers/ in a clone; its package
+is not trusted. The environment variable FEDHET_CONF names further folders, and `--config-dir` adds
+to it. Only the machine itself decides on its folders: a run from another machine cannot name one.
+No package is imported here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Installed(NamedTuple):
 
     Attributes:
         folder: the folder.
-        package: the package in which it lies; installing it was the decision to trust it. None if
-            its classes may not be named.
+        package: the package that contains the folder and is trusted, because the user installed
+            it. None if a configuration may not name classes of the package.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Installed(NamedTuple):
 
 
 def trusted_packages() -> list[str]:
-    """Return the packages whose classes a configuration may name, beside fedhet itself."""
+    """Return the packages other than fedhet from which a configuration may name classes."""
     words = re.split("[,:]", os.environ.get(TRUST, ""))
     named = [word.strip().rstrip(".") for word in words if word.strip(" .")]
     return [*named, *(component.package for component in installed() if component.package)]
@@ -54,10 +54,10 @@ def search_path() -> list[Path]:
 
 
 def extend_search_path(words: Sequence[str]) -> None:
-    """Put folders of `--config-dir` before those of FEDHET_CONF, also for processes started later.
+    """Put the folders of `--config-dir` first in FEDHET_CONF, also for processes started later.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: a folder does not exist.
     """
     if words:
         added = [_existing(word, "--config-dir") for word in words]
@@ -90,14 +90,14 @@ def _component(point: EntryPoint) -> Installed:
     owner = f" of the installed package {point.dist.name}" if point.dist else ""
     raise ConfigError(
         f"the entry point {point.name} = {point.value!r} (group {point.group}){owner} names no"
-        " folder; it must be that of the package's yaml files, as in 'my_package.conf'"
+        " folder; it must name the folder of the package's yaml files, as in 'my_package.conf'"
     )
 
 
 def locations(package: str) -> list[Path]:
-    """Return the folders of a package, or the file of a module; none if there is none.
+    """Return the folders of a package, or the file of a module; empty if neither exists.
 
-    Neither it nor the packages in which it lies are imported.
+    Neither the module nor the packages that contain it are imported.
     """
     first, *inner = package.split(".")
     try:
@@ -106,7 +106,7 @@ def locations(package: str) -> list[Path]:
         spec = None
     if spec is None:
         return []
-    # A module has no folders, and its own file in place of them.
+    # A top-level module has no folders, so its own file is used.
     paths = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
     files = [path.with_suffix(".py") for path in paths] or [Path(spec.origin or "")] * (not inner)
     return [path for path in paths if path.is_dir()] + [path for path in files if path.is_file()]

@@ -1,6 +1,6 @@
 """Composes a run's configuration from conf/ and the overrides, and checks it.
 
-Imports neither torch nor Flower.
+It imports neither torch nor Flower.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fedhet.runs.config.lines import key_of
 from fedhet.runs.config.validation import RunSettings
 
 HYDRA_VERSION = "1.3"
-# What the file of an experiment says of the experiment itself; a single run has none of them.
+# Keys of an experiment's file that describe the experiment itself; a single run has none of them.
 EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
-# Of Hydra's settings, those that composing ignores.
+# Hydra's settings that do not affect the composition.
 _FOLDERS = ("hydra.run.", "hydra.sweep.")
 
 
@@ -51,14 +51,14 @@ class Config:
     """One run's configuration.
 
     Attributes:
-        cfg: the settings: interpolations resolved, checked, read-only, without Hydra's own.
-        choices: group -> choice, for every group but plugin (see `plugins`); a group without a
-            choice is absent. Where an override names another class than the choice's file
-            (`_target_`), it is the name of that class.
+        cfg: the settings, resolved, checked and read-only, without Hydra's own.
+        choices: group -> choice, for every group except plugin (see `plugins`); a group without a
+            choice is absent. If an override sets a `_target_` other than the file's, the choice is
+            the name of that class.
         run_dir: absolute path of the run folder; "" if the configuration comes from `cached`.
         run_dir_given: whether the user named the run folder, by hydra.run.dir=...
-        overrides: the overrides that lead to `cfg`, without those of Hydra's own settings.
-        resumes: whether this continues the run that the run folder holds.
+        overrides: the overrides that give `cfg`, without overrides of Hydra's own settings.
+        resumes: whether this continues the run in the run folder.
     """
 
     cfg: DictConfig
@@ -75,19 +75,20 @@ class Config:
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """The active plug-ins in order: first the method's own, then those of plugin=[...]."""
+        """The active plug-ins in order: first the method's own, then the list in plugin=[...]."""
         return tuple(str(name) for name in self.cfg.plugin)
 
 
 class Bases:
-    """Composes like `load`, and does not read the files of equal choices again.
+    """Composes like `load`, but reads the files only once for runs with the same choices.
 
-    Hydra takes a tenth of a second for each configuration. Most runs of a sweep make the same
-    choices, so what these lead to is composed once, and each run's values are set in a copy, as
-    Hydra sets them. It is for one sweep: files that change meanwhile are not read again.
+    Hydra takes a tenth of a second for each configuration, and most runs of a sweep make the same
+    choices. So the configuration of the choices is composed once, and the values of each run are
+    set in a copy, as Hydra sets them. Use one object for one sweep: it does not notice files that
+    change.
 
     Args:
-        load: composes the configuration that overrides lead to, with Hydra's settings.
+        load: composes a configuration from overrides, with Hydra's settings.
     """
 
     def __init__(self, load: Callable[[list[str]], DictConfig]) -> None:
@@ -101,7 +102,7 @@ class Bases:
         try:
             return self._from_base(lines)
         except (HydraException, OmegaConfBaseException, ValueError):
-            return self._load(list(lines))  # which says it better
+            return self._load(list(lines))  # its error message is better
 
     def _from_base(self, lines: Sequence[str]) -> DictConfig:
         parsed = self._parser.parse_overrides(list(lines))
@@ -119,7 +120,7 @@ class Bases:
         return cfg
 
     def _is_value(self, override: Override) -> bool:
-        """Whether it sets values that have no part in which files are read."""
+        """Whether the override only sets values, and does not change which files are read."""
         key = override.key_or_group
         if override.type != OverrideType.CHANGE or override.package is not None or "/" in key:
             return False
@@ -131,15 +132,15 @@ class Bases:
 def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
     """Compose and check the configuration of one run from its overrides.
 
-    Safe in threads and inside a Hydra application.
+    It may be called in threads and inside a Hydra application.
 
     Args:
         lines: the overrides.
-        bases: what composes the runs of the same sweep.
+        bases: composes the runs of a sweep faster; None for a single run.
 
     Raises:
-        ConfigError: a name or key is unknown, a value is out of range, or an object is not trusted;
-            or they name a run to go on with (resume=...) that cannot.
+        ConfigError: a name or key is unknown, a value is out of range, an object is not trusted,
+            or the run of resume=... cannot continue.
     """
     folder, lines = resuming.continued(lines)
     if folder is not None:
@@ -147,7 +148,7 @@ def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
             resumed = compose(lines)
         except UnknownChoice as error:
             raise UnknownChoice(
-                f"{error} (the run in {folder} has it; a folder of your own is given by"
+                f"{error} (the run in {folder} uses it; add the folder of your own components by"
                 " --config-dir <folder>)"
             ) from error
         return replace(resumed, run_dir=str(folder), run_dir_given=True, resumes=True)
@@ -156,7 +157,7 @@ def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
     try:
         cfg = bases(texts) if bases else _hydra_config(texts)
     except ConfigError:
-        # Hydra's message does not say what is allowed, so the keys are checked here first.
+        # Hydra's message does not say what is allowed, so check the keys here first.
         chosen = _hydra_config(overrides.choices_only(parsed))
         settings: Any = OmegaConf.to_container(chosen)
         del settings["hydra"]
@@ -169,27 +170,27 @@ def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
 
 @lru_cache(maxsize=32)
 def cached(lines: tuple[str, ...]) -> Config:
-    """Compose the overrides of an app once: each of its nodes does so for every message.
+    """Compose the overrides of an app once, because a node needs them for every message.
 
-    The run folder is left out, because its name contains the time, and two runs with the same
-    overrides need two folders.
+    `run_dir` is "": the folder's name contains the time, and two runs with the same overrides need
+    two folders.
     """
     return replace(compose(lines), run_dir="")
 
 
 def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
-    """Return the overrides of each run of a sweep, all values of which are checked.
+    """Return the overrides of each run of a sweep, after all values were checked.
 
-    That takes runs with every combination of the groups' choices, and with every value once, but
-    for those between the ends of a range: names and ranges of two settings do not depend on each
-    other, and a long sweep is checked quickly.
+    To be quick, it composes not every run, but enough for every combination of choices and every
+    value to occur once; values inside a range are skipped. This is sufficient, because the names
+    and limits of two settings do not depend on each other.
 
     Args:
         lines: the overrides of the sweep.
-        bases: what composes its runs.
+        bases: composes the sweep's runs.
 
     Raises:
-        ConfigError: as `compose` does; it names the first run that is wrong.
+        ConfigError: as in `compose`; it names the first run that is wrong.
     """
     parsed = overrides.parse(lines)
     runs = overrides.product(parsed)
@@ -214,7 +215,7 @@ class Launching:
 
     Attributes:
         launcher: the choice of hydra/launcher.
-        settings: those of the launcher.
+        settings: the launcher's settings.
         folder: absolute path of the folder that holds the run folders.
     """
 
@@ -224,13 +225,13 @@ class Launching:
 
 
 def launching(lines: Sequence[str]) -> Launching:
-    """Compose how the runs of a sweep or an experiment are started.
+    """Return how the runs of a sweep or an experiment are started.
 
     Args:
-        lines: the overrides of one of them.
+        lines: the overrides of one of the runs.
 
     Raises:
-        ConfigError: one of them is wrong.
+        ConfigError: an override is wrong.
     """
     texts = overrides.of_single_run(overrides.parse(lines))
     cfg = _hydra_config(texts)
@@ -243,13 +244,13 @@ def launching(lines: Sequence[str]) -> Launching:
 
 
 def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> str:
-    """Name the folder of a sweep's run, below that of the sweep.
+    """Return the name of a run's folder inside the folder of its sweep.
 
     Args:
         lines: the run's overrides.
-        number: that of the run.
-        varied: those of the overrides that are not the same for all runs.
-        bases: what composes the runs of the sweep.
+        number: the run's number.
+        varied: the overrides that differ between runs, as one text.
+        bases: composes the sweep's runs.
     """
     cfg = bases(lines)
     with as_config_error():
@@ -258,7 +259,7 @@ def subfolder(lines: Sequence[str], number: int, varied: str, bases: Bases) -> s
 
 
 def shown(lines: Sequence[str]) -> str:
-    """The configuration of one run as YAML, for --cfg job.
+    """Return the configuration of one run as YAML, for --cfg job.
 
     Raises:
         ConfigError: it cannot be composed.
@@ -268,11 +269,11 @@ def shown(lines: Sequence[str]) -> str:
 
 
 def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
-    """Return what a run overrides, for people: in a sweep only what varies in it.
+    """Return a run's overrides as text for users; in a sweep, only the overrides that vary.
 
     Args:
         lines: the overrides of the run.
-        fixed: the keys of those that are the same for all runs.
+        fixed: the keys that all runs of the sweep set to the same value.
     """
     varied = [line for line in lines if key_of(line) not in fixed]
     own = [line for line in varied or lines if not line.lstrip("+").startswith("hydra")]
@@ -280,7 +281,7 @@ def label(lines: Sequence[str], fixed: Collection[str] = ()) -> str:
 
 
 def raw(lines: Sequence[str]) -> DictConfig:
-    """Return what conf/ says with these overrides: unchecked, and with its interpolations.
+    """Return the configuration of these overrides, without checks and with its interpolations.
 
     Raises:
         ConfigError: it cannot be composed.
@@ -292,12 +293,12 @@ def raw(lines: Sequence[str]) -> DictConfig:
 
 
 def of_sweep() -> Bases:
-    """Return what composes the runs of one sweep, for `compose`."""
+    """Return a new `Bases` with which `compose` composes the runs of one sweep."""
     return Bases(_hydra_config)
 
 
 def _hydra_config(texts: Sequence[str]) -> DictConfig:
-    """Compose with Hydra; a Hydra application that runs in this process keeps its state."""
+    """Compose with Hydra, and keep the state of a Hydra application that runs in this process."""
     with _LOCK, as_config_error():
         running = GlobalHydra.instance().hydra
         GlobalHydra.instance().hydra = None
@@ -346,31 +347,29 @@ def _checked(cfg: DictConfig, lines: Sequence[str]) -> Config:
 def as_config_error() -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf into a ConfigError of one line.
 
-    Both keep the key and the cause apart from the message; here they become one.
+    The line joins the key, the message and the cause, which both libraries keep separately.
     """
     try:
         yield
     except ConfigError:
         raise
-    except yaml.YAMLError as error:  # its lines name the file and the place
+    except yaml.YAMLError as error:  # its message names the file and the place in several lines
         raise MachineError(" ".join(str(error).split())) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        pieces = [getattr(error, "full_key", None), error, error.__cause__]
+        parts = [getattr(error, "full_key", None), error, error.__cause__]
         texts = [
-            str(piece).replace("composing config:\n", "composing config: ")
-            for piece in pieces
-            if piece
+            str(part).replace("composing config:\n", "composing config: ") for part in parts if part
         ]
         lines = [text.partition("\n")[0].rstrip(".") for text in texts]
         raise ConfigError(": ".join(dict.fromkeys(lines))) from error
 
 
 def _name(node: Any, group: str, choice: str, lines: Sequence[str]) -> str:
-    """Name the choice, or the class that an override has put in the place of that of its file."""
+    """Return the choice, or the name of the class if an override replaced the file's class."""
     key = f"{group}._target_"
     target = node.get("_target_") if isinstance(node, DictConfig) else None
     own = catalogue.target(group, choice)
-    # A file without a class has that of another one, which it builds on.
+    # A file without a class inherits the class of the file that it builds on.
     replaced = target != own if own else any(line.startswith(f"{key}=") for line in lines)
     return instantiation.own_name(key, target) if target and replaced else choice
 
@@ -386,12 +385,12 @@ def _search_path() -> list[str]:
 
 
 def _sweep_subdir(number: int, overrides_of_job: str) -> str:
-    """Name the folder of a sweep's job: its number, which is unique, and what it overrides."""
+    """Name the folder of a sweep's job by its number, which is unique, and its overrides."""
     words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job.replace("++", ""))
     return f"{number}-{words}"[:80].rstrip("-_,")
 
 
-# What conf/config.yaml calls.
+# conf/config.yaml calls these.
 OmegaConf.register_new_resolver("fedhet.method", _method_name, replace=True)
 OmegaConf.register_new_resolver("fedhet.searchpath", _search_path, replace=True)
 OmegaConf.register_new_resolver("fedhet.subdir", _sweep_subdir, replace=True)

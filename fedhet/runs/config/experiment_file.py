@@ -1,4 +1,4 @@
-"""What the file of an experiment says of the experiment itself, and where it is refused."""
+"""Reads what an experiment's file declares about the experiment, and refuses it for single runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SEED = "seed"
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """The names and values of an entry of the file; empty if it says nothing.
+    """Return an entry of the file as a dictionary; empty if the entry is null.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the entry is no mapping.
     """
     if value is None:
         return {}
@@ -41,19 +41,21 @@ def refuse(lines: Sequence[str]) -> None:
     if declared_by(lines)["axes"]:
         chosen = by_key(lines)["experiment"]
         raise ConfigError(
-            f"{chosen} has axes, and is more than one run: start it by `python -m fedhet {chosen}`"
+            f"{chosen} has axes, so it is several runs: start it by `python -m fedhet {chosen}`"
         )
 
 
 def declared_by(lines: Sequence[str]) -> dict[str, Any]:
-    """What the experiment that the overrides choose says of itself; it has axes, or they are None.
+    """Return what the chosen experiment's file declares about the experiment, with the overrides.
+
+    `axes` is None or empty if the overrides choose no experiment with several runs.
 
     Raises:
-        ConfigError: the overrides choose several experiments, one of which has axes; or they say
-            something of an experiment with axes, and choose none.
+        ConfigError: the overrides choose several experiments and one of them has axes, or they
+            set something of an experiment without choosing one that has axes.
     """
-    about = [line for line in lines if key_of(line) == "experiment" or is_own(key_of(line))]
-    chosen = {line.key_or_group: line for line in overrides.parse(about)}
+    relevant = [line for line in lines if key_of(line) == "experiment" or is_own(key_of(line))]
+    chosen = {line.key_or_group: line for line in overrides.parse(relevant)}
     _refuse_sweep_of_experiments(chosen.get("experiment"))
     declared = _declared(chosen)
     own = [line.input_line for key, line in chosen.items() if is_own(key)]
@@ -67,25 +69,25 @@ def declared_by(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def is_own(key: str) -> bool:
-    """Whether a setting is the experiment's own, and not one of its runs."""
+    """Whether a setting belongs to the experiment itself, and not to its runs."""
     return key.partition(".")[0] in EXPERIMENT_KEYS
 
 
 def _refuse_sweep_of_experiments(override: Override | None) -> None:
-    """A sweep over experiments has one run of each, so that none of them may have axes."""
+    """Refuse a sweep over experiments with axes: a sweep makes one run of each experiment."""
     if override is None or not override.is_sweep_override():
         return
     for line in overrides.each_value(override):
         (choice,) = overrides.parse([line])
         if _declared({"experiment": choice})["axes"]:
             raise ConfigError(
-                f"{override.input_line!r}: {line} has axes, and is more than one run; start each"
+                f"{override.input_line!r}: {line} has axes, so it is several runs; start each"
                 " experiment by its own command"
             )
 
 
 def _declared(given: Mapping[str, Override]) -> dict[str, Any]:
-    """What the file says about the experiment itself, with the overrides of these settings."""
+    """Return what the file declares about the experiment, with the overrides in `given`."""
     if "experiment" not in given or given["experiment"].is_sweep_override():
         return dict.fromkeys(EXPERIMENT_KEYS)
     name = given["experiment"].value()

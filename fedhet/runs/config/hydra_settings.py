@@ -1,8 +1,8 @@
-"""Hydra's own settings, `hydra.*`: what fedhet reads of them, and that no file sets any.
+"""Hydra's own settings, `hydra.*`: which of them fedhet reads; files may set none of them.
 
-fedhet has Hydra compose configurations and starts the runs itself, for which it reads where the run
-folders lie and how its launcher works. With any other of these settings on the command line Hydra
-itself drives the runs (fedhet/study/by_hydra.py), and calls what they name.
+Hydra composes the configurations, and fedhet starts the runs. For this, fedhet reads the places of
+the run folders and the settings of its launcher. If the command line has any other of these
+settings, Hydra itself starts the runs (fedhet/study/by_hydra.py), and calls what the settings name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ = re.compile(
     r"hydra\.(run\.dir|sweep\.(dir|subdir)|launcher\.(?!.*_target_)[\w.]+)|hydra/launcher"
 )
 _NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
-# What they are as long as nobody changes them; Hydra calls, writes or reads nothing by the others.
+# The defaults of all settings by which Hydra calls, writes or reads something.
 _UNCHANGED: dict[str, Any] = {
     "callbacks": {},
     "env": {},
@@ -44,11 +44,11 @@ _UNCHANGED: dict[str, Any] = {
     },
     "verbose": False,
 }
-_FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir")  # config.yaml has them
+_FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir")  # config.yaml sets them
 
 
 def is_hydras(key: str) -> bool:
-    """Whether a key is that of a setting of Hydra's own."""
+    """Whether the key belongs to one of Hydra's own settings."""
     return key.startswith(("hydra.", "hydra/"))
 
 
@@ -58,7 +58,7 @@ def is_read(key: str) -> bool:
 
 
 def check(hydra: DictConfig, lines: Sequence[str]) -> None:
-    """Refuse what overrides set in vain, and what files set at all.
+    """Refuse overrides of Hydra's settings that no run reads, and all such settings in files.
 
     Args:
         hydra: Hydra's settings, with their interpolations.
@@ -71,8 +71,8 @@ def check(hydra: DictConfig, lines: Sequence[str]) -> None:
     for line in given:
         if not is_read(key_of(line)):
             raise ConfigError(
-                f"{line} is not allowed: of Hydra's own settings a run reads {RUN_DIR} alone; a"
-                " command line may have the others (docs/experiments.md)"
+                f"{line} is not allowed here: a run reads only {RUN_DIR} of Hydra's own settings;"
+                " the others may stand on a command line (docs/experiments.md)"
             )
     overrides = {"hydra": given, "task": [line for line in lines if line not in given]}
     content: Any = OmegaConf.to_container(hydra)
@@ -83,7 +83,7 @@ def check(hydra: DictConfig, lines: Sequence[str]) -> None:
         found = _at(content, key)
         if found != value and not any(name.startswith(f"hydra.{key}.") for name in own):
             raise ConfigError(
-                f"hydra.{key}={found} is not allowed: files set nothing of Hydra's own settings"
+                f"hydra.{key}={found} is not allowed: files cannot change Hydra's own settings"
             )
 
 

@@ -22,11 +22,11 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def check_targets(cfg: DictConfig) -> None:
-    """Refuse a `_target_` outside fedhet, installed packages of pieces and FEDHET_TRUST.
+    """Refuse a `_target_` outside fedhet, installed packages of components and FEDHET_TRUST.
 
     A configuration must not call arbitrary code. FEDHET_TRUST is an environment variable such as
-    `my_package,other.module`; a prefix matches whole names between dots. A package with an entry
-    point `fedhet.conf` is trusted where it is installed.
+    `my_package,other.module`; a prefix matches whole names between dots. A machine also trusts
+    installed packages with an entry point `fedhet.conf`.
 
     Raises:
         ConfigError: naming the key and the trusted prefixes.
@@ -46,13 +46,13 @@ def find_target(node: DictConfig) -> Any:
 
 
 def find(path: str, target: str) -> Any:
-    """Return the class or function of this name, which the key `path` has as its value.
+    """Return the class or function of the name `target`, the value of the key `path`.
 
     Raises:
-        ConfigError: as `find_target` does.
+        ConfigError: as in `find_target`.
     """
     check_trusted(path, target)
-    # fedhet's other functions write files and start processes, which no setting may ask for.
+    # Other functions of fedhet write files and start processes; no setting may call them.
     hidden = target.startswith("fedhet.") and target not in catalogue.targets()
     thing = defined(target) if not hidden and _NAME.fullmatch(target) else None
     if thing is None:
@@ -64,25 +64,25 @@ def find(path: str, target: str) -> Any:
 def defined(target: str) -> Any:
     """Return the class or function of this name, or None if its module does not define it.
 
-    The module is imported by its whole name, and must define the class, itself or in one of its
-    own modules if it is a package: whatever else it imports cannot be reached through it.
+    The module is imported by its full name. It must define the class itself; a package may define
+    it in one of its own modules. Names that the module imports from elsewhere cannot be reached.
     """
     module_name, _, name = target.rpartition(".")
     try:
         thing = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but a dependency of it is missing
+            raise  # the module exists, but one of its dependencies is missing
         return None
     own = f"{getattr(thing, '__module__', '')}.".startswith(f"{module_name}.")
     return thing if own and (inspect.isclass(thing) or inspect.isfunction(thing)) else None
 
 
 def own_name(path: str, target: str) -> str:
-    """Return the `name` that this class gives itself, or else the name of the class.
+    """Return the class attribute `name` of this class, or else the name of the class.
 
     Raises:
-        ConfigError: as `find_target` does.
+        ConfigError: as in `find_target`.
     """
     thing = find(path, target)
     name = vars(thing).get("name")
@@ -96,7 +96,7 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
         The object, or None if `_target_` is null.
 
     Raises:
-        ConfigError: as `find_target` does; or an argument is unknown or missing; or the constructor
+        ConfigError: as in `find_target`; or an argument is unknown or missing; or the constructor
             raised a ValueError or a TypeError.
     """
     if node._target_ is None:
@@ -124,7 +124,7 @@ def instantiate(node: DictConfig, **kwargs: Any) -> Any:
 
 
 def trusted() -> tuple[str, ...]:
-    """Return the packages, or prefixes of modules, whose classes a configuration may name."""
+    """Return the packages, or prefixes of modules, from which a configuration may name classes."""
     return ("fedhet", *components.trusted_packages())
 
 
@@ -146,8 +146,8 @@ def _where_missing(package: str) -> str:
     if package in sys.modules or importlib.util.find_spec(package):
         return ""
     return (
-        f"; Python finds no package {package} on this machine: install it (pip install), or name"
-        " the folder that contains it in PYTHONPATH"
+        f"; Python finds no package {package} on this machine: install it (pip install), or add the"
+        " folder that contains it to PYTHONPATH"
     )
 
 

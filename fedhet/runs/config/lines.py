@@ -1,4 +1,4 @@
-"""Overrides as text: what can be told of `key=value` without Hydra's parser."""
+"""Reads overrides `key=value` as text, without Hydra's parser."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def value_of(line: str) -> str:
 
 
 def by_key(lines: Iterable[str]) -> dict[str, str]:
-    """Return key -> override; of several overrides of a key the last one, which counts."""
+    """Return key -> override; the last override of a key counts."""
     return {key_of(line): line for line in lines}
 
 
 def refuse_blanks(words: Sequence[str]) -> None:
-    """Refuse blanks around the =, as in `rounds = 5`, which a shell makes three words.
+    """Refuse blanks around the =, as in `rounds = 5`, which a shell splits into three words.
 
     Raises:
-        ConfigError: it says how to write the setting.
+        ConfigError: there are such blanks; the message says how to write the setting.
     """
     if found := _BLANKS.search("\n".join(words)):
         raise ConfigError(
@@ -39,10 +39,10 @@ def refuse_blanks(words: Sequence[str]) -> None:
 
 
 def refuse_repeated(lines: Sequence[str]) -> None:
-    """Refuse a key that is given twice, of which only the last one would count.
+    """Refuse a key that is given twice, because only the last override would count.
 
     Raises:
-        ConfigError: it names both.
+        ConfigError: a key is given twice; the message names both overrides.
     """
     given: dict[str, str] = {}
     for line in lines:

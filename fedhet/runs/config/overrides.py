@@ -1,7 +1,4 @@
-"""The overrides `key=value` of a command line.
-
-They are parsed, checked against conf/ and, for a sweep, expanded into single runs.
-"""
+"""The overrides `key=value` of a command line: parsing, checks, and the single runs of a sweep."""
 
 from __future__ import annotations
 
@@ -32,15 +29,15 @@ def parse(
 ) -> list[Override]:
     """Parse the overrides in order.
 
-    A leading + is dropped: only known keys may be given, so adding a key is the same as setting it.
+    A leading + is dropped: only known keys are allowed, so to add a key is the same as to set it.
 
     Args:
         lines: the overrides.
-        labels: group -> names that may stand for a choice, those of an experiment's axis.
+        labels: group -> labels of an experiment's axis, which may stand for a choice.
 
     Raises:
-        ConfigError: a text is not an override, it names an unknown choice of a group, or it changes
-            where choices are looked for.
+        ConfigError: a text is not an override, names an unknown choice of a group, or changes the
+            folders in which choices are searched.
     """
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         raise ConfigError(
@@ -56,9 +53,9 @@ def parse(
                     _check_choice(choice)
         elif any(key.startswith("hydra.searchpath") for key in _leaf_keys_of(override)):
             raise ConfigError(
-                f"{override.input_line!r}: a folder of your own is given by --config-dir <folder>,"
-                f" or by the environment variable {components.SEARCH_PATH} of each machine; a run"
-                " cannot name one"
+                f"{override.input_line!r}: a run cannot name folders of components; add a folder by"
+                f" --config-dir <folder>, or by the environment variable {components.SEARCH_PATH}"
+                " of each machine"
             )
     return parsed
 
@@ -66,16 +63,16 @@ def parse(
 def of_single_run(parsed: Sequence[Override]) -> list[str]:
     """Return the overrides of one run in the form that Hydra needs.
 
-    What stands beside a `_target_` that an override names gets a ++: the options of that class may
-    be in no file.
+    If an override sets a `_target_`, the options next to it get a ++, because no file may have the
+    options of that class.
 
     Raises:
-        ConfigError: one of them is a sweep.
+        ConfigError: an override is a sweep.
     """
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(
-                f"{override.input_line!r} gives several values: add -m to run each of them, or"
+                f"{override.input_line!r} gives several values: add -m to make a run of each, or"
                 " write key=[a,b] for a list and key='a,b' for one text"
             )
     classes = _classes(parsed)
@@ -83,7 +80,10 @@ def of_single_run(parsed: Sequence[Override]) -> list[str]:
 
 
 def _classes(parsed: Sequence[Override]) -> tuple[str, ...]:
-    """Return what the keys begin with whose class an override names: it knows its own options."""
+    """Return the prefixes `<group>.` for which an override sets `_target_`.
+
+    Keys with such a prefix are not checked here, because the class knows its own options.
+    """
     keys = [override.key_or_group for override in parsed if not override.is_hydra_override()]
     return tuple(key.removesuffix("_target_") for key in keys if key.endswith("._target_"))
 
@@ -108,16 +108,18 @@ def product(parsed: Sequence[Override]) -> list[tuple[str, ...]]:
 
 
 def each_value(override: Override) -> list[str]:
-    """Return one text for each value of a sweep, and an override without a sweep as it is.
+    """Return one override for each value of a sweep; an override without a sweep is unchanged.
 
     Raises:
-        ConfigError: it gives no value, or an interval.
+        ConfigError: the sweep has no value, or is an interval.
     """
     if not override.is_sweep_override():
         return [str(override.input_line)]
     sweep = override.value()
     if isinstance(sweep, IntervalSweep):
-        raise ConfigError(f"{override.input_line!r}: a sweep has single values; name them")
+        raise ConfigError(
+            f"{override.input_line!r}: a sweep cannot use an interval; list its values"
+        )
     if isinstance(sweep, Glob):
         values = sweep.filter(list(catalogue.choices(override.key_or_group)))
     else:
@@ -141,7 +143,7 @@ def check_keys(parsed: Sequence[Override], settings: dict[str, Any]) -> None:
     """Refuse keys that are not in `settings`, the configuration of the chosen groups.
 
     Raises:
-        ConfigError: naming the closest keys, and those that are allowed at that level.
+        ConfigError: a key is unknown; the message names the closest keys and the allowed ones.
     """
     classes = _classes(parsed)
     for override in parsed:
@@ -199,7 +201,7 @@ def _check_choice(override: Override) -> None:
             f" choose from: {', '.join(choices)}"
         )
     if value is None and catalogue.defaults().get(group, "") is None:
-        return  # no choice is this group's default
+        return  # this group has no choice by default, so null is allowed
     names = value if isinstance(value, list) else [value]
     for name in names:
         if group == "plugin" and name not in choices and name in catalogue.choices("method"):
@@ -218,10 +220,10 @@ def _check_choice(override: Override) -> None:
 
 
 def _register_named_choice(group: str, choice: str) -> bool:
-    """Let Hydra find the choice `torchvision/<name>`: `torchvision` with its setting `name`.
+    """Register the choice `torchvision/<name>` with Hydra: `torchvision` with the setting `name`.
 
     Returns:
-        False if the choice is not of this form.
+        False if the choice does not have this form.
     """
     family, _, name = choice.partition("/")
     if not name or "/" in name or family not in catalogue.choices(group):
@@ -247,12 +249,12 @@ def _check_key(key: str, settings: Mapping[str, Any]) -> None:
 
 
 def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any]) -> str:
-    """Explain that `level`, the value of the key `parent`, does not have the rest of `key`."""
+    """Return the message that `level`, the value of `parent`, does not have the rest of `key`."""
     if parent == "plugin":
         return _unknown_plugin_key(key)
     leaves = [leaf for leaf in leaf_keys({**settings, "axes": {}}) if "_target_" not in leaf]
     last = key.rpartition(".")[2]
-    by_last = {name: list(others) for name, others in catalogue.RENAMED.items()}
+    by_last = {old: list(new) for old, new in catalogue.RENAMED.items()}
     for leaf in leaves:
         by_last.setdefault(leaf.rpartition(".")[2], []).append(leaf)
     words = leaves if parent else dict.fromkeys([*catalogue.groups(), *settings, *leaves])
@@ -264,7 +266,7 @@ def _unknown_key(key: str, parent: str, level: Any, settings: Mapping[str, Any])
     if not parent:
         return f"{message} {catalogue.ALL_SETTINGS}"
     if not isinstance(level, Mapping):
-        return f"{message} {parent} has nothing below it"
+        return f"{message} {parent} is a value and has no settings"
     allowed = [name for name in level if name != "_target_"]
     return f"{message} {parent} has {', '.join(allowed) or 'no settings in this run'}"
 
@@ -293,7 +295,7 @@ def leaf_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def literal(value: Any) -> str:
-    """Return the value as Hydra's overrides write it, whatever characters a text has."""
+    """Return the value as text for an override of Hydra; texts may have any characters."""
     if isinstance(value, str):
         return QuotedString(value, Quote.single).with_quotes()
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The overrides of a run that goes on: those it began with, and a few that may be given anew."""
+"""The overrides of a resumed run: the recorded ones, and a few that the user may change."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedhet.runs.record.schema import resumable
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
-CELL = "cell.json"  # in the folders of an experiment's runs, and of a sweep's that have failed
+CELL = "cell.json"  # in the folder of each run of an experiment, and of each failed run of a sweep
 
 
 def is_resumption(lines: Sequence[str]) -> bool:
-    """Whether the overrides name a run to go on with."""
+    """Whether the overrides name a run to resume."""
     is_list = isinstance(lines, list | tuple)  # else overrides.parse will refuse it
     return is_list and any(str(line).startswith(_OVERRIDE) for line in lines)
 
 
 def is_cell(folder: Path) -> bool:
-    """Whether a run folder is that of an experiment's cell, whose cell.json names the code.
+    """Whether the folder belongs to a run of an experiment.
 
-    That of a run of a plain sweep only says why the run has failed. A damaged one counts as a
-    cell's.
+    Its cell.json then has the key `code`. In a plain sweep, cell.json only says why the run failed.
+    A damaged cell.json counts as one of an experiment.
     """
     try:
         return "code" in read_object(folder / CELL)
@@ -40,12 +40,12 @@ def is_cell(folder: Path) -> bool:
 
 
 def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """The run folder that `resume=<folder>` names, and all overrides of its run.
+    """Return the run folder that `resume=<folder>` names, and all overrides of its run.
 
-    Without it, None and the overrides themselves.
+    Without `resume`, return None and the overrides themselves.
 
     Raises:
-        ConfigError: the folder holds no run, or an override cannot be given anew.
+        ConfigError: the folder holds no run, or an override of a resumed run cannot be changed.
     """
     if not is_resumption(lines):
         return None, lines
@@ -57,13 +57,13 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
     for key, line in new.items():
         if key not in ("rounds", "engine") and not key.startswith("engine."):
             raise ConfigError(
-                f"{line!r} with resume={folder}: a run goes on with its own settings; only rounds,"
-                " engine and engine.* may be given anew"
+                f"{line!r} with resume={folder}: a resumed run keeps its own settings; only rounds,"
+                " engine and engine.* may be changed"
             )
     if "rounds" in new and is_cell(folder):
         raise ConfigError(
-            f"{new['rounds']!r} with resume={folder}: the run is one of an experiment, to which its"
-            " number of rounds belongs; give rounds to the experiment"
+            f"{new['rounds']!r} with resume={folder}: the run belongs to an experiment, which sets"
+            " its number of rounds; change rounds of the experiment"
         )
     resumable(folder)
     kept = [line for line in _recorded(folder) if not _replaced(line, new)]
@@ -71,7 +71,7 @@ def continued(lines: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
 
 
 def _recorded(folder: Path) -> list[str]:
-    """The overrides of the run in the folder."""
+    """Return the recorded overrides of the run in the folder."""
     path = folder / "overrides.yaml"
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: there is no such folder")
@@ -79,16 +79,16 @@ def _recorded(folder: Path) -> list[str]:
         lines = yaml.safe_load(plain_text(path))
     except OSError as error:
         raise ConfigError(
-            f"resume={folder}: this is not the folder of a run: {path.name}: {error.strerror}"
+            f"resume={folder}: this is not a run folder: {path.name}: {error.strerror}"
         ) from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"resume={folder}: {path.name} is damaged") from error
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ConfigError(f"resume={folder}: {path.name} is no list of overrides")
+        raise ConfigError(f"resume={folder}: {path.name} must be a list of overrides, and is not")
     return lines
 
 
 def _replaced(line: str, new: dict[str, str]) -> bool:
-    """Whether an override of the run gives way: to its new value, or to another engine."""
+    """Whether a recorded override is replaced by a new value, or by another engine."""
     key = key_of(line)
     return key in new or ("engine" in new and key.partition(".")[0] == "engine")

@@ -1,7 +1,7 @@
-"""The settings of a run as another process gets them: values, of which nothing is composed there.
+"""Sends the settings of a run to another process, as values that need no composition.
 
-The process that begins a run composes its configuration, and sends what comes out. The reader
-checks types, ranges and classes as where it was composed, and trusts nothing else of it.
+The process that begins a run composes the configuration and sends the result. The reader repeats
+the checks of types, ranges and classes, because it does not trust the sender.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ LONGEST = 1_000_000  # characters
 
 
 def written(config: Config) -> str:
-    """The settings as text, without the overrides and folders of this process."""
+    """Return the settings as text, without the overrides and folders of this process."""
     return json.dumps({"cfg": OmegaConf.to_container(config.cfg), "choices": config.choices})
 
 
 def read(text: str) -> Config:
-    """The settings that `written` has made text of.
+    """Return the settings from a text of `written`.
 
     Raises:
-        ConfigError: they are damaged, a class is unknown, or a value is not allowed.
+        ConfigError: the text is damaged, a class is unknown, or a value is not allowed.
     """
     if len(text) > LONGEST:
         raise ConfigError(
-            f"the run's settings have {len(text)} characters; at most {LONGEST} are read"
+            f"the run's settings have {len(text)} characters; at most {LONGEST} are allowed"
         )
     try:
         content = json.loads(text)
         problem = fault(content, {"cfg": dict, "choices": {str: str}}, ("cfg", "choices"))
         for key, _, value in walk(content):
             if isinstance(value, str) and "${" in value:
-                problem = f"{key}={value} would be resolved here, and is no value"
+                problem = f"{key}={value} is an interpolation, and only plain values are allowed"
     except (ValueError, RecursionError) as error:
         problem = str(error)
     if problem:
@@ -57,14 +57,14 @@ def read(text: str) -> Config:
 
 
 def save(config: Config, file: Path) -> None:
-    """Write the settings and the run folder for a process of this machine, which `load`s them."""
-    about = {"run_dir": config.run_dir, "run_dir_given": True, "resumes": config.resumes}
-    content = {"settings": written(config), "overrides": config.overrides, **about}
+    """Write the settings and the run folder for `load` in another process of this machine."""
+    folder = {"run_dir": config.run_dir, "run_dir_given": True, "resumes": config.resumes}
+    content = {"settings": written(config), "overrides": config.overrides, **folder}
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def load(file: Path) -> Config:
-    """The settings that `save` has written."""
+    """Return the configuration that `save` has written."""
     content = json.loads(file.read_text(encoding="utf-8"))
     overrides = tuple(content.pop("overrides"))
     return replace(read(content.pop("settings")), overrides=overrides, **content)

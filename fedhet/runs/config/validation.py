@@ -1,8 +1,8 @@
-"""From a composed configuration to checked objects, and what no constructor can check.
+"""Turns a composed configuration into checked objects, and checks what no constructor can check.
 
-The objects are all settings of one run that the project itself reads; what names a class (data set,
-partition, model, method, plug-ins, server optimiser, merge, tracker) is checked by that class.
-Imports no torch.
+The objects hold all settings that fedhet itself reads. Settings that name a class (data set,
+partition, model, method, plug-ins, server optimiser, merge, tracker) are checked by that class.
+It imports no torch.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _GROUPS = (
     "early_stopping",
 )
 T = TypeVar("T")
-# `${` that begins anything but `${a.b}`: another setting by its full name. That is the only form
-# that no machine's own state and no resolver is part of; `hydra` has folders and variables.
+# Matches every `${` except `${a.b}`, the full name of another setting. Other forms would read the
+# machine's state or call a resolver; `hydra` contains folders and environment variables.
 _OTHER = re.compile(r"\$\{(?!(?!hydra\b)[A-Za-z_]\w*(\.\w+)*\})")
 
 
@@ -66,10 +66,10 @@ class Engine(Checked):
         name: local, ray or flwr.
         workers: processes or nodes that serve the clients; None: as many as there are clients.
         threads: threads of each process.
-        num_cpus, num_gpus: what a client asks for.
-        address: the Ray cluster to use; None for one of the run's own.
+        num_cpus, num_gpus: CPUs and GPUs per client.
+        address: the Ray cluster to use; None: the run starts its own.
         speed: how the local steps are computed.
-        fused: how many clients train as one: "off" for none, or "auto" for what suits the model.
+        fused: how many clients train in one batch; "off": none; "auto": as suits the model.
     """
 
     GROUP = "engine"
@@ -96,29 +96,29 @@ class Engine(Checked):
         for setting_, excludes in other.items():
             if excludes:
                 raise ConfigError(
-                    f"engine.fused={self.fused} with {setting_}: clients train as one in one"
-                    " process of engine=local, without engine.compile"
+                    f"engine.fused={self.fused} with {setting_}: clients are fused only in one"
+                    " process of engine=local, with engine.workers=1 and engine.compile=false"
                 )
 
     @property
     def may_fuse(self) -> bool:
-        """Whether clients may train as one."""
+        """Whether clients may train in one batch (fused)."""
         alone = self.name == "local" and self.workers == 1
         return self.fused != "off" and alone and not self.speed.compile
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Course):
-    """What the configuration of a run says, but for what names a class.
+    """The settings of a run that name no class.
 
     Attributes:
         seed: the run's seed.
         data_dir: the folder of the data sets that are not built in.
         device: auto, cpu or cuda.
         figures: whether to draw the figures of the run.
-        buffers: what becomes of batch statistics: average, local or frozen.
+        buffers: how batch statistics are treated: average, local or frozen.
         local: how clients train in the first round.
-        min_count: the least number of samples of which a statistic is sent (`privacy.min_count`).
+        min_count: clients send no statistic of fewer samples (`privacy.min_count`).
         noise: the noise on replies (the rest of `privacy`).
         evaluation: when and what the run evaluates.
         checkpoint_every: seconds between two checkpoints; 0: each step; None: never.
@@ -139,12 +139,12 @@ class RunSettings(Course):
 
 
 def validate(cfg: DictConfig) -> RunSettings:
-    """Build the objects that check the settings which name no class, and compare their groups.
+    """Return the checked settings that name no class, after a comparison of the groups.
 
     Raises:
         ConfigError: a value is out of range, or two settings contradict each other.
     """
-    # Those of a run; for a step, a plug-in may set 0.
+    # LocalSettings allows 0, because a plug-in may set 0 for a step; a run may not.
     number("client.lr", cfg.client.lr, open_low=0)
     integer("client.epochs", cfg.client.epochs, low=1, high=MOST_EPOCHS)
     run = _of(
@@ -166,13 +166,13 @@ def validate(cfg: DictConfig) -> RunSettings:
 
 
 def _of(cls: type[T], group: DictConfig, **given: object) -> T:
-    """The object whose fields are the settings of the group, but for those that are given."""
+    """Build an object with the fields in `given`; all other fields are settings of the group."""
     names = [field.name for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
     return cls(**{name: getattr(group, name) for name in names}, **given)
 
 
 def _check_together(run: RunSettings) -> None:
-    """Refuse what settings of different groups exclude."""
+    """Refuse settings of different groups that exclude each other."""
     evaluation, noise, patience = run.evaluation, run.noise, run.early_stopping.patience
     if run.deliver and not evaluation.personal:
         raise ConfigError(
@@ -180,40 +180,39 @@ def _check_together(run: RunSettings) -> None:
         )
     if patience is not None and not evaluation.clients:
         raise ConfigError(
-            f"early_stopping.patience={patience} needs eval.clients=true, because it watches the"
-            " clients' validation data"
+            f"early_stopping.patience={patience} needs eval.clients=true, because early stopping"
+            " uses the scores on the clients' validation data"
         )
     if run.replies.oversample and run.fraction * (1 + run.replies.oversample) > 1:
         raise ConfigError(
-            f"replies.oversample={run.replies.oversample:g} with fraction={run.fraction:g}: there"
-            f" are not so many clients; at most {1 / run.fraction - 1:g}"
+            f"replies.oversample={run.replies.oversample:g} with fraction={run.fraction:g}: a round"
+            f" would need more clients than there are; allowed: at most {1 / run.fraction - 1:g}"
         )
     if noise and evaluation.clients:
         raise ConfigError(
-            f"privacy.noise={noise.multiplier:g} needs eval.clients=false: the clients' scores"
-            " would leave them without noise, and so would what early stopping and the best model"
-            " go by"
+            f"privacy.noise={noise.multiplier:g} needs eval.clients=false: clients would send their"
+            " scores, also those for early stopping and the best model, without noise"
         )
     if noise and evaluation.finetune_epochs:
         raise ConfigError(
             f"eval.finetune_epochs={evaluation.finetune_epochs} with"
-            f" privacy.noise={noise.multiplier:g}: clients evaluate nothing; use"
+            f" privacy.noise={noise.multiplier:g}: with noise, clients evaluate nothing; use"
             " eval.finetune_epochs=0"
         )
 
 
 def check_keys(cfg: DictConfig, where: str, skip: Collection[str] = ()) -> None:
-    """Refuse keys that no part of fedhet reads, as a file of conf/ may misspell them.
+    """Refuse keys that no part of fedhet reads, such as misspelt keys of a file in conf/.
 
-    Those of a group whose choices name a class are left to its constructor.
+    If the choices of a group name a class, its constructor checks the keys of the group instead.
 
     Args:
         cfg: the settings.
-        where: where they stand, for messages.
-        skip: keys that are not looked at.
+        where: their place, for messages.
+        skip: keys that are not checked.
 
     Raises:
-        ConfigError: naming the first such key, and the closest ones that there are.
+        ConfigError: a key is unknown; the message names it and the closest known keys.
     """
     known = _known_keys()
     if "experiment" in cfg:
@@ -229,7 +228,9 @@ def check_keys(cfg: DictConfig, where: str, skip: Collection[str] = ()) -> None:
             )
         node, allowed = cfg._get_node(key), known.get(key, [])
         if allowed and key not in _GROUPS and not isinstance(node, DictConfig):
-            raise ConfigError(f"{key}={node}: this has settings: {', '.join(allowed)}")
+            raise ConfigError(
+                f"{key}={node} in {where}: {key} is a group of settings: {', '.join(allowed)}"
+            )
         for name in map(str, node) if allowed and isinstance(node, DictConfig) else ():
             if name not in allowed:
                 hint = did_you_mean(name, allowed, catalogue.RENAMED.get(f"{key}.{name}", ()))
@@ -240,7 +241,7 @@ def check_keys(cfg: DictConfig, where: str, skip: Collection[str] = ()) -> None:
 
 
 def _known_keys() -> dict[str, list[str]]:
-    """The keys of the top level, and those below them; none where any key may stand."""
+    """Return top-level key -> the keys below it; an empty list allows any key."""
     known = {group: _keys(group) for group in catalogue.groups() if group != "experiment"}
     for key, value in catalogue.content("config").items():
         if key not in ("defaults", "hydra"):
@@ -249,9 +250,9 @@ def _known_keys() -> dict[str, list[str]]:
 
 
 def _keys(group: str) -> list[str]:
-    """The keys that the files of a group have; none where a file names a class, which checks them.
+    """Return the keys in the files of a group; [] if a file names a class, which checks the keys.
 
-    Files of one's own may have more than those of conf/.
+    The files of own components may add keys.
     """
     keys: dict[str, None] = {}
     for choice in catalogue.choices(group):
@@ -266,7 +267,7 @@ def check_fixed_choices(choices: Mapping[str, str]) -> None:
     """Refuse a choice that contradicts the definition of the chosen method.
 
     Raises:
-        ConfigError: method=fedadam with server_opt=fedyogi, for example.
+        ConfigError: such as for method=fedadam with server_opt=fedyogi.
     """
     method = choices["method"]
     for group, choice in catalogue.fixed_choices("method", method).items():
@@ -281,7 +282,7 @@ def check_structure(cfg: DictConfig) -> None:
     """Refuse a missing value, and a plain value in place of a group of settings.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: there is one; the message names the key.
     """
     for key in sorted(OmegaConf.missing_keys(cfg)):
         raise ConfigError(f"{key} has no default; write {key}=<value>")
@@ -300,10 +301,10 @@ def check_structure(cfg: DictConfig) -> None:
 
 
 def check_server_opt(cfg: DictConfig, choice: str) -> None:
-    """Refuse another `kind` than the one that defines the chosen server optimiser.
+    """Refuse a `kind` that differs from the definition of the chosen server optimiser.
 
     Raises:
-        ConfigError: server_opt=fedadam with server_opt.kind=yogi, for example.
+        ConfigError: such as for server_opt=fedadam with server_opt.kind=yogi.
     """
     kind = OmegaConf.select(cfg.server_opt, "kind")
     own = catalogue.content("server_opt", choice).get("kind")
@@ -315,23 +316,23 @@ def check_server_opt(cfg: DictConfig, choice: str) -> None:
 
 
 # ---- interpolations
-# A resolver such as `${oc.env:NAME}` reads the machine on which it is resolved, and what it reads
-# would be in the messages and the record of the run. So no setting of a run calls one.
+# A resolver such as `${oc.env:NAME}` reads the state of the machine, and the result would get into
+# the messages and the record of the run. So no setting of a run may call a resolver.
 def resolve(cfg: DictConfig) -> None:
-    """Replace references to settings by their values; refuse what files have that reads a machine.
+    """Replace references to settings by their values, and refuse resolvers, which read the machine.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: a value calls a resolver; the message names the key.
     """
     _refuse(
         _OTHER,
         cfg,
-        "resolvers such as oc.env read a machine, and what they read would be in messages and"
-        " records; write the value itself. A setting may refer to others by their full names, such"
-        " as ${client.lr}",
+        "resolvers such as oc.env read the machine's state, which would get into messages and"
+        " records; write the value itself. A setting may refer to another one by its full name,"
+        " such as ${client.lr}",
     )
     OmegaConf.resolve(cfg)
-    # Such a text would be resolved when it is read.
+    # Whoever reads such a text would resolve it.
     _refuse(re.compile(r"\$\{"), cfg, "a setting cannot contain '${' as text")
 
 

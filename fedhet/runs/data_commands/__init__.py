@@ -1,4 +1,4 @@
-"""`python -m fedhet data <command>`: what can be done with data outside a run."""
+"""Commands for data outside of a run: `python -m fedhet data <command>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Print the declaration of a site's own data (dataset=local), to be completed and agreed on."""
+"""Print a declaration of a site's own data (dataset=local), to complete and to agree on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedhet.data.dataset import MISSING, REFUSE
 
 HEAD = """\
 # @package _global_
-# An experiment on the sites' own data, after one of them: name the sites, and check that the others
-# have the same, above all the same classes, and levels of categories, in the same order.
+# An experiment on the sites' own data, made from the data of one site. Name the sites, and check
+# that it fits all of them: the same classes and levels of categories, in the same order.
 defaults:
   - override /dataset: local
 """
@@ -25,30 +25,33 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "data": {"type": Path, "help": "a folder of images, an npz file, or a csv or Parquet table"},
     "--label": {
         "action": "append",
-        "help": "the column of what is learned, in a table; may be given several times",
+        "help": "the column to learn, in a table; may be given several times",
     },
     "--features": {
         "action": "append",
-        "help": "a column of inputs, in a table; may be given several times; default: all others",
+        "help": "a column of inputs, in a table; may be given several times; default: all columns"
+        " except the labels",
     },
     "--category": {
         "action": "append",
         "help": "a column of categories among the inputs of a table; may be given several times;"
-        " its levels are those in the file",
+        " its levels are read from the file",
     },
     "--missing": {
         "choices": MISSING,
         "default": REFUSE,
-        "help": "what becomes of missing cells of a table; default: refuse",
+        "help": "how to treat missing values of a table; default: refuse",
     },
-    "--text": {"help": "the column of texts, the inputs in a table; its tokenizer is beside it"},
-    "--tokenizer": {"help": "the tokenizer.json, or its folder, elsewhere"},
+    "--text": {"help": "the column of texts, if texts are the inputs; needs a tokenizer"},
+    "--tokenizer": {
+        "help": "the tokenizer.json, or its folder; default: next to the table, or in tokenizer/"
+    },
     "--max-length": {"type": int, "default": 128, "help": "tokens of each text (128), >= 1"},
     "--read": {
         "default": "{}",
-        "help": "how a csv file is written, by the names of pandas.read_csv: '{sep: \";\"}'",
+        "help": "the format of a csv file, with names of pandas.read_csv: '{sep: \";\"}'",
     },
-    "--target": {"help": "class, number, labels or next_char; default: what the labels are"},
+    "--target": {"help": "class, number, labels or next_char; default: derived from the labels"},
 }
 
 
@@ -61,9 +64,11 @@ def main(args: argparse.Namespace) -> None:
     path: Path = args.data
     is_table = path.suffix.lower() in SUFFIXES
     if (args.features or args.category) and not is_table:
-        raise ConfigError(f"--features, --category: are for a csv or Parquet table, not {path}")
+        raise ConfigError(f"--features, --category: {path} is no csv or Parquet table")
     if args.missing != REFUSE and path.is_dir():
-        raise ConfigError(f"--missing={args.missing}: is for csv, Parquet and npz, not {path}")
+        raise ConfigError(
+            f"--missing={args.missing}: {path} is a folder; allowed are csv, Parquet and npz files"
+        )
     if path.is_dir():
         declared = _folder(path)
     elif is_table:
@@ -72,7 +77,7 @@ def main(args: argparse.Namespace) -> None:
         declared = _npz(path, args.target, args.missing)
     if args.missing != REFUSE:
         declared["missing"] = args.missing
-    # OmegaConf quotes texts that other readers of YAML take for numbers, such as 1E5.
+    # OmegaConf quotes texts that other YAML readers would read as numbers, such as 1E5.
     print(HEAD + OmegaConf.to_yaml({"dataset": {"sites": ["a", "b"], **declared}}), end="")
 
 
@@ -97,7 +102,7 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     try:
         form = CsvFormat.of(yaml.safe_load(args.read))
     except yaml.YAMLError as error:
-        raise ConfigError(f"--read {args.read!r} is no mapping in YAML: {error}") from error
+        raise ConfigError(f"--read {args.read!r} must be a mapping in YAML: {error}") from error
     texts = Texts.of(args.text, args.tokenizer, args.max_length, "", path.absolute().parent)
     label: list[str] = args.label
     named = [*(label or []), *(args.category or []), *([args.text] if args.text else [])]
@@ -105,27 +110,31 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     frame = read_frame(path, dict.fromkeys(named, ()), form, numbers)
     if not label:
         columns = [str(column) for column in frame.columns]
-        raise ConfigError(f"{path}: name the column of what is learned, --label; {columns}")
+        raise ConfigError(
+            f"{path}: name the column to learn by --label=<column>; the columns: {columns}"
+        )
     features: list[str] = args.features or []
     categories: list[str] = args.category or []
     check_columns(str(path), frame.columns, [*label, *features, *categories])
     learned = label if len(label) > 1 else label[0]
     if not features and texts is None:
-        others = [c for c in frame.columns if c not in label]
-        left_out = {c for c in others if UNNAMED.fullmatch(c)} | {*unrepeated(frame, others)}
+        candidates = [c for c in frame.columns if c not in label]
+        left_out = {c for c in candidates if UNNAMED.fullmatch(c)} | {
+            *unrepeated(frame, candidates)
+        }
         left_out -= {*categories}
-        features = [c for c in others if c not in left_out]
+        features = [c for c in candidates if c not in left_out]
         if left_out:
             print(
-                "not among the features, because they have no name, or another whole number in"
-                f" each row (--features names them): {', '.join(map(repr, sorted(left_out)))}",
+                "left out of the features, because they have no name, or a different whole number"
+                f" in each row (--features adds them): {', '.join(map(repr, sorted(left_out)))}",
                 file=sys.stderr,
             )
     texts = texts and replace(texts, filled=True)
     levels = {c: np.unique(identifiers(frame[c].dropna().to_numpy())).tolist() for c in categories}
     cells = Cells(levels, args.missing)
-    about = Columns(learned, args.target, None, features or None, texts, cells=cells)
-    arrays = about.arrays([(str(path), frame)])
+    table_columns = Columns(learned, args.target, None, features or None, texts, cells=cells)
+    arrays = table_columns.arrays([(str(path), frame)])
     if texts is None:
         inputs: dict[str, Any] = {"features": cells.columns(arrays["columns"].tolist())}
         inputs |= {"categories": dict(cells.categories)} if cells.categories else {}
@@ -157,7 +166,7 @@ def _npz(path: Path, target: str | None, missing: str) -> dict[str, Any]:
 
 
 def _target(arrays: dict[str, Any]) -> dict[str, Any]:
-    """What is learned."""
+    """Return the entries of the declaration about the target."""
     kind = str(arrays["target"][0])
     if kind == "number":
         return {"target": kind, "label": arrays["numbers"].tolist()}

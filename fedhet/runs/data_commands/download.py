@@ -1,6 +1,6 @@
-"""Download a dataset from its publisher, check it, and unpack it where the loaders look for it.
+"""Download a dataset from its publisher, check it, and unpack it into the data folder.
 
-Nothing else in fedhet downloads. A file is moved into place only when it is complete, so an
+Nothing else in fedhet downloads. A file moves to its place only when it is complete, so an
 interrupted download leaves nothing behind.
 """
 
@@ -46,7 +46,7 @@ class Archive:
     Args:
         urls: its addresses, in order of preference.
         md5: its checksum.
-        target: the file or folder that it becomes, relative to the data folder.
+        target: the unpacked file or folder, relative to the data folder.
         inner: the unpacked file or folder that is moved to `target`; "" means all of them.
     """
 
@@ -64,8 +64,8 @@ TORCHVISION = {
     "cifar10": "CIFAR10",
     "cifar100": "CIFAR100",
 }
-# It does not have these two, and their publishers state no checksum: these are the ones that many
-# public projects check against.
+# Torchvision does not have these two. Their publishers state no checksum, so these checksums are
+# the ones that many public projects use.
 OTHERS = {
     "cinic10": Archive(
         ["https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"],
@@ -82,19 +82,21 @@ OTHERS = {
 PUBLISHED = (*TORCHVISION, *OTHERS)
 # What add_argument takes.
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "dataset": {"help": f"{', '.join(PUBLISHED)}; for others it says how to get them by hand"},
+    "dataset": {
+        "help": f"{', '.join(PUBLISHED)}; for other names, the command says how to get the data"
+    },
     "--data-dir": {
         "help": "the data folder, as in the setting data_dir (default: FEDHET_DATA_DIR, else data)"
     },
     "--mirror": {
         "metavar": "URL",
-        "help": "download the files from this folder instead; the checksums stay the publisher's",
+        "help": "download the files from this folder instead, and check the same checksums",
     },
 }
 
 
 def archives(dataset: str) -> list[Archive]:
-    """The files of one of the published datasets."""
+    """Return the files of a published dataset."""
     from torchvision import datasets
 
     if dataset in OTHERS:
@@ -154,7 +156,7 @@ def main(args: Namespace) -> None:
 
 
 def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) -> Path:
-    """The archive's file in `folder`, from the first address where its checksum is right."""
+    """Download the archive to `folder`, from the first address with the right checksum."""
     from rich.progress import wrap_file
     from torchvision.datasets.utils import calculate_md5
 
@@ -180,6 +182,6 @@ def _download(archive: Archive, folder: Path, target: Path, mirror: str | None) 
         problems.append(f"{url}: its md5 is {md5}, {file.stat().st_size} bytes")
     raise DataError(
         f"no address has {name} with md5 {archive.md5}: {'; '.join(problems)}. Without a"
-        " connection, download it on another machine, and either serve its folder to --mirror or"
-        f" unpack it as {target}"
+        " connection, download the file on another machine; then either serve its folder and use"
+        f" --mirror=<its address>, or unpack it as {target}"
     )

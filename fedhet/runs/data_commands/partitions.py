@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from fedhet.runs.run_data import RunData
 
 MAX_ROWS = 40  # of the table of clients
-MAX_CLASSES = 20  # of more classes, labels or numbers to predict it has no columns
+MAX_CLASSES = 20  # with more classes, labels or numbers, the table has no columns for them
 # What add_argument takes.
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "overrides": {"nargs": "*", "help": "as for a run: dataset=mnist partition=shards seed=1 ..."}
+    "overrides": {
+        "nargs": "*",
+        "help": "settings as for a run: dataset=mnist partition=shards seed=1 ...",
+    }
 }
 DESCRIBE: dict[str, dict[str, Any]] = OVERRIDES | {
     "--out": {
@@ -31,7 +34,7 @@ DESCRIBE: dict[str, dict[str, Any]] = OVERRIDES | {
     }
 }
 PARTITION: dict[str, dict[str, Any]] = OVERRIDES | {
-    "--name": {"required": True, "help": "letters, digits and _ . + -"}
+    "--name": {"required": True, "help": "its name, from letters, digits and _ . + -"}
 }
 EXPORT: dict[str, dict[str, Any]] = OVERRIDES | {
     "--client": {
@@ -52,10 +55,10 @@ def _data(overrides: Sequence[str]) -> RunData:
 
 
 def partition(args: argparse.Namespace) -> None:
-    """Save a partition under a name; partition=saved partition.name=<name> uses it again."""
+    """Save a partition under a name, for runs with partition=saved partition.name=<name>."""
     from fedhet.data.partition import save, saved_path
 
-    saved_path(args.name)  # a name that is not allowed is reported before any data are read
+    saved_path(args.name)  # reports a wrong name before any data are read
     record = _data(args.overrides).partition_record()
     path = save(args.name, record)
     clients = counted(record["clients"], "client")
@@ -66,7 +69,7 @@ def partition(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write a client's own samples, and no other client's, to a file for its machine."""
+    """Write only the samples of one client to a file, for this client's machine."""
     data = _data(args.overrides)
     for pid in args.client:
         print(write(data, pid, args.out))
@@ -75,24 +78,25 @@ def export(args: argparse.Namespace) -> None:
 def write(data: RunData, pid: int, folder: Path) -> Path:
     """Write `folder`/client-<pid>.npz and return its path.
 
-    The arrays are x_train and y_train, and x_val, y_val, x_test and y_test where the client has
-    such samples. They are what the client would use, before normalisation: uint8 or floating, with
-    its noise, and with missing cells filled; where each client normalises by its own mean and std,
-    they are normalised. `target`, `classes`, `mean` and `std` are those of the dataset, and so is
-    what else describes its targets and texts, where it has that.
+    The arrays are x_train and y_train, and x_val, y_val, x_test and y_test if the client has such
+    samples. They hold the client's samples before normalisation: uint8 or floating, with its noise,
+    and with missing values filled. If each client normalises by its own mean and std, they are
+    normalised. The file also has `target`, `classes`, `mean` and `std` of the dataset, and, if the
+    dataset has them, further entries that describe its targets and texts.
 
     Raises:
         ConfigError: there is no such client.
     """
     if not 0 <= pid < len(data.clients):
         raise ConfigError(
-            f"--client {pid}: the partition has the clients 0 to {len(data.clients) - 1}"
+            f"--client {pid}: there is no such client; the partition has the clients 0 to"
+            f" {len(data.clients) - 1}"
         )
     client = data.clients[pid]
     dataset = data.dataset
     if dataset.mean == OWN:
         dataset = replace(dataset, mean=(0.0,), std=(1.0,))
-    # What `dataset=npz` reads, as far as the dataset has it.
+    # The entries that `dataset=npz` reads, if the dataset has them.
     keys = ["target", "classes", "numbers", "mean", "std", "target_mean", "target_std"]
     keys += ["vocabulary", "padding"] if dataset.text else []
     values = {key: getattr(dataset, key) for key in keys}
@@ -111,7 +115,7 @@ def write(data: RunData, pid: int, folder: Path) -> Path:
 
 
 def describe(args: argparse.Namespace) -> None:
-    """Show which client would have which samples, as a table and as figures, without training."""
+    """Show which samples each client would have, as a table and a figure, without training."""
     from fedhet.runs.record.figures import labels, save
 
     data = _data(args.overrides)
@@ -124,9 +128,10 @@ def describe(args: argparse.Namespace) -> None:
 
 
 def table(data: RunData, record: dict[str, Any]) -> str:
-    """Clients in rows; samples, parts and targets in columns.
+    """Return a table with a row per client and columns for samples, parts and targets.
 
-    A class or label has its number of samples, a number to predict its mean and deviation.
+    The column of a class or label has its number of samples; the column of a number to predict has
+    its mean and standard deviation.
 
     Args:
         data: the data of a configuration.
@@ -154,7 +159,7 @@ def table(data: RunData, record: dict[str, Any]) -> str:
     headers, values = zip(*columns, strict=True)
     rows = pandas.DataFrame(zip(*values, strict=True), columns=headers)
     pooled = " with its test set" if data.scheme.pool_test else ""
-    shown = f", of which the first {MAX_ROWS} are shown" if clients > MAX_ROWS else ""
+    shown = f" (only the first {MAX_ROWS} clients are shown)" if clients > MAX_ROWS else ""
     return (
         f"{record['name']} partition {record['hash']} of {dataset.name}{pooled}:"
         f" {counted(clients, 'client')}, {sum(sizes)} of"
@@ -164,7 +169,7 @@ def table(data: RunData, record: dict[str, Any]) -> str:
 
 
 def _numbers(data: RunData, pid: int) -> list[str]:
-    """Mean and standard deviation of each number over the samples of a client."""
+    """Return the mean and standard deviation of each number over the samples of a client."""
     y = data.dataset.y.numpy()[data.partition.indices[pid]]
     if not len(y):
         return ["-"] * y.shape[1]

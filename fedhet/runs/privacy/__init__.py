@@ -1,1 +1,1 @@
-"""What replies tell of samples: counts of few, the noise, and the account of what was released."""
+"""Accounts for the privacy that the replies of clients with noise have spent."""

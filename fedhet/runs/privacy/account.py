@@ -1,13 +1,13 @@
-"""How much privacy has been spent, on the server and at a client (privacy.delta, privacy.budget).
+"""Counts the privacy spent, on the server and at a client (privacy.delta, privacy.budget).
 
-Each kind of value in a reply is one release. A release is a Gaussian mechanism whose sensitivity is
-the clipping norm, without amplification by sampling: the server sees who takes part.
+Each kind of value in a reply is one release. A release is a Gaussian mechanism; its sensitivity is
+the clipping norm. There is no amplification by sampling, because the server sees who takes part.
 
-Where its owner sets FEDHET_MAX_EPSILON, a machine also counts what it has released in all runs. A
-run's own count is in the folder of the run that each message names. The server chooses that name,
-so the owner's count is elsewhere, and is never removed. The server chooses the numbers of the
-clients too, and so which part of a data set each of them is: a machine counts all of its clients
-together, but for a site with data of its own, whose name its operator has chosen.
+If its owner sets FEDHET_MAX_EPSILON, a machine also counts its releases in all runs together. A
+client stores the count of one run with its states of this run. The server chooses the run's name,
+so the owner's count is stored elsewhere, and is never removed. The server also chooses the clients'
+numbers, and with them the part of a data set that a client has. So a machine counts all of its
+clients together. A site with its own data has its own count, because its operator chose its name.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ from fedhet.data.storage import write_json
 from fedhet.runs.stores import own_folder
 
 RELEASES = "privacy.releases"  # extra down: how many releases the server expects in the reply
-SPENT = "privacy.spent"  # extra down, and metric up: a client's releases so far
+SPENT = "privacy.spent"  # extra down and metric up: a client's releases so far
 COUNT = "releases"
 History = tuple[tuple[float, int], ...]  # (noise multiplier, number of releases) pairs
 
 
 def composed(history: History, delta: float) -> float:
-    """Return the epsilon of all of these releases together, by opacus' accountant.
+    """Return the epsilon of all releases together, computed by opacus' accountant.
 
-    It composes Rényi divergences (Mironov 2017), and is an upper bound of the exact value.
+    The accountant composes Rényi divergences (Mironov 2017). The result is an upper bound of the
+    exact value.
 
     Args:
         history: the releases; each multiplier is the noise's standard deviation over the
@@ -63,42 +64,42 @@ def composed(history: History, delta: float) -> float:
     accountant = RDPAccountant()
     accountant.history = [(multiplier, 1.0, releases) for multiplier, releases in history]
     with warnings.catch_warnings():
-        # The best order may lie beyond those that it tries: still a bound, only less tight.
+        # The best order may be beyond the orders that it tries. The bound is then valid, but loose.
         warnings.filterwarnings("ignore", "Optimal order", UserWarning)
         return float(accountant.get_epsilon(delta))
 
 
 @cache
 def epsilon(multiplier: float, delta: float, releases: int) -> float:
-    """Return epsilon after so many releases with this noise multiplier, by opacus' accountant.
+    """Return the epsilon of several releases with the same noise; see `composed`.
 
     Args:
         multiplier: the standard deviation of the noise over the sensitivity, > 0.
         delta: in (0, 1).
-        releases: how many.
+        releases: the number of releases.
     """
     return composed(((multiplier, releases),), delta)
 
 
 # ---- at a client
 def release(client: FedClient, update: Upload, public: set[str]) -> None:
-    """Turn a client's update into what may leave it: clipped, noised and counted.
+    """Clip a client's update, add the noise, and count its releases, before it leaves the client.
 
     Args:
         client: the client.
-        update: its update.
+        update: its update; it is changed.
         public: the names of extras, and of tensors in them, that need no noise.
 
     Raises:
-        ValueError: the update has something that noise cannot cover, the server does not account
-            for all of it, or it would exceed the budget. Nothing may then be sent.
+        ValueError: the update has a value that noise cannot cover, the server does not account for
+            all releases, or they would exceed the budget. Then nothing may be sent.
     """
     msg, noise = client.msg, client.workspace.noise
     content = Content.of(update, msg.weights, public)
     if content.releases > msg.integer(RELEASES):
         raise ConfigError(
-            f"privacy.noise: the reply is {content.releases} releases, of which the server accounts"
-            f" for {msg.integer(RELEASES)}: `expects` has to name each"
+            f"privacy.noise: the reply has {content.releases} releases, and the server accounts for"
+            f" {msg.integer(RELEASES)}: `expects` must name each of them"
         )
     spent = _count_releases(client, content.releases)  # before anything leaves
     draw: Draw = unpredictable
@@ -109,15 +110,16 @@ def release(client: FedClient, update: Upload, public: set[str]) -> None:
 
 
 def _count_releases(client: FedClient, releases: int) -> int:
-    """Count the releases of a reply, which may then be sent; return the run's count so far.
+    """Count the releases of a reply before it is sent; return the client's count in the run.
 
     Raises:
-        ValueError: they would exceed the run's budget, or what the machine's owner allows.
+        ValueError: they would exceed the run's budget, or the limit of the machine's owner.
     """
     msg, noise = client.msg, client.workspace.noise
-    # The numbers of clients are the run's choice, the name of a site is not.
+    # The run chooses the numbers of clients, but not the name of a site.
     name = "this machine" if client.site_name is None else f"site {client.site_name!r}"
-    # Of a simulated client, no two processes serve messages at a time, and its noise hides nothing.
+    # A simulated client needs no lock and no ledger: one process at a time serves it, and its noise
+    # protects nobody.
     with nullcontext() if client.workspace.simulated else locked(name) as path:
         store = client.state.store
         spent = max(spent_by(store, msg.pid), msg.integer(SPENT))
@@ -132,7 +134,7 @@ def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
     """Refuse releases beyond the budget.
 
     Raises:
-        ValueError: it says what was spent, and what it would become.
+        ValueError: `more` releases would exceed it; the message has both values of epsilon.
     """
     if noise.budget is None or not more:
         return
@@ -146,13 +148,13 @@ def check_budget(noise: Noise, pid: int, spent: int, more: int) -> None:
 
 
 def spent_by(store: Store, pid: int) -> int:
-    """A client's count of its releases, beside its states and independent of their versions."""
+    """Return a client's count of its releases, stored with its states but without versions."""
     stored = store.load(-1 - pid, 0)  # no client has a negative number
     return int(stored[COUNT]) if stored else 0
 
 
 def write_spent(store: Store, pid: int, spent: int) -> None:
-    """Write a client's count of its releases, which never becomes smaller."""
+    """Store a client's count of its releases, unless the stored count is larger."""
     if spent > spent_by(store, pid):
         store.save(-1 - pid, 0, {COUNT: torch.tensor([spent])}, ())
 
@@ -160,10 +162,10 @@ def write_spent(store: Store, pid: int, spent: int) -> None:
 # ---- at a machine, in all runs
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
-    """Give the block the path of a ledger, and no other process at the same time.
+    """Lock a ledger for the block, and yield its path.
 
     Args:
-        name: of whom: a site with data of its own, or the machine.
+        name: the owner of the ledger: a site with its own data, or the machine.
 
     Raises:
         ValueError: the folder belongs to another user, or others may write to it.
@@ -174,17 +176,17 @@ def locked(name: str) -> Iterator[Path]:
 
 
 def spend(path: Path, name: str, multiplier: float, releases: int) -> None:
-    """Write releases into a ledger; it does nothing where the owner has set no limit.
+    """Write releases into a ledger, if the owner of the machine has set a limit.
 
     Args:
-        path: the ledger, which `locked` has given.
-        name: as for `locked`.
+        path: the ledger, from `locked`.
+        name: the owner of the ledger, as for `locked`.
         multiplier: the noise multiplier of the releases, > 0.
-        releases: how many.
+        releases: the number of releases.
 
     Raises:
-        ValueError: they would exceed what the owner allows, or the ledger cannot be read. Nothing
-            may then be sent.
+        ValueError: they would exceed the owner's limit, or the ledger cannot be read. Then nothing
+            may be sent.
     """
     most = demanded(MAX_EPSILON)
     if most is None or not releases:
@@ -202,7 +204,7 @@ def spend(path: Path, name: str, multiplier: float, releases: int) -> None:
 
 
 def _read(path: Path) -> dict[float, int]:
-    """The numbers of releases by their noise multipliers."""
+    """Return noise multiplier -> number of releases."""
     if not path.exists():
         return {}
     try:
@@ -214,13 +216,14 @@ def _read(path: Path) -> dict[float, int]:
 
 # ---- on the server
 class Account(Callback):
-    """What each client has been asked to release so far.
+    """Counts the releases of each client on the server.
 
     Args:
-        noise: the settings of the run.
+        noise: the noise settings of the run.
 
     Attributes:
-        releases: client -> its releases, or those that it says it has made if they are more.
+        releases: client -> the releases that the server asked for, or the client's own count if it
+            is larger.
     """
 
     name = "account"
@@ -232,7 +235,7 @@ class Account(Callback):
         self.releases: dict[int, int] = {}
 
     def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
-        """Count the releases that each client is asked for, and tell it of that."""
+        """Count the releases that each client is asked for, and send it the counts."""
         if loop.evaluating:
             return
         self._planned = planned_releases(loop.method)
@@ -243,10 +246,10 @@ class Account(Callback):
             msg.extras = {**msg.extras, SPENT: spent, RELEASES: releases}
 
     def accepted(self, loop: Loop, update: Upload) -> None:
-        """Take over a client's own count where it is larger.
+        """Use a client's own count if it is larger than the server's.
 
-        A run that goes on may repeat rounds that real clients have served already. No client is
-        believed beyond the releases of the whole run.
+        A resumed run may repeat rounds that real clients have served already. The count is limited
+        to the releases of the whole run.
         """
         count = update.metrics.pop(SPENT, 0)
         asked = self.releases.get(update.pid, 0)
@@ -254,7 +257,7 @@ class Account(Callback):
             return
         if count > self._planned:
             log.warning(
-                "client %d says that it has made %g releases, and the whole run has %d",
+                "client %d reports %g releases; the whole run has only %d",
                 update.pid,
                 count,
                 self._planned,
@@ -270,7 +273,7 @@ class Account(Callback):
     def _record(self) -> dict[str, Any]:
         noise = self._noise
         most = max(self.releases.values(), default=0)
-        # Two clipped values are up to twice as far apart as one is from none.
+        # The distance of two clipped values is up to twice the norm of one.
         replaced, spent = (
             epsilon(multiplier, noise.delta, most)
             for multiplier in (noise.multiplier / 2, noise.multiplier)
@@ -284,14 +287,14 @@ class Account(Callback):
 
 
 def releases_of(strategy: FedStrategy, entry: TimetableEntry) -> int:
-    """How many releases the reply to a step of this entry is."""
+    """Return the number of releases in the reply to a step of this entry."""
     phase = entry.phase
     weights = bool(phase.slot and phase.uploads and strategy.sent(phase.slot))
     return weights + sum(map(releases_in, strategy.expected(entry).values()))
 
 
 def planned_releases(strategy: FedStrategy) -> int:
-    """How many releases a client makes in the run if it takes part in all of its steps."""
+    """Return the number of releases of a client that takes part in all steps of the run."""
     return sum(entry.rounds * releases_of(strategy, entry) for entry in strategy.timetable)
 
 
@@ -301,7 +304,7 @@ def check_run(strategy: FedStrategy) -> None:
     Phases that may end early count with all of their rounds.
 
     Raises:
-        ConfigError: it says after which round the budget is spent.
+        ConfigError: it would; the message says after which round the budget is spent.
     """
     noise = strategy.workspace.noise
     if not noise or noise.budget is None:
@@ -319,7 +322,7 @@ def check_run(strategy: FedStrategy) -> None:
             if after > noise.budget:
                 raise ConfigError(
                     f"privacy.budget={noise.budget:g} is spent after {number} of the run's"
-                    f" {planned} rounds: the next would bring epsilon to {after:.4g}; use fewer"
-                    " rounds or more noise"
+                    f" {planned} rounds: the next round would raise epsilon to {after:.4g}; use"
+                    " fewer rounds or more noise"
                 )
             number += 1

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its figures, and what the terminal shows."""
+"""The results of a run: its folder, its figures, and its output on a terminal."""

@@ -1,4 +1,4 @@
-"""The bars of the live progress of a run, and of a sweep, whose process needs no torch for them."""
+"""Bars for the live progress of a run or a sweep. They need no torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rich.progress import (
 )
 from rich.table import Column
 
-NARROW = 80  # columns; a terminal with fewer shows no bars, and no time but the remaining one
+NARROW = 80  # columns; a narrower terminal shows no bars and no elapsed time
 
 
 def bar_on(console: Console, *, lasting: bool = True) -> Progress:
-    """Bars with the fields `title` and `count`, and what is told of them last.
+    """Return bars with the fields `title` and `count`, followed by their description.
 
     Args:
         console: where to show them.
-        lasting: whether they stay when they have ended. Else they are drawn when `refresh` is
-            called, and what is printed meanwhile goes to where it would go.
+        lasting: whether they stay on the terminal after their end. If not, they are only drawn by
+            `refresh`, and other output is not redirected.
     """
-    # The others keep their width, and these two share what is left.
+    # The other columns keep their width; these two share the rest.
     label = Column(overflow="ellipsis", no_wrap=True, ratio=2)
     bar = BarColumn(None, table_column=Column(ratio=1))
     wide = console.width >= NARROW

@@ -1,4 +1,4 @@
-"""The model card: what whoever gets the model should know about it, in one Markdown page."""
+"""The model card: one Markdown page with all that a user of the model should know."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pandas import Series
 
 FILE = "model_card.md"
-_MOST_CLASSES = 20  # of a confusion matrix; summary.json has any
-_MOST_NAMES = 100  # of classes or columns; partition.json has them all
+_MOST_CLASSES = 20  # of a confusion matrix in the card; summary.json has larger ones
+_MOST_NAMES = 100  # of classes or columns in the card; partition.json has all of them
 _PACKAGES = ("python", "fedhet", "torch", "torchvision", "flwr", "numpy")
 _DECLARED = ("dataset", "partition", "model", "method", "plugin", "server_opt", "merge", "client")
-# Of jinja2, which escapes each value where it stands.
+# A template of jinja2, which escapes each value.
 TEMPLATE = """\
 # {{ method }} on {{ summary.dataset or "data given as objects" }}
 
@@ -42,7 +42,7 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 | SHA-256 of the file | {{ digest }} |
 | digest of the weights (weights\\_sha256) | {{ summary.weights_sha256 }} |
 {% if "global" not in summary.models %}
-| note | there is no global model: the file has what clients share\
+| note | there is no global model: the file has the weights that clients share\
  ({{ summary.models | join(", ") }} models) |
 {% endif %}
 
@@ -62,7 +62,7 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 | {{ partition.classes | length }} classes | {{ partition.classes | names }} |
 {% endif %}
 {% if partition.missing in ("drop", "median") %}
-| missing cells | {{ partition.missing }} |
+| missing values | {{ partition.missing }} |
 {% endif %}
 {% if partition.normalised and partition.normalised.mean == "own" %}
 | normalised by | mean and std of each client's own training part |
@@ -114,8 +114,8 @@ A model that was trained by federated learning with [Flower](https://flower.ai) 
 
 {% endif %}
 {% endfor %}
-A client's own samples are few, so single values scatter. The range over the clients shows for whom\
- the model works less well.
+Each client has few samples, so single values scatter. The range over the clients shows how much\
+ worse the model works for some of them.
 {% else %}
 The last loss on the global test set is {{ summary.loss | score }}.
 {% endif %}
@@ -143,7 +143,7 @@ The last loss on the global test set is {{ summary.loss | score }}.
 ## Settings
 
 {% if environment.own_loop %}
-The clients trained by a loop of the app's owner, which `client` says nothing of.
+The clients trained by a loop of the app's owner, so the settings of `client` do not describe it.
 
 {% endif %}
 ```yaml
@@ -152,8 +152,8 @@ The clients trained by a loop of the app's owner, which `client` says nothing of
 ## Use it
 
 {% if summary.dataset is none %}
-`fedhet.load(RUN, model=Net())` returns the torch module, where RUN is the folder of this card and\
- Net the class of the model.
+`fedhet.load(RUN, model=Net())` returns the torch module. RUN is the folder of this card, and Net\
+ the class of the model.
 {% else %}
 {% set own = "" if "global" in summary.models else " --client 0 --view " ~ summary.models[0] %}
 {% if partition.normalised and partition.normalised.mean == "own" %}
@@ -171,22 +171,22 @@ RUN is the folder of this card. Both commands normalise the inputs themselves; f
 
 
 def write_card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> None:
-    """Write the card of a run that has ended well; if that fails, the log says so.
+    """Write the card of a successful run; if that fails, log the reason.
 
     Args:
-        folder: the run folder, which is complete but for the card.
+        folder: the run folder, complete except for the card.
         summary: the content of its summary.json.
         partition: the content of its partition.json.
     """
     try:
         write_text(folder / FILE, card(folder, summary, partition))
     except (OSError, ValueError, KeyError) as error:
-        # It repeats what other files have, and must not fail a run that has ended well.
+        # The card repeats other files, so a successful run must not fail because of it.
         log.warning("no %s: %s", FILE, error)
 
 
 def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> str:
-    """The card as Markdown.
+    """Return the card as Markdown.
 
     Args:
         folder: the run folder.
@@ -220,7 +220,7 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
         sizes=partition["train_sizes"],
         privacy=privacy_spent(summary),
         versions=[f"{name} {environment[name]}" for name in _PACKAGES if environment.get(name)],
-        settings=OmegaConf.to_yaml(chosen).replace("```", "'''"),  # which would end the block
+        settings=OmegaConf.to_yaml(chosen).replace("```", "'''"),  # ``` would end the block
     )
     return f"{text.rstrip()}\n"
 
@@ -244,16 +244,16 @@ def _template() -> Template:
 
 
 def escaped(value: Any) -> str:
-    """A value in one line of a table, in which Markdown sees no mark-up."""
+    """Return a value as one line of text in which Markdown finds no mark-up."""
     from markupsafe import Markup
 
-    if isinstance(value, Markup):  # what the template calls safe
+    if isinstance(value, Markup):  # marked as safe in the template
         return value
     return "".join(f"\\{c}" if c in "\\|`*_[]<>#" else c for c in clean(str(value)))
 
 
 def _last_clients(folder: Path, titles: dict[str, str]) -> list[tuple[str, str, str, Series]]:
-    """The clients' values of scores at the last evaluation, by score, model and split."""
+    """Return (title, model, split, the clients' values) of each score at the last evaluation."""
     files = sorted((folder / "clients").glob("*.parquet"))
     if not files:
         return []

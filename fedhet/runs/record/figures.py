@@ -1,4 +1,4 @@
-"""The figures of a run and of a partition, and what all figures have in common."""
+"""Draws the figures of a run and of a partition, and has the common parts of all figures."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from fedhet.core.targets import LossOnly, of_row
 from fedhet.data.storage import written
 from fedhet.runs.record.summary import Row, method_name
 
-# Okabe and Ito's colours, which can be told apart with any kind of colour vision.
+# Okabe and Ito's colours, which people with any kind of colour vision can distinguish.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
-# Paul Tol's "muted", which can be told apart with any kind of colour vision.
+# Paul Tol's "muted" colours, for the same reason.
 CLASS_COLORS = (
     *("#332288", "#88CCEE", "#44AA99", "#117733", "#999933"),
     *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD"),
 )
-BARS = 40  # up to so many clients have a number of their own
-SETTINGS = ("alpha", "classes", "shards", "sizes")  # of a partition, which its title states
+BARS = 40  # with more clients, not every client's number is shown
+SETTINGS = ("alpha", "classes", "shards", "sizes")  # settings of a partition to show in the title
 
 
 class Picture(Figure):
-    """A figure that notebooks show, with or without matplotlib's own backend for them."""
+    """A figure that notebooks show, with or without matplotlib's backend for notebooks."""
 
     def png(self) -> bytes:
-        """The content of a PNG file."""
+        """Return the content of a PNG file."""
         content = io.BytesIO()
-        # Not savefig, which draws everything twice.
+        # savefig would draw everything twice.
         FigureCanvasAgg(self).print_png(content, pil_kwargs={"compress_level": 3})
         return content.getvalue()
 
@@ -48,7 +48,7 @@ class Picture(Figure):
 
 
 def margins(picture: Picture, left: float, right: float) -> None:
-    """Lay out the axes by margins in inches, in half of the time of a layout that measures."""
+    """Set the margins of the axes in inches; it takes half the time of a measured layout."""
     width, height = picture.get_size_inches()
     picture.subplots_adjust(
         left=left / width, right=1 - right / width, top=1 - 0.55 / height, bottom=0.5 / height
@@ -56,7 +56,7 @@ def margins(picture: Picture, left: float, right: float) -> None:
 
 
 def title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
-    """Method, data and partition in two lines; the partition alone where there is no summary."""
+    """Return method, data and partition in two lines; without a summary, only the partition."""
     settings = partition.get("settings", {})
     values = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
     if settings.get("noise"):
@@ -73,10 +73,10 @@ def title(summary: dict[str, Any] | None, partition: dict[str, Any]) -> str:
 
 
 def save(picture: Picture, path: Path) -> Path:
-    """Save the picture as the PNG file `path`, and as a PDF beside it; return `path`.
+    """Save the picture as the PNG file `path`, and as a PDF next to it; return `path`.
 
     Raises:
-        WriteError: one of them cannot be written; it does not exist then.
+        WriteError: a file cannot be written; no part of it is left.
     """
     with written(path) as part:
         part.write_bytes(picture.png())
@@ -90,9 +90,9 @@ def save(picture: Picture, path: Path) -> Path:
 def draw(
     folder: Path, summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
 ) -> list[Path]:
-    """Save figures/accuracy and figures/labels, as far as there is something to show.
+    """Save figures/accuracy and figures/labels, if there is something to show.
 
-    The first has the name of the score: r2 where numbers are predicted.
+    The first one has the name of the score, such as r2 if numbers are predicted.
 
     Args:
         folder: the run folder.
@@ -101,7 +101,7 @@ def draw(
         partition: the content of partition.json.
 
     Returns:
-        The paths of the PNG files; a PDF is beside each.
+        The paths of the PNG files; a PDF is next to each.
     """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
@@ -116,10 +116,10 @@ def draw(
 def accuracy(
     summary: dict[str, Any], rows: Sequence[Row], partition: dict[str, Any]
 ) -> Picture | None:
-    """Plot the scores over the rounds; None where there are none.
+    """Plot the scores over the rounds; return None if there are no scores.
 
-    There is a curve for the global model on the global test set, and one for each view, over the
-    clients' own test data.
+    One curve shows the global model on the global test set, and one curve for each view shows the
+    scores on the clients' own test data.
 
     Args:
         summary: the content of summary.json.
@@ -174,9 +174,9 @@ def accuracy(
 
 
 def _zoom(axes: Axes, scores: np.ndarray) -> None:
-    """Leave out the lowest tenth of the scores where the others differ much less than all do.
+    """Leave out the lowest tenth of the scores if the range without it is much smaller.
 
-    The first rounds' steep rise would otherwise hide every later difference.
+    Otherwise the steep rise in the first rounds would hide all later differences.
     """
     low, tenth, high = np.quantile(scores, (0, 0.1, 1))
     if high - tenth < 0.6 * (high - low):
@@ -197,14 +197,14 @@ def _zoom(axes: Axes, scores: np.ndarray) -> None:
 
 # ---- which client has how many samples of which class
 def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> Picture | None:
-    """Plot the samples of each client by class; None where the partition has no counts.
+    """Plot the samples of each client by class; return None if the partition has no counts.
 
-    Few classes are the parts of stacked bars; many are the columns of a map, whose shades are the
-    numbers of samples, beside the clients' totals.
+    Few classes are shown as stacked bars. Many classes are shown as the columns of a map; its
+    shades are the numbers of samples, and bars at its side show the clients' totals.
 
     Args:
         partition: the content of partition.json.
-        summary: that of summary.json, for the title.
+        summary: the content of summary.json, for the title.
     """
     counts = np.array(partition.get("counts") or [[]])
     clients, classes = counts.shape
@@ -229,13 +229,13 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
 
 def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
     axes = picture.subplots()
-    legend = 0.8 + 0.08 * max(map(len, names))  # its width in inches, about
+    legend = 0.8 + 0.08 * max(map(len, names))  # its approximate width in inches
     margins(picture, left=0.7, right=legend)
     clients, classes = counts.shape
     left = np.zeros(clients)
     edges = np.arange(clients + 1) - 0.5
     for label in range(classes):
-        # One patch per class: a bar for each of its clients takes seconds if there are many.
+        # One patch per class: a separate bar for each client takes seconds if there are many.
         axes.stairs(
             left + counts[:, label],
             edges,

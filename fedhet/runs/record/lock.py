@@ -1,6 +1,6 @@
-"""A run folder of one's own: its creation, and its lock.
+"""Creates a new run folder, and locks it.
 
-The lock tells a run that is still running from one that was killed.
+The lock distinguishes a run that is still running from a run that was killed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fedhet.core.server.callbacks import Callback
 if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
 
-LOCK = ".lock"  # the file, which is there until the run has done all
-_held: set[Path] = set()  # by this process, to which its own locks are no obstacle
+LOCK = ".lock"  # the file exists until the run has done everything
+_held: set[Path] = set()  # locks of this process; the system would let it take them again
 
 
 class Lock(Callback):
-    """Held from its creation until `release`, or until the process ends in whatever way.
+    """A lock on a run folder, held from its creation until `release` or the end of the process.
 
-    Processes that are forked meanwhile do not inherit it.
+    Forked processes do not inherit it.
 
     Args:
         folder: the run folder.
-        what: what is running there, for the error.
+        what: what is running in the folder, for the error.
 
     Raises:
         ConfigError: another run, in this or another process, holds the lock, or the folder cannot
@@ -54,13 +54,13 @@ class Lock(Callback):
                 raise running from None
             except OSError as error:  # a network file system without locks
                 log.warning(
-                    "%s cannot be locked (%s): make sure yourself that no run is resumed in it"
-                    " while one is running",
+                    "%s cannot be locked (%s): make sure that nobody resumes a run in it while"
+                    " another one is running",
                     folder,
                     error.strerror,
                 )
                 break
-            os.close(self._descriptor)  # its holder has removed it meanwhile
+            os.close(self._descriptor)  # the previous holder has removed the file
         _held.add(self._path)
 
     def _is_current(self) -> bool:
@@ -72,7 +72,7 @@ class Lock(Callback):
         self.release()
 
     def release(self) -> None:
-        """Release the lock; a second time does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._path in _held:
             _held.discard(self._path)
             with suppress(OSError):
@@ -85,8 +85,8 @@ def claim(folder: Path, explicit: bool) -> Path:
 
     Args:
         folder: its path.
-        explicit: whether the user named it. If not, and it already holds a run, the next free name
-            `<folder>-2`, `<folder>-3`, ... is taken.
+        explicit: whether the user named it. If the user did not, and the folder already holds a
+            run, the next free name `<folder>-2`, `<folder>-3`, ... is used.
 
     Raises:
         ConfigError: the user named a folder that already holds a run, or it cannot be created.
@@ -96,7 +96,7 @@ def claim(folder: Path, explicit: bool) -> Path:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Atomic: of two runs that start in the same second, only one succeeds.
+            # Atomic: if two runs start in the same second, only one of them succeeds.
             (folder / "summary.json").open("x").close()
             return folder
         except OSError as error:
@@ -104,8 +104,8 @@ def claim(folder: Path, explicit: bool) -> Path:
                 raise uncreatable("hydra.run.dir", folder, error) from error
         if explicit:
             raise ConfigError(
-                f"hydra.run.dir={folder}: that folder already holds a run; name another, or"
-                " resume it"
+                f"hydra.run.dir={folder}: that folder already holds a run; name another folder, or"
+                f" continue the run with resume={folder}"
             )
         count += 1
         folder = base.with_name(f"{base.name}-{count}")

@@ -1,4 +1,4 @@
-"""A finished run and its models, read back from its folder."""
+"""Reads a finished run and its models from the run folder."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from fedhet.runs.record.figures import Picture
 
-GLOBAL = ("model", "best_val")  # weights that `load` knows, of the global model
+GLOBAL = ("model", "best_val")  # the weights of the global model that `load` accepts
 _NOT_CHOSEN = (
-    "no evaluation has chosen a model; that takes a global model, which some methods and"
-    " buffers=local do without, eval.clients=true and clients with validation samples"
+    "no evaluation has chosen a best model; this needs a global model (some methods and"
+    " buffers=local have none), eval.clients=true, and clients with validation samples"
     " (partition.split)"
 )
 OWN = ("personal", "personal_best_val", "finetuned", "finetuned_best_val", "best_val")
@@ -47,12 +47,12 @@ OWN = ("personal", "personal_best_val", "finetuned", "finetuned_best_val", "best
 
 @dataclass(repr=False)
 class Run:
-    """A run that has ended. In a notebook it shows its table and its figures.
+    """A run that has ended. A notebook shows it as a table with figures.
 
     Attributes:
         summary: the content of summary.json.
         dir: the run folder.
-        weights: the final global model's tensors.
+        weights: the tensors of the final global model.
     """
 
     summary: dict[str, Any]
@@ -94,7 +94,7 @@ class Run:
         else:
             picture = accuracy(self.summary, self._steps, partition)
         if picture is None:
-            raise ConfigError(f"figure={figure}: this run has recorded nothing for it")
+            raise ConfigError(f"figure={figure}: this run has no values for this figure")
         return picture
 
     @property
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def _place(self) -> str:
-        """The folder, relative to the current one where it is below it."""
+        """The run folder, relative to the current folder if it lies inside it."""
         here = Path.cwd()
         return str(self.dir.relative_to(here) if self.dir.is_relative_to(here) else self.dir)
 
@@ -130,10 +130,10 @@ class Run:
 
 # ---- reading
 def load_run(folder: str | Path) -> Run:
-    """Read a run back from its folder.
+    """Read a run from its folder.
 
     Raises:
-        ConfigError: the folder is not that of a run, or the run has not ended.
+        ConfigError: the folder is no run folder, or the run has not ended.
         DataError: a file in it is damaged.
     """
     path = Path(folder)
@@ -154,29 +154,32 @@ def load(
 ) -> Module:
     """Load a model of a run, in eval mode.
 
-    Its inputs must be normalised as in training: by the mean and std that the run's partition.json
-    states as `normalised`, or under `own` for each client, there with the medians of missing cells.
-    Where numbers are predicted, the prediction is output * std + mean, with the mean and std that
-    it states as `target_scale`.
+    The inputs of the model must be normalised as in training. The run's partition.json has the mean
+    and std as `normalised`, or under `own` for each client, with the medians for missing values.
+    If numbers are predicted, the prediction is output * std + mean, with the mean and std in
+    `target_scale` of partition.json.
 
     Args:
         run_dir: the run folder, or the run itself.
-        weights: of the global model "model", the final one, or "best_val", the best one on the
-            clients' validation data. Of the client's own models "personal" or "finetuned", as they
-            were evaluated last, and "personal_best_val" or "finetuned_best_val", at the best
-            validation; "best_val" is short for the first of these two that the run has.
-        client: the client whose own model is meant; None for the global model.
-        model: takes the values, where the run's model was given as an object; else it is built.
+        weights: for the global model: "model" (the final one) or "best_val" (the best one on the
+            clients' validation data). For a client's own model: "personal" or "finetuned" (at the
+            last evaluation), or "personal_best_val" or "finetuned_best_val" (at the best
+            validation); "best_val" means the first of these two that the run has.
+        client: load the own model of this client; None: the global model.
+        model: a module that receives the values, if the run's model was given as an object; None:
+            the model is built.
 
     Raises:
-        ConfigError: the folder is not that of a run, or of a run without these weights; or its
-            model was given as an object, which cannot be rebuilt from the record.
+        ConfigError: the folder is no run folder, or the run has no such weights; or its model was
+            given as an object and cannot be rebuilt from the record.
         DataError: a file in the folder is damaged.
     """
     folder = Path(run_dir) if isinstance(run_dir, str | Path) else run_dir.dir
     if client is None:
         if weights in OWN and weights not in GLOBAL:
-            raise ConfigError(f"weights={weights} are those of one client; name it with client=...")
+            raise ConfigError(
+                f"weights={weights} belong to one client; name the client with client=<number>"
+            )
         one_of("weights", weights, GLOBAL)
         return _load_global(folder, weights, model).eval()
     one_of("weights", weights, OWN)
@@ -189,20 +192,20 @@ def load(
 
 
 def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
-    """The model with the values in the folder's `<weights>.safetensors`."""
+    """Return the model with the values in the folder's `<weights>.safetensors`."""
     file = folder / f"{weights}.safetensors"
     summary = read_json(folder, "summary.json")
     if not file.exists():
         why = _NOT_CHOSEN if weights == "best_val" else "the run has not ended"
         if "delivered" in summary:
-            why = "it holds what was delivered to a site, the final models"
+            why = "the folder holds only the final models that were delivered to a site"
         raise ConfigError(f"{file} is missing: {why}")
     model = model or _built(folder)
     if "global" not in (summary.get("models") or ["global"]):
         local = read_config(folder).buffers == "local"
         log.warning(
-            "method=%s%s has no global model: %s holds what its clients share, and the initial"
-            " values of all other weights",
+            "method=%s%s has no global model: %s holds the weights that clients share, and the"
+            " initial values of all other weights",
             summary["method"],
             " with buffers=local" if local else "",
             file,
@@ -214,12 +217,12 @@ def _load_global(folder: Path, weights: str, model: Module | None) -> Module:
 
 
 def _built(folder: Path) -> Module:
-    """A model as the run's configuration describes it, with any values."""
+    """Return a model built from the run's configuration; its values do not matter."""
     partition = read_json(folder, "partition.json")
     if "shape" not in partition:
         raise ConfigError(
-            f"{folder}: the run's model was given as an object; give such an object to"
-            " fedhet.load, as model=..."
+            f"{folder}: the run's model was given as an object; pass an object of the same class to"
+            " fedhet.load as model=..."
         )
     return model_of(read_config(folder).model, partition)
 
@@ -227,10 +230,10 @@ def _built(folder: Path) -> Module:
 def read_json(
     folder: Path, name: str, needed: Sequence[str] = ("status", "method")
 ) -> dict[str, Any]:
-    """What the summary.json or the partition.json of a run says.
+    """Return the content of the summary.json or the partition.json of a run.
 
     Raises:
-        ConfigError: the folder is not that of a run.
+        ConfigError: the folder is no run folder.
         DataError: the file is damaged.
     """
     try:

@@ -1,13 +1,13 @@
-"""The models of their own that clients evaluate, in the run folder's `personal/`.
+"""Stores the clients' own models in the folder `personal/` of the run folder.
 
-A client's model is stored as what it has beside, or in place of, what all clients received:
+Of a client's model, only the values that differ from the shared weights are stored:
 
-    personal/round-000020/shared.safetensors        what they received in the evaluation of round 20
-    personal/round-000020/personal/3.safetensors    client 3's own part of the view "personal"
+    personal/round-000020/shared.safetensors        the weights sent in the evaluation of round 20
+    personal/round-000020/personal/3.safetensors    client 3's own values in the view "personal"
 
-There are such folders for the last evaluation and for the best one of each view, by its own
-validation. The clients are asked for their models only after the training; until then they keep the
-states from which the best ones are made.
+There are such folders for the last evaluation, and for the best evaluation of each view by its own
+validation. The server asks the clients for their models only after the training. Until then, each
+client keeps the states that its best models need.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Choice = tuple[str, str]  # a view, and which of its evaluations: LAST or BEST
 class PersonalModels(Callback):
     """Asks the clients for their models, and stores them.
 
-    From the beginning, `personal_models` in summary.json says what is not kept, and why; in the end
-    also what is kept, of which rounds, and how large it is.
+    From the beginning of the run, `personal_models` in summary.json says which models are not kept,
+    and why. At the end it also names the models that are kept, their rounds and their size.
 
     Args:
         strategy: the run's strategy.
@@ -57,11 +57,11 @@ class PersonalModels(Callback):
         self._home = folder / "personal"
         self._wanted: list[Choice] = []
         self._best: dict[str, float] = {}
-        self._chosen: dict[str, Moment] = {}  # by "view.which": the evaluation of these models
+        self._chosen: dict[str, Moment] = {}  # "view.which" -> the evaluation of these models
         self._record: dict[str, Any] = {"kept": {}, "not_kept": {}, "bytes": 0}
 
     def begun(self, loop: Loop) -> None:
-        """Decide what is kept before any work is done: the last models, then the best ones."""
+        """Decide before the first step which models are kept: first the last, then the best."""
         loop.notes["personal_models"] = self._record
         workspace = self._strategy.workspace
         limit = workspace.evaluation.personal_mb
@@ -72,7 +72,7 @@ class PersonalModels(Callback):
             reasons = {
                 "eval.clients=false": not loop.evaluates,
                 "under engine=flwr they stay at their clients' sites": not workspace.simulated,
-                # They are the shared weights, and would be read as the method's own models.
+                # They are the shared weights, and readers would take them for personal models.
                 "eval.personal=false": view == "personal" and not workspace.evaluation.personal,
                 "eval.personal_mb=0": limit == 0,
             }
@@ -81,7 +81,7 @@ class PersonalModels(Callback):
             elif size > left:
                 reason = f"they can take {size / MB:.1f} MB, with eval.personal_mb={limit:g}"
                 if left < float(limit or 0) * MB:
-                    reason += f", of which {left / MB:.1f} MB are left"
+                    reason += f" and only {left / MB:.1f} MB left"
                 self._refuse(view, which, reason)
                 log.warning("the %s models (%s) are not kept: %s", view, which, reason)
             else:
@@ -89,10 +89,10 @@ class PersonalModels(Callback):
                 self._wanted.append((view, which))
 
     def _largest(self, view: str) -> int:
-        """The most bytes in which a client's model can differ from what all have received."""
+        """Return the most bytes in which a client's model can differ from the shared weights."""
         strategy = self._strategy
         state = _module(strategy.method.client, view, strategy.workspace.model)[0].state_dict()
-        # Where the method has no personal models: shared weights with the client's own statistics.
+        # If the method has no personal models: shared weights with the client's own statistics.
         differs = {"personal": (), **strategy.method.evaluates(strategy.workspace)}
         names = differs.get(view)
         if names is None:
@@ -105,7 +105,7 @@ class PersonalModels(Callback):
 
     # ---- during the run
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> None:
-        """Take note of the evaluation that has just been made, and of its scores."""
+        """Note the evaluation that was just made as the last one, and as the best one if it is."""
         moment = evaluation_moment(self._strategy)
         for view, which in self._wanted:
             if which == LAST:
@@ -143,12 +143,12 @@ class PersonalModels(Callback):
         self._record["bytes"] = sum(file.stat().st_size for file in self._home.glob("**/*.*"))
 
     def _round(self, view: str, which: str) -> int | None:
-        """The round of the evaluation of these models; None where there was none."""
+        """Return the round of the evaluation of these models; None if there was none."""
         moment = self._chosen.get(f"{view}.{which}")
         return moment["round"] if moment else None
 
     def _store(self, msg: Broadcast, update: Upload, views: set[str]) -> None:
-        """Store the models of an update to such a message; a view that fails is asked no more."""
+        """Store the models in a client's reply; if one cannot be stored, give up its view."""
         workspace = self._strategy.workspace
         common = {**workspace.initial, **msg.weights}
         folder = self._home / f"round-{msg.round:06d}"
@@ -157,7 +157,7 @@ class PersonalModels(Callback):
             modules = _module(self._strategy.method.client, view, workspace.model)
             try:
                 own = update.tree(f"{KEEP}.{view}")
-                trees.whole_module(*modules, common, own)  # what cannot be loaded is no use
+                trees.whole_module(*modules, common, own)  # checks that it can be loaded
                 save_tensors(folder / view / f"{update.pid}.safetensors", own)
                 if not (folder / SHARED).exists():
                     save_tensors(folder / SHARED, common)
@@ -166,7 +166,7 @@ class PersonalModels(Callback):
                 self._drop(view, f"client {update.pid}: {error}")
 
     def _drop(self, view: str, reason: str) -> None:
-        """Keep no models of the view: a run that has ended well does not fail for want of them."""
+        """Remove all models of the view; the run still ends with success."""
         for choice in [choice for choice in self._wanted if choice[0] == view]:
             self._wanted.remove(choice)
             self._refuse(*choice, reason)
@@ -176,7 +176,7 @@ class PersonalModels(Callback):
 
 
 def _module(half: type[Client], view: str, model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The module that the view evaluates, around this model, and the model."""
+    """Return the module that the view evaluates, built around this model, and the model."""
     return (half.personal_module(model) if view == "personal" else model), model
 
 
@@ -189,16 +189,16 @@ def load(
     half: type[Client],
     model: nn.Module,
 ) -> nn.Module:
-    """The module that a client evaluated, with its values.
+    """Return the module that a client evaluated, with its values.
 
     Args:
         folder: the run folder.
-        summary: its summary.json.
-        weights: a view, for its last evaluation; with the ending "_best_val", for its best one;
-            or "best_val", for the best one of the first view of models of the clients' own.
+        summary: the content of its summary.json.
+        weights: the name of a view for its last evaluation; "<view>_best_val" for its best
+            evaluation; or "best_val" for the best evaluation of the first view of own models.
         client: the client's number.
         half: the client half of the method.
-        model: a model like that of the run, whose values are replaced.
+        model: a model like the run's model; its values are replaced.
 
     Raises:
         ConfigError: the run has not kept this model; the message says why.
@@ -212,8 +212,8 @@ def load(
     path = home / view / f"{integer('client', client, low=0)}.safetensors"
     if not path.exists():
         raise ConfigError(
-            f"client={client}: {path} is missing; a client without data, or one that failed in"
-            f" this evaluation, has no model. The clients are 0 to"
+            f"client={client}: {path} is missing; a client has no model if it has no data or failed"
+            f" in this evaluation. The clients are 0 to"
             f" {summary['partition']['clients'] - 1}"
         )
     module, model = _module(half, view, model)
@@ -224,17 +224,21 @@ def load(
 
 
 def _round(folder: Path, summary: dict[str, Any], view: str, which: str) -> int:
-    """The round of which the models are kept."""
-    what = f"{folder}: no {view} models ({which}) are kept: "
+    """Return the round from which the models are kept.
+
+    Raises:
+        ConfigError: none are kept; the message says why.
+    """
+    problem = f"{folder}: no {view} models ({which}) are kept: "
     record = summary.get("personal_models") or {}
     if (round := ((record.get("kept") or {}).get(view) or {}).get(which)) is not None:
         return int(round)
     views = summary.get("models")
     if summary["status"] != "ok":
-        reason = f"they are written when a run has ended well, and this one is {summary['status']}"
+        reason = f"a run writes them if it ends with status ok; this run is {summary['status']}"
     elif views and view not in views:
         reason = f"method={summary['method']} was evaluated by {', '.join(views)} models only"
     else:
         default = "no client has validation samples (partition.split)"
         reason = (record.get("not_kept") or {}).get(f"{view}.{which}", default)
-    raise ConfigError(what + reason)
+    raise ConfigError(problem + reason)

@@ -1,6 +1,6 @@
-"""A run's progress as a text file for Prometheus, for the textfile collector of node_exporter.
+"""Writes a run's progress to a file for Prometheus (the textfile collector of node_exporter).
 
-It is fedhet-server.prom in the folder of the environment variable FEDHET_METRICS_DIR, and is
+The file is fedhet-server.prom in the folder of the environment variable FEDHET_METRICS_DIR. It is
 replaced after each step. A run that is sent from another machine cannot name the folder.
 """
 
@@ -19,7 +19,7 @@ from fedhet.runs.record.summary import sums
 
 VARIABLE = "FEDHET_METRICS_DIR"
 STATES = ("running", "ok", "failed", "interrupted")
-_failed: set[str] = set()  # folders of which the log has said that they cannot be written
+_failed: set[str] = set()  # folders that cannot be written, as the log has said
 
 # Pairs of labels and a value.
 Values = Iterable[tuple[dict[str, str], float]]
@@ -31,14 +31,14 @@ def update(
     failures: Sequence[Mapping[str, Any]],
     status: str,
 ) -> None:
-    """Replace the file of the server, if there is to be one.
+    """Replace the file of the server, if FEDHET_METRICS_DIR is set.
 
-    One that cannot be written is reported once, and the run goes on.
+    If the file cannot be written, a warning says so once, and the run continues.
 
     Args:
         summary: the content of summary.json so far.
         rows: the lines of rounds.jsonl so far.
-        failures: the clients that have failed so far, also in a step that has ended the run.
+        failures: the clients that have failed so far, including a step that ended the run.
         status: one of STATES.
     """
     folder = os.environ.get(VARIABLE)
@@ -47,7 +47,7 @@ def update(
     try:
         with written(Path(folder) / "fedhet-server.prom") as part:
             part.write_text(text(summary, rows, failures, status), encoding="utf-8")
-            part.chmod(0o644)  # the collector is another user, whatever the umask
+            part.chmod(0o644)  # despite the umask, because the collector is another user
     except WriteError as error:
         _failed.add(folder)
         log.warning("%s: %s", VARIABLE, error)
@@ -59,16 +59,16 @@ def text(
     failures: Sequence[Mapping[str, Any]],
     status: str,
 ) -> str:
-    """The content of the file, in Prometheus' text format; see `update`."""
-    about = {key: str(summary.get(key)) for key in ("method", "dataset", "model", "experiment")}
+    """Return the content of the file, in Prometheus' text format; see `update`."""
+    labels = {key: str(summary.get(key)) for key in ("method", "dataset", "model", "experiment")}
     last = rows[-1] if rows else {}
     cohort = len(last.get("cohort", ()))
     blocks = [
-        block("run_info", "gauge", "what runs; always 1", [(about, 1)]),
+        block("run_info", "gauge", "the run, in the labels; always 1", [(labels, 1)]),
         block(
             "run_status",
             "gauge",
-            "1 for the state of the run",
+            "1 for the current state of the run, else 0",
             [({"status": state}, float(state == status)) for state in STATES],
         ),
         block("round", "gauge", "executed rounds", [({}, last.get("round", 0))]),
@@ -79,7 +79,7 @@ def text(
         block(
             "seconds_total",
             "counter",
-            "seconds by what they were spent on",
+            "seconds by part of the run",
             [
                 ({"part": part}, value)
                 for part, value in sums([row["seconds"] for row in rows]).items()
@@ -98,7 +98,7 @@ def text(
         block(
             "failures_total",
             "counter",
-            "replies of clients that were not used, by reason",
+            "unused replies of clients by reason",
             [
                 ({"reason": reason}, count)
                 for reason, count in Counter(each["reason"] for each in failures).items()
@@ -109,13 +109,13 @@ def text(
 
 
 def _last(rows: Sequence[Mapping[str, Any]], key: str, **labels: str) -> Values:
-    """The last value that is known."""
+    """Return the last value of a column that is not None; empty if there is none."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return [(labels, values[-1])] if values else []
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> Values:
-    """The deciding score of the global model, and of the clients on their own test data."""
+    """Return the main score of the global model, and of the clients on their own test data."""
     if not rows or not (target := of_row(rows[-1])).score():
         return []
     keys = {"global": target.key("global"), "clients": target.clients_key()}
@@ -127,7 +127,7 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> Values:
 
 
 def block(name: str, kind: str, help: str, values: Values) -> str:
-    """A metric with its head; nothing for one that has no values."""
+    """Return the lines of a metric with its head; "" if it has no values."""
     lines = [f"fedhet_{name}{_labels(labels)} {float(value)!r}\n" for labels, value in values]
     if not lines:
         return ""

@@ -1,6 +1,6 @@
-"""The run folder: what a run was, what it did, and how it ended.
+"""Writes the run folder: the settings of a run, its steps, and its end.
 
-Everything is written as soon as it is known, so a run that is killed leaves all of it but its end.
+Everything is written as soon as it is known, so the folder of a killed run lacks only the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedhet.runs.record.card import write_card
 from fedhet.runs.record.schema import COLUMNS, FORMAT, read_or_empty
 from fedhet.runs.record.summary import summarise, versions
 
-FIRST_FAILURES = 20  # that summary.json names if the disk has no room for more
+FIRST_FAILURES = 20  # summary.json names only these if the disk has no space for more
 STOPPED = "stopped by the user"
 RUNNING = "the run has not ended: it is still running, or it was killed"
 
@@ -47,7 +47,7 @@ class Recorder(Callback):
         rows: the lines of rounds.jsonl so far.
         failures: the clients that have failed so far, with the round.
         summary: the content of summary.json.
-        draws: whether the run's figures are drawn at its end.
+        draws: whether to draw the run's figures at its end.
     """
 
     draws = True
@@ -69,15 +69,15 @@ class Recorder(Callback):
         Args:
             folder: an existing folder, from `lock.claim`.
             about: the entries of summary.json that are known before the run.
-            config: config.yaml, the composed configuration.
-            overrides: overrides.yaml, the overrides that lead to it.
-            partition: partition.json.
-            environment: environment.json, without the versions.
-            resumes: whether the run goes on.
-            past: what its checkpoint has noted: the rows that count, and how many seconds it took.
+            config: the content of config.yaml, the composed configuration.
+            overrides: the content of overrides.yaml, the overrides that give the configuration.
+            partition: the content of partition.json.
+            environment: the content of environment.json, without the versions.
+            resumes: whether this is a resumed run.
+            past: `rows` and `seconds` from the checkpoint of a resumed run, or None.
 
         Raises:
-            RunFailed: a file cannot be written; summary.json says so, if there is room for it.
+            RunFailed: a file cannot be written; summary.json says so, if there is space for it.
         """
         self.folder = folder
         self.rows: list[Row] = past["rows"] if past else []
@@ -99,7 +99,7 @@ class Recorder(Callback):
             write_json(folder / "partition.json", partition, indent=None)
             where = {**versions(), **environment}
             before = read_or_empty(folder / "environment.json") if resumes else {}
-            if before:  # one entry more for each time it goes on
+            if before:  # one entry for each time that the run was resumed
                 resumed = [*before.get("resumed", []), {"round": len(self.rows), **where}]
                 where = {**before, "resumed": resumed}
             write_json(folder / "environment.json", where)
@@ -108,12 +108,12 @@ class Recorder(Callback):
         except WriteError as error:
             recorded = self._record_end(status="failed", reason=str(error)) is None
             if not recorded and not resumes:
-                (folder / "summary.json").unlink()  # it says nothing, or that the run goes on
+                (folder / "summary.json").unlink()  # it is empty, or says that the run continues
             raise RunFailed(str(error), str(folder) if recorded else None) from error
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken so far, without the time in which it was stopped."""
+        """The seconds that the run has taken so far, without the time in which it was stopped."""
         return now() - self._start
 
     def begun(self, loop: Loop) -> None:
@@ -130,8 +130,8 @@ class Recorder(Callback):
     def step_ended(self, loop: Loop, row: Row) -> None:
         """Record one executed step.
 
-        Numbers that the method and the plug-ins record are added to its line of rounds.jsonl, their
-        tensors go into a file in arrays/.
+        Numbers that the method and the plug-ins record are added to the line of rounds.jsonl. Their
+        tensors are saved to a file in arrays/.
         """
         row |= recorded_numbers(loop.current)
         for component, recorded in loop.current.recorded.items():
@@ -146,7 +146,7 @@ class Recorder(Callback):
     def write_clients(self, round: int, updates: Sequence[Upload]) -> None:
         """Record one evaluation of the clients, as a Parquet file in long format.
 
-        Of their metrics these are the ones whose names are `split.model.metric`.
+        It has the metrics with names of the form `split.model.metric`.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -168,7 +168,7 @@ class Recorder(Callback):
         """Record the end of the run.
 
         Raises:
-            RunFailed: the run has ended well, but a file cannot be written.
+            RunFailed: the run succeeded, but a file cannot be written.
         """
         try:
             self.summary |= loop.notes
@@ -185,10 +185,10 @@ class Recorder(Callback):
         Args:
             strategy: the run's strategy, in its final state.
             status: ok, failed or interrupted.
-            reason: why the run did not end well, or None.
+            reason: why the run did not succeed, or None.
 
         Raises:
-            RunFailed: the run has ended well, but a file cannot be written.
+            RunFailed: the run succeeded, but a file cannot be written.
         """
         well = status == "ok"
         problem = self._save_weights(strategy, lasting=well)
@@ -215,9 +215,10 @@ class Recorder(Callback):
             raise RunFailed(problem, str(self.folder))
 
     def _save_weights(self, strategy: FedStrategy, *, lasting: bool) -> str | None:
-        """Save the final weights, or return why that is not possible.
+        """Save the final weights; return the reason if that is not possible.
 
-        If they are lasting, they and the other models are on the disk before summary.json says so.
+        If `lasting`, flush them and the other models to the disk (fsync), so that they are safe
+        before summary.json says that the run has ended.
         """
         try:
             for slot, tree in strategy.weights.items():
@@ -234,13 +235,13 @@ class Recorder(Callback):
         return None
 
     def _record_end(self, **entries: Any) -> str | None:
-        """Write summary.json for the last time, or return why that is not possible."""
+        """Write summary.json for the last time; return the reason if that is not possible."""
         self.summary |= entries
         self._complete = True
         try:
             try:
                 self._summary_file.write_last(self.summary)
-            except WriteError:  # there is room for a summary, but not for thousands of failures
+            except WriteError:  # there may be space for a summary without thousands of failures
                 first = self.summary.get("failures", [])[:FIRST_FAILURES]
                 self._summary_file.write_last({**self.summary, "failures": first})
         except WriteError as error:
@@ -253,12 +254,12 @@ class Recorder(Callback):
 
             figures.draw(self.folder, self.summary, self.rows, self._partition)
         except (ModuleNotFoundError, OSError, ValueError, RuntimeError) as error:
-            # A figure must not fail a run that has ended well.
+            # A successful run must not fail because of a figure.
             log.warning("no figures: %s", error)
 
 
 def _cells(update: Upload) -> dict[str, float]:
-    """The confusion matrices of a client, `confusion[target,prediction]` without what is 0."""
+    """Return a client's confusion matrices as `confusion[target,prediction]`, without zeros."""
     return {
         f"{where}.confusion[{i},{j}]": float(tally["confusion"][i, j])
         for where, tally in update.extras.items()

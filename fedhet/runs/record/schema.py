@@ -1,7 +1,7 @@
-"""The form of what runs and experiments record as JSON, and how it is read.
+"""Reads and checks the JSON files that runs and experiments record.
 
-A summary.json, cell.json, experiment.json, partition.json or rounds.jsonl may come from anyone.
-fedhet/data/forms.py says what a form is.
+A summary.json, cell.json, experiment.json, partition.json or rounds.jsonl may come from anyone, so
+each is compared with its form; fedhet/data/forms.py says what a form is.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, read_object
 
-FORMAT = 3  # that is written; of fedhet 0.3, whose checkpoints hold the run as one value
+FORMAT = 3  # the format that is written, since fedhet 0.3
 READABLE = (1, 2, 3)
 COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
-BLOCK = 2**22  # bytes from the end of a rounds.jsonl; a cohort of 100,000 clients takes 1 MB
+BLOCK = 2**22  # bytes to read from the end of a rounds.jsonl; 100,000 clients in a step take 1 MB
 LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
-OWN = "own"  # in place of numbers that each client has of its own
+OWN = "own"  # stands in place of numbers if each client has its own numbers
 NUMBERS: dict[Any, Any] = {str: float}
 
 
 def read_partition(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """Read the partition.json of a run; one without `shape` is of data given as objects.
+    """Read the partition.json of a run; it has no `shape` if the data were given as objects.
 
     Raises:
         FileNotFoundError: there is no such file.
-        NotADirectoryError: nor such a folder.
+        NotADirectoryError: its folder is no folder.
         DataError: it is damaged, or cannot be read.
     """
     content = read_object(path, PARTITION, needed)
@@ -40,7 +40,7 @@ def read_partition(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _misfits(partition: Mapping[str, Any]) -> Iterator[str]:
-    """What in a partition.json is missing, or contradicts its other entries."""
+    """Yield the entries of a partition.json that are missing, or contradict other entries."""
     empty = {key for key, value in partition.items() if value is None}
     if wrong := empty & PARTITION.keys() - {"hash", "normalised", "target_scale", "padding"}:
         yield f"{min(wrong)} is None"
@@ -71,7 +71,7 @@ def _misfits(partition: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_or_empty(path: Path) -> dict[str, Any]:
-    """As `read_object`; empty where a killed run has not written the file, or not the whole."""
+    """Return `read_object(path)`, or {} if the file is missing or damaged, as by a killed run."""
     try:
         return read_object(path)
     except (FileNotFoundError, DataError):
@@ -79,16 +79,16 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 
 
 def resumable(folder: Path) -> dict[str, Any]:
-    """The summary of a run that is to go on; empty where there is none.
+    """Return the summary of a run to resume; empty if it has none.
 
     Raises:
-        ConfigError: it has the format of an earlier version, which had other settings.
+        ConfigError: the run has the format of an earlier version, which had other settings.
     """
     summary = read_or_empty(folder / "summary.json")
     if summary.get("format", FORMAT) != FORMAT:
         raise ConfigError(
-            f"resume={folder}: an earlier version of fedhet has written this run (format"
-            f" {summary['format']}), and runs of format {FORMAT} go on"
+            f"resume={folder}: another version of fedhet has written this run (format"
+            f" {summary['format']}); only runs of format {FORMAT} can be resumed"
         )
     return summary
 
@@ -113,22 +113,22 @@ def read_steps(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_step(path: Path) -> dict[str, Any]:
-    """The last whole line of a rounds.jsonl that is being written; empty before there is one."""
+    """Return the last complete line of a rounds.jsonl that a run still writes; {} if none."""
     try:
         with plain_file(path, math.inf).open("rb") as file:
-            # From the end: a display asks again and again, and the file may be large.
+            # Read from the end: a display calls this often, and the file may be large.
             file.seek(max(0, path.stat().st_size - BLOCK))
-            *lines, _ = file.read().split(b"\n")  # the last one is being written
+            *lines, _ = file.read().split(b"\n")  # the last line may be incomplete
         return dict(json.loads(lines[-1]))
     except (OSError, ValueError, IndexError):
         return {}
 
 
 def read_config(folder: Path) -> Any:
-    """The settings of a run.
+    """Return the settings of a run.
 
     Raises:
-        ConfigError: the folder is not that of a run.
+        ConfigError: the folder is no run folder.
         DataError: config.yaml is damaged.
     """
     from omegaconf import OmegaConf
@@ -148,12 +148,12 @@ def read_config(folder: Path) -> Any:
 
 
 def yaml_text(file: Path) -> str:
-    """The text of a YAML file of a run folder, in which fedhet has written no aliases.
+    """Return the text of a YAML file in a run folder, and refuse aliases.
 
-    A few lines of them can stand for more than any memory holds.
+    A few lines of aliases can expand to more than any memory holds. fedhet writes none.
 
     Raises:
-        yaml.YAMLError: it has aliases.
+        yaml.YAMLError: the file has aliases.
     """
     import yaml
 
@@ -164,7 +164,7 @@ def yaml_text(file: Path) -> str:
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of an object and of the objects in it, by names such as `seconds.train`."""
+    """Yield (name, value) for the values of nested objects, with names such as `seconds.train`."""
     for key, value in node.items():
         if isinstance(value, Mapping):
             yield from leaves(value, dot, f"{prefix}{key}{dot}")
@@ -178,17 +178,17 @@ def _is_scalar(value: Any) -> bool:
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a list of equally long lists of numbers."""
+    """Whether the value is a list of equally long lists of numbers."""
     return has_form(value, [[float]]) and len({len(row) for row in value}) < 2
 
 
 def is_name(value: Any) -> bool:
-    """Whether it can name a file, and no other folder."""
+    """Whether the value can be a file's name and cannot lead to another folder."""
     return isinstance(value, str) and re.fullmatch(r"\w[\w-]*", value) is not None
 
 
 def _is_count(value: Any) -> bool:
-    """Whether it is a number of samples, columns or tokens, of which there are not too many."""
+    """Whether the value is a number of samples, columns or tokens that is not too large."""
     return has_form(value, int) and 0 <= value <= LARGEST_COUNT
 
 
@@ -205,7 +205,7 @@ def _is_counts(value: Any) -> bool:
 
 
 def _is_statistics(value: Any) -> bool:
-    """Lists of numbers: mean and std, which is positive, or medians, or all three."""
+    """Whether the value has lists of finite numbers: `mean` and `std` (> 0), `median`, or all."""
     return (
         isinstance(value, dict)
         and value.keys() <= {"mean", "std", "median"}
@@ -227,7 +227,7 @@ def _is_phases(value: Any) -> bool:
 
 
 def _is_thresholds(value: Any) -> bool:
-    """Each a score with the value that was wanted, then what it took to reach it."""
+    """Whether each entry has a threshold first, followed by the cost of reaching it (or null)."""
     return has_form(value, [NUMBERS]) and all(
         next(iter(each.values()), None) is not None for each in value
     )
@@ -266,7 +266,7 @@ PARTITION = {
     "train_sizes": [_is_count],
     "counts": _is_counts,
 }
-# Without which a partition.json describes no samples.
+# Keys that a partition.json with a `shape` must have.
 DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}
 _DETAILS = {"confusion": is_table, str: float}
 SUMMARY = {

@@ -1,6 +1,7 @@
-"""The start of a run's record: a new run folder, or that of a run that goes on.
+"""Starts the record of a run, in a new run folder or in the folder of a resumed run.
 
-Of the latter: whether it may, from where, and what must be removed.
+For a resumed run, it decides whether the run can continue and from which checkpoint, and removes
+what the run wrote after it.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from fedhet.runs.trackers.tracker import Tracking, tracker_of
 if TYPE_CHECKING:
     from fedhet.runs.job import Job
 
-# settings in which a run may differ from before
+# Settings that may change when a run is resumed.
 GIVEN_ANEW = ("rounds", "figures", "engine", "checkpoint", "deliver", "tracker")
 
 
 def start(job: Job) -> tuple[Recorder, Tracking, Checkpoints, Lock]:
-    """Create the run folder, or go on in that of an earlier run (resume=...).
+    """Create the run folder, or reopen the folder of an earlier run (resume=...).
 
     Raises:
-        ConfigError: the folder cannot be used, or its run cannot go on.
+        ConfigError: the folder cannot be used, or its run cannot continue.
         RunFailed: a file cannot be written.
     """
     strategy, workspace = job.strategy, job.workspace
-    # So far there is no folder: settings that do not fit leave none behind.
+    # No folder exists yet, so settings that do not fit together leave none behind.
     config = job.config
     tracker = tracker_of(config.cfg)
     cfg = recorded_config(config.cfg, workspace) if job.object_task else config.cfg
@@ -113,14 +114,14 @@ def _about(job: Job, folder: Path, workspace: Workspace) -> dict[str, Any]:
 def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
     """Return the entries of environment.json that belong to this run."""
     threads = torch.get_num_threads()
-    # Equal seeds give equal bytes in this mode only (docs/architecture.md).
+    # Equal seeds give equal bytes only if none of these holds (docs/architecture.md).
     reasons = {
         f"device={workspace.device.type}": workspace.device.type != "cpu",
         f"{threads} threads": threads != 1,
         "engine.compile, amp or channels_last": workspace.speed != Speed(),
-        f"engine.fused: {job.together} clients as one": job.together > 0,
+        f"engine.fused: {job.together} clients in one batch": job.together > 0,
         "clients train by a loop of the app's owner": job.own_loop,
-        "real clients draw noise that no seed repeats": workspace.noise and not workspace.simulated,
+        "real clients draw noise without a seed": workspace.noise and not workspace.simulated,
     }
     why_not = [reason for reason, holds in reasons.items() if holds]
     return {
@@ -133,9 +134,9 @@ def _environment(job: Job, workspace: Workspace) -> dict[str, Any]:
     }
 
 
-# ---- a run that goes on
+# ---- a resumed run
 def digest(cfg: DictConfig) -> str:
-    """The hash of the settings that a run keeps when it goes on."""
+    """Return the hash of the settings that cannot change when a run is resumed."""
     text = json.dumps(_fixed(OmegaConf.to_container(cfg)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -145,16 +146,16 @@ def _fixed(settings: Any) -> dict[str, Any]:
 
 
 def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given: bool) -> None:
-    """Refuse a run that has ended, or that would not be the same run.
+    """Refuse to resume a run that has ended, or that would not be the same run.
 
     Args:
         folder: the run folder.
-        cfg: the settings with which it would go on.
-        partition: who has which samples.
+        cfg: the settings with which it would continue.
+        partition: the content of partition.json with which it would continue.
         given: whether the task is given as objects.
 
     Raises:
-        ConfigError: it says why the run cannot go on.
+        ConfigError: the run cannot continue; the message says why.
         DataError: its config.yaml is damaged.
     """
     summary = resumable(folder)
@@ -168,20 +169,20 @@ def check_run(folder: Path, cfg: DictConfig, partition: Mapping[str, Any], given
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
             raise ConfigError(
-                f"resume={folder}: {key} was {was.get(key)} in this run, and would be"
+                f"resume={folder}: {key} was {was.get(key)} in this run, and would now be"
                 f" {now.get(key)}: the settings, conf/, the task or the version of fedhet have"
-                " changed since"
+                " changed"
             )
     recorded = read_or_empty(folder / "partition.json")
     if recorded and recorded != json.loads(as_json(partition)):
         raise ConfigError(
-            f"resume={folder}: the clients' data are others than those in its partition.json"
+            f"resume={folder}: the clients' data differ from the run's partition.json"
         )
     if summary.get("status") == "ok":
         executed = next(p["rounds"] for p in summary["phases"] if p["name"] == "train")
         if executed < summary["rounds"]:
             raise ConfigError(
-                f"resume={folder}: the run has ended, because early stopping has ended its training"
+                f"resume={folder}: the run has ended, because early stopping ended its training"
                 f" after {executed} rounds"
             )
         if cfg.rounds <= executed:
@@ -197,32 +198,32 @@ def reopen(
     slots: Sequence[str],
     at_sites: bool,
 ) -> Checkpoint | None:
-    """Take the run folder back to its last checkpoint, or to the beginning of the run.
+    """Reset the run folder to its last checkpoint, or to the beginning of the run.
 
     Args:
-        folder: the run folder, which `check_run` has accepted.
+        folder: the run folder; `check_run` has accepted it.
         checkpoints: its checkpoints.
-        timetable: the run's phases as they are planned now.
-        slots: the names of its weights.
-        at_sites: whether its clients will keep their states themselves.
+        timetable: the phases that are planned now.
+        slots: the names of the run's weights.
+        at_sites: whether the clients will store their states themselves.
 
     Raises:
-        ConfigError: it cannot go on with these settings; nothing has been changed.
+        ConfigError: the run cannot continue with these settings; nothing was changed.
     """
     found = checkpoints.find()
     if found is not None:
         if found.states and found.about["at_sites"] != at_sites:
             where = "at its clients' sites" if found.about["at_sites"] else "in its checkpoints"
             raise ConfigError(
-                f"resume={folder}: the states of this run's clients are {where}, where"
-                f" engine={'flwr' if at_sites else 'local and engine=ray'} does not look for them"
+                f"resume={folder}: the states of this run's clients are {where}, and"
+                f" engine={'flwr' if at_sites else 'local and engine=ray'} cannot read them there"
             )
         executed = found.round - sum(entry.rounds for entry in continued(timetable, found)[:-1])
         if executed > timetable[-1].rounds:
             raise ConfigError(
                 f"resume={folder}: rounds={timetable[-1].rounds}, but the run has taken {executed}"
             )
-        log.warning("the run goes on after round %d", found.round)
+        log.warning("the run continues after round %d", found.round)
     else:
         log.warning("the run has no checkpoint that can be used; it starts from its beginning")
     checkpoints.prune()
@@ -237,17 +238,17 @@ def _cut(
     before: Collection[str],
     slots: Sequence[str],
 ) -> None:
-    """Remove what the run wrote after the checkpoint; it is written again.
+    """Remove what the run wrote after the checkpoint, because the run will write it again.
 
     Args:
         folder: the run folder.
         found: the checkpoint; None for the beginning of the run.
         before: the names of the phases before the training.
-        slots: the names of its weights.
+        slots: the names of the run's weights.
     """
     rows = found.about["rows"] if found else []
     for place in (folder, folder / "clients", folder / "arrays"):
-        # What a killed process was writing, by itself or by safetensors.
+        # Partial files that a killed process was writing, by itself or by safetensors.
         for path in (*place.glob(".*.part"), *place.glob(".tmp??????")):
             path.unlink()
     for name in (*(f"{slot}.safetensors" for slot in slots), ".summary.json.spare", BEST):

@@ -1,4 +1,4 @@
-"""What environment.json and summary.json have: where a run took place, and what it adds up to."""
+"""Computes the content of environment.json and summary.json: the machine, and a run's results."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ def versions() -> dict[str, Any]:
         "cpus": os.cpu_count(),
     }
     environment |= installed_versions(RECORDED_PACKAGES)
-    if torch.cuda.is_initialized():  # in a run on the CPU, the name would open the GPU
+    if torch.cuda.is_initialized():  # else, in a run on the CPU, this would initialise the GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
 
 
 @cache
 def cpu() -> str:
-    """The kind of CPU: equal seeds give equal weights on CPUs of one kind."""
+    """Return the kind of CPU: equal seeds give equal weights only on CPUs of the same kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # only Linux has it
+    except OSError:  # only Linux has this file
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return (names or [platform.processor()])[0] or platform.machine()
 
 
 def peak_memory() -> dict[str, int]:
-    """Return the most bytes that this process, and its GPU, have had in use at once.
+    """Return the most bytes that this process, and its GPU, have used at once.
 
-    It is counted from the start of the process, so that a run which shares its process with earlier
-    ones has their peak, too. Workers are processes of their own, and are not in it.
+    It counts from the start of the process, so it includes earlier runs in the same process. It
+    does not include workers, because they are separate processes.
     """
     peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
     if torch.cuda.is_initialized():
@@ -76,21 +76,21 @@ def peak_memory() -> dict[str, int]:
     return peak
 
 
-# ---- summary.json: what a run's rounds add up to
+# ---- summary.json: the results of a run's rounds
 Row = dict[str, Any]  # a line of rounds.jsonl
 
 
 def method_name(summary: dict[str, Any]) -> str:
-    """The method with its plug-ins, and what else has been chosen for the aggregation."""
+    """Return the method with its plug-ins, server optimiser and merge, if these are not default."""
     names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
     names.append(summary.get("merge") or "mean")
     return " + ".join(dict.fromkeys(name for name in names if name not in ("none", "mean")))
 
 
 def columns(summary: dict[str, Any]) -> dict[str, str]:
-    """Entry of summary.json -> the column of rounds.jsonl that it is of, in the order of entries.
+    """Return entry of summary.json -> its column of rounds.jsonl, in the order of the entries.
 
-    Earlier versions did not record it.
+    Earlier versions did not record these columns.
     """
     target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
     if not (score := target.score()):
@@ -110,7 +110,7 @@ def columns(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def headline(summary: dict[str, Any]) -> list[str]:
-    """The last scores of the run's models, each by its name in rounds.jsonl."""
+    """Return the last scores of the run's models, each with its name in rounds.jsonl."""
     return [
         f"{name} {score['last']:.4f}"
         for entry, name in columns(summary).items()
@@ -118,7 +118,7 @@ def headline(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-# Of classes, what eval.scores=all adds -> in words.
+# The scores that eval.scores=all adds for classes -> their titles.
 DETAILS = {
     "auc": "AUC",
     "sensitivity": "sensitivity",
@@ -129,7 +129,7 @@ DETAILS = {
 
 
 def detailed(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The details of the last evaluation, by the models and the samples that they are about."""
+    """Return "model, samples" -> the detailed scores of the last evaluation."""
     details = summary.get("details") or {}
     clients = (details.get("clients") or {}).items()
     places = {"global model, global test set": details.get("test_set")}
@@ -140,17 +140,17 @@ def detailed(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The row of a table that says what the noise on replies guarantees; none without noise."""
+    """Return a table's row with the privacy guarantee of the noise; empty without noise."""
     if "privacy" not in summary:
         return []
     spent = summary["privacy"]
     most = counted(spent["releases"], "release")
-    told = [
+    epsilons = [
         f"{spent[key]:.4g} against {what}"
         for key, what in (("epsilon_replaced", "other data"), ("epsilon", "no data"))
-        if key in spent  # earlier versions recorded the second one alone
+        if key in spent  # earlier versions recorded only the second one
     ]
-    return [("privacy", f"epsilon {', '.join(told)}, at delta {spent['delta']:g} ({most})")]
+    return [("privacy", f"epsilon {', '.join(epsilons)}, at delta {spent['delta']:g} ({most})")]
 
 
 def summarise(
@@ -168,7 +168,7 @@ def summarise(
         rows: the lines of rounds.jsonl.
         strategy: the run's strategy, in its final state.
         status: ok, failed or interrupted.
-        reason: why the run did not end well, or None.
+        reason: why the run did not succeed, or None.
         seconds: the duration of the whole run.
         failures: the clients that failed, with the round.
     """
@@ -198,7 +198,7 @@ def summarise(
             "total": seconds,
             **{name: clocks.get(name, 0.0) for name in ("train", "evaluate", "aggregate")},
         },
-        # With other runs in this process they are its share of what was done for several.
+        # If several runs share this process, the seconds are this run's share.
         "seconds_shared": SHARE.get() is not None,
         "communication": _communication(rows, strategy),
         "bytes": {way: sums([row["bytes"][way] for row in rows]) for way in ("up", "down")},
@@ -215,7 +215,7 @@ def summarise(
 
 
 def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
-    """The round after which the training has ended before its last one, and why; None if not."""
+    """Return the round in which the training stopped early, and why; None if it did not."""
     for entry in strategy.timetable:
         if entry.phase.evaluate and entry.rounds < entry.phase.rounds:
             patience = counted(strategy.setup.early_stopping.patience or 0, "evaluation")
@@ -225,9 +225,9 @@ def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
 
 
 def lost_share(rows: Sequence[Row]) -> float:
-    """Return the share of the replies that were asked for and not merged.
+    """Return the share of the requested replies that were not merged.
 
-    Those that were not awaited because enough others had come do not count.
+    Replies that the server did not await, because enough others had arrived, do not count.
     """
     lost = sum(
         failure["reason"] != "not awaited"
@@ -239,10 +239,10 @@ def lost_share(rows: Sequence[Row]) -> float:
 
 
 def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[str, Any]:
-    """Return the deciding score of each view, the global one under the name of the score.
+    """Return the main score of each view; the global model has it under the name of the score.
 
-    The other scores follow, at the last evaluation; of a run without a global model they are those
-    of its first view.
+    The other scores follow, at the last evaluation. In a run without a global model they belong to
+    its first view.
     """
     if not target.score():
         return {}
@@ -269,8 +269,8 @@ def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
         validation: the key of the validation score.
 
     Returns:
-        `last`: at the last evaluation. `best_val`: at the one that validation chooses. `best_test`:
-        the best of all, which cannot be chosen without the test data.
+        `last`: at the last evaluation. `best_val`: at the evaluation with the best validation
+        score. `best_test`: the best of all; nobody can choose it without the test data.
     """
     scores = [(row[test], row.get(validation)) for row in rows if row.get(test) is not None]
     validated = [
@@ -286,10 +286,10 @@ def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, floa
 def measures(
     rows: Sequence[Row], target: Target, last_k: int, thresholds: Sequence[float]
 ) -> dict[str, Any]:
-    """Return what every method is compared by beside its last score.
+    """Return measures for the comparison of methods, in addition to the last score.
 
-    The score that counts is that of the global model, acc_global, or the clients' in a run without
-    one: acc_clients_mean, or r2_clients_weighted. The names here are those of classes.
+    They use the score of the global model, acc_global, or, in a run without a global model, the
+    clients' score: acc_clients_mean, or r2_clients_weighted. The names below are for classes.
 
     Args:
         rows: the lines of rounds.jsonl.
@@ -299,10 +299,10 @@ def measures(
 
     Returns:
         `acc_clients_mean`, `acc_clients_worst_decile`: at the last evaluation of the clients.
-        `acc_last_k`: the mean score of the last evaluations, and their number, which is less than
-        `last_k` in a run with fewer. `thresholds`: for each the rounds, bytes and seconds until the
-        first evaluation that reaches it, None where none does. Nothing where the target has no
-        score.
+        `acc_last_k`: the mean score of the last `last_k` evaluations, and their number (smaller in
+        a run with fewer evaluations). `thresholds`: for each threshold the rounds, bytes and
+        seconds until the first evaluation that reaches it; None if none does. Empty if the target
+        has no score.
     """
     if not target.score():
         return {}
@@ -327,11 +327,11 @@ def measures(
 
 
 def _cost(rows: Sequence[Row], key: str, threshold: float) -> dict[str, float | None]:
-    """Return the rounds, bytes and seconds until an evaluation reaches the threshold, or None
-    thrice.
+    """Return the rounds, bytes and seconds until an evaluation reaches the threshold.
 
-    The rounds before the training count; bytes go up and down, of all kinds. Evaluations are
-    measurements and cost nothing: their messages are not counted, nor is their time.
+    All three are None if no evaluation does. Rounds before the training count, and so do bytes of
+    all kinds in both directions. The messages and the time of evaluations do not count, because
+    evaluations are measurements.
     """
     steps = [i for i, row in enumerate(rows) if row[key] is not None and row[key] >= threshold]
     if not steps:
@@ -347,9 +347,9 @@ def _cost(rows: Sequence[Row], key: str, threshold: float) -> dict[str, float | 
 def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int | None]:
     """Return the effective rounds until the run's own best score, and their cost.
 
-    The cost is in numbers that one client sends and receives (FedDisk, eq. 18 and 19). A step
-    before the training counts as a round if clients sent something up in it. Both are None if no
-    score is defined.
+    The cost is the count of numbers that one client sends and receives (FedDisk, eq. 18 and 19). A
+    step before the training counts as a round if clients sent something in it. Both results are
+    None if the run has no score.
     """
     key = strategy.workspace.task.scoring.key("global")
     scored = [
@@ -373,7 +373,7 @@ def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int 
 
 
 def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Add up the values of equal names."""
+    """Return name -> the sum of the values with this name."""
     totals: Counter[str] = Counter()
     for named in counts:
         totals.update(named)
@@ -381,9 +381,9 @@ def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def all_steps(rows: Sequence[Row]) -> int | None:
-    """The optimiser steps of all clients together, on the model or a copy of it.
+    """Return the optimiser steps of all clients together, on the model or a copy of it.
 
-    None if clients have told none, as real ones, which are not asked, and those that add noise.
+    It is None if some steps are unknown: real clients and clients with noise do not report them.
     """
     known = [row["accepted"] * row["metrics"][STEPS] for row in rows if STEPS in row["metrics"]]
     answered = sum(row["accepted"] > 0 for row in rows)
@@ -394,8 +394,8 @@ def _count_numbers(tree: trees.Tree) -> int:
     return sum(tensor.numel() for tensor in tree.values() if tensor.is_floating_point())
 
 
-# ---- the score of a run that decides in an experiment, as its `report.metric` says
-# `report.metric` -> the clients' own models that count by it, the first kind that a run has.
+# ---- the score by which an experiment compares runs, given by its `report.metric`
+# `report.metric` -> kinds of the clients' own models; the first kind that a run has is scored.
 OWN_MODELS = {
     "personal": ("personal", "finetuned"),
     "personal_best_val": ("personal", "finetuned"),
@@ -404,7 +404,7 @@ OWN_MODELS = {
 
 
 def own_models(summary: dict[str, Any], metric: str) -> str | None:
-    """The kind of own models that counts: "personal", "finetuned", or None for the global model.
+    """Return which own models are scored: "personal", "finetuned", or None: the global model.
 
     Args:
         summary: the content of the run's summary.json.
@@ -415,7 +415,7 @@ def own_models(summary: dict[str, Any], metric: str) -> str | None:
 
 
 def own_score(summary: dict[str, Any], metric: str) -> float | None:
-    """The clients' mean score on their own test data of the models that count.
+    """Return the mean score, on the clients' own test data, of the models that the metric means.
 
     Args:
         summary: the content of the run's summary.json.
@@ -432,19 +432,19 @@ def own_score(summary: dict[str, Any], metric: str) -> float | None:
 def validation_score(
     summary: dict[str, Any], rows: Sequence[dict[str, Any]], metric: str
 ) -> float | None:
-    """The score on the clients' validation data by which a trial is chosen.
+    """Return the score on the clients' validation data by which tuning chooses a trial.
 
-    A run without the own models that the metric names counts with those that its clients would use
+    If a run lacks the own models that the metric names, the models count that its clients would use
     instead.
 
     Args:
-        summary: the content of summary.json of a run that has ended well.
+        summary: the content of summary.json of a successful run.
         rows: the lines of rounds.jsonl.
-        metric: `report.metric`. It names the models, and whether their last score, their best one
-            or the mean of the last ones counts.
+        metric: `report.metric`. It names the models, and whether the last score, the best score or
+            the mean of the last scores counts.
 
     Returns:
-        The score; NaN where it is not finite; None if the run has none.
+        The score; NaN if it is not finite; None if the run has none.
     """
     target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
     own = own_models(summary, metric)

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: live progress, then a table."""
+"""Shows a run on the terminal: live progress, then a table."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
 
 Observer = Callable[[Row], object]
-NO_GLOBAL_MODEL = "no global model: each client evaluates a model of its own"
+NO_GLOBAL_MODEL = "no global model: each client evaluates its own model"
 ON_TEST_SET = "(global model, global test set)"
 
 
 class Output(Console):
-    """A console whose reader may leave, as in `python -m fedhet | head`: rich would exit with 1."""
+    """A console that raises the error of a closed pipe, as in `python -m fedhet | head`.
+
+    rich itself would exit with 1.
+    """
 
     def on_broken_pipe(self) -> None:
-        raise  # again: rich calls this where it has caught the error
+        raise  # the error again, since rich calls this in its except block
 
 
 def step_line(row: Row) -> str:
-    """Return one step in one line."""
+    """Return a line about one step."""
     parts = [f"{row['phase']} {row['step']}"]
     target = of_row(row)
-    # Where the method has no global model, or there is no global test set, the clients' score.
+    # The clients' score, if there is no global model or no global test set.
     keys = [key for key in (target.key("global"), target.clients_key()) if row.get(key) is not None]
     for key in (*keys[:1], "loss_global"):
         if row[key] is not None:
@@ -57,19 +60,19 @@ def step_line(row: Row) -> str:
 
 
 def _failed(failures: Sequence[Mapping[str, Any]]) -> str:
-    """How many clients have failed: one that neither trains nor evaluates is one."""
+    """Return how many clients failed; a client that failed several times counts once."""
     return counted(len({failure["pid"] for failure in failures}), "client")
 
 
 def log_step(row: Row) -> None:
-    """Log a step: the observer for processes whose output is a log."""
+    """Log a step; this is the observer for processes with a log as their only output."""
     seconds = sum(row["seconds"].values())
     clients = counted(len(row["cohort"]), "client")
     log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
 
 
 class OneLine(logging.Formatter):
-    """Formats each message as one line, and sets a traceback off from the messages."""
+    """Formats each message as one line, and indents tracebacks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = clean(record.message, LONGEST_REASON)
@@ -82,8 +85,8 @@ class OneLine(logging.Formatter):
 def log_to_stderr(name: str = "fedhet") -> None:
     """Send a logger's messages to stderr.
 
-    A process started by Flower shows the user nothing but its log, so it sends all of them. A run
-    sends those of "fedhet.data".
+    A process started by Flower shows the user only its log, so it sends all messages of "fedhet". A
+    run sends only the messages of "fedhet.data".
     """
     logger = logging.getLogger(name)
     if not logger.handlers:
@@ -97,7 +100,7 @@ class Display(Callback):
     """Shows each step as it ends.
 
     Args:
-        shown: the context of the display, which yields what is called with each step's row.
+        shown: the context of the display; it yields a function that is called with each row.
     """
 
     def __init__(self, shown: AbstractContextManager[Observer]) -> None:
@@ -119,9 +122,9 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     """Show a live bar on a terminal and in a notebook, and one line per step elsewhere.
 
     Args:
-        title: what runs.
+        title: the name of the run.
         steps: the number of its steps.
-        done: how many of them were taken before.
+        done: how many steps were taken before.
     """
     if in_notebook():
         yield _shown_in_notebook(title, steps, done)
@@ -139,7 +142,7 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
         bar.update(task, advance=1, count=count, description=step_line(row))
 
     try:
-        # Interrupted in the middle, it would leave the cursor hidden and the output redirected.
+        # An interrupt inside would leave the cursor hidden and the output redirected.
         with signals_deferred():
             bar.start()
         yield shown
@@ -149,13 +152,13 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _shown_in_notebook(title: str, steps: int, done: int) -> Observer:
-    """The same bar by IPython's own display: it needs no widgets."""
+    """Show the same bar by IPython's own display, which needs no widgets."""
     from IPython.display import display
 
     began, numbers = time.perf_counter(), itertools.count(done)
@@ -173,27 +176,27 @@ def _shown_in_notebook(title: str, steps: int, done: int) -> Observer:
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print the table at the end of a run, with the paths of its figures.
 
-    In a notebook it is not printed: there the Run itself shows it.
+    In a notebook nothing is printed, because the `Run` itself shows the table.
     """
     if in_notebook():
         return
     table = Table(title=method_name(summary), show_header=False)
     rows = summary_rows(summary)
     for name, value in rows:
-        table.add_row(Text(name), Text(value))  # no markup: some names come from clients
+        table.add_row(Text(name), Text(value))  # no markup, because some names come from clients
     console: Console = Output()
     if not console.is_terminal:
-        # No line is folded where the output is a file or a pipe.
+        # In a file or a pipe, no line is folded.
         width = max(console.width, 40 + max(len(value) for _, value in rows))
         console = Output(width=width)
     console.print(table)
     for path in sorted((folder / "figures").glob("*.png")):
-        # Outside of the table, which would fold the path in a narrow terminal.
+        # Outside of the table, because a table folds long paths in a narrow terminal.
         console.print(f"figure: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the table at the end of a run: what it is, and its value."""
+    """Return the rows (name, value) of the table at the end of a run."""
     partition, seconds, state = (summary[key] for key in ("partition", "seconds", "client_state"))
     target = TARGETS[summary.get("target", Classes.name)]
     has_global = "global" in summary["models"]
@@ -228,7 +231,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:
-    """Return the rows of the scores, among them what every method is compared by."""
+    """Return the rows of the scores, including the measures for the comparison of methods."""
     score, view, names = target.score(), summary["models"][0], columns(summary)
     over = "all clients' test data" if target.pooled else "clients' mean"
     clients, worst = (
@@ -236,7 +239,7 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | No
     )
     last_k = target.key("last_k")
     last, decides = summary[last_k], names[last_k]
-    others = [f"{names[name]} {_score(summary[name])}" for name in list(target.keys)[1:]]
+    other = [f"{names[name]} {_score(summary[name])}" for name in list(target.keys)[1:]]
     return {
         names[score]: f"{_at_three(summary[score])}   {ON_TEST_SET}"
         if "global" in summary["models"]
@@ -249,7 +252,7 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | No
         target.clients_key(): f"last {clients}   worst tenth of the clients {worst}"
         f"   ({view} {'model' if view == 'global' else 'models'}, {over})",
         last_k: f"{_score(last['mean'])}, the mean of the last {last['evaluations']} of {decides}",
-        "other scores": ", ".join(others) or None,
+        "other scores": ", ".join(other) or None,
         **{
             f"until {decides} {wanted[score]:g}": "not reached"
             if wanted["rounds"] is None
@@ -261,7 +264,7 @@ def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | No
 
 
 def _details(found: dict[str, Any]) -> str:
-    """The scores, and the four counts of two classes."""
+    """Return the scores as text, and for two classes the four counts."""
     parts = [f"{words} {found[name]:.4f}" for name, words in DETAILS.items() if name in found]
     if len(found["confusion"]) == 2:
         (tn, fp), (fn, tp) = found["confusion"]

@@ -1,1 +1,1 @@
-"""Where a run can be followed beside its folder: TensorBoard, MLflow, Weights & Biases."""
+"""Trackers, which follow a run in another tool: TensorBoard, MLflow, Weights & Biases."""

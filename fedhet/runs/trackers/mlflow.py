@@ -1,4 +1,4 @@
-"""tracker=mlflow: a run of MLflow, on a server or in a database beside the run folder."""
+"""tracker=mlflow: a run of MLflow, on a server or in a database in the folder of run or sweep."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 STATES = {"ok": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
-MOST_PARAMS = 100  # that MLflow takes at once
-# A server that does not answer holds the run up for a minute, not for an hour; and MLflow tells
-# its makers nothing. What the user has set in the environment remains.
+MOST_PARAMS = 100  # MLflow accepts no more at once
+# With these, a server that does not answer delays the run by a minute instead of an hour, and
+# MLflow sends no telemetry. Variables that the user has set are kept.
 ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -35,9 +35,9 @@ class MLflow(Tracker):
     """Logs to a tracking server, or to a database in the folder of the run or of its sweep.
 
     Args:
-        uri: of the server; None for MLFLOW_TRACKING_URI in the environment, or else a database in
-            the folder `mlflow` of the sweep, or of the run.
-        group: MLflow's experiment; None for the name of the sweep, or else "fedhet".
+        uri: the address of the server; None: MLFLOW_TRACKING_URI in the environment, or else a
+            database in the folder `mlflow` of the sweep, or of the run.
+        group: MLflow's experiment; None: the name of the sweep, or else "fedhet".
 
     Raises:
         ConfigError: a setting is out of range, or `uri` contains a password.
@@ -50,10 +50,10 @@ class MLflow(Tracker):
         self._uri = optional(text, "tracker.uri", uri)
         self._group = optional(text, "tracker.group", group)
         if self._uri and "@" in self._uri:
-            raise ConfigError(  # which must not repeat it
-                "tracker.uri contains a user or a password, which the run folder would record; give"
-                " them in the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD,"
-                " or the whole address as MLFLOW_TRACKING_URI"
+            raise ConfigError(  # the message must not repeat the password
+                "tracker.uri contains a user or a password, and the run folder would record it; set"
+                " MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment, or"
+                " MLFLOW_TRACKING_URI with the whole address"
             )
 
     def begin(self, run: Tracked) -> int:
@@ -66,7 +66,7 @@ class MLflow(Tracker):
             return self._begin(MlflowClient(uri), run, None)
         home = (run.sweep or run.folder) / self.name
         home.mkdir(exist_ok=True)
-        for name in ("alembic", "mlflow.store"):  # they tell how they make the tables
+        for name in ("alembic", "mlflow.store"):  # they log how they create the tables
             logging.getLogger(name).setLevel(logging.WARNING)
         with FileLock(home / ".lock"):  # the runs of a sweep begin at the same time
             client = MlflowClient(f"sqlite:///{home}/mlflow.db?timeout=60")
@@ -105,5 +105,5 @@ class MLflow(Tracker):
 
 
 def _name(name: str) -> str:
-    """The name without what MLflow refuses."""
+    """Return the name with _ in place of characters that MLflow refuses."""
     return re.sub(r"[^\w\-. /]", "_", name)

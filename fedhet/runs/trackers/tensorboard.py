@@ -9,13 +9,13 @@ from typing import ClassVar
 
 from fedhet.runs.trackers.tracker import Tracked, Tracker
 
-WAIT_SECONDS = 0.05  # between two looks at the clock
+WAIT_SECONDS = 0.05  # between two checks of the clock
 
 
 class TensorBoard(Tracker):
     """Writes events into the folder `tensorboard` of the run folder.
 
-    TensorBoard has no place for files, so a text names that of the model.
+    TensorBoard cannot store files, so a text names the files of the results.
     """
 
     name = "tensorboard"
@@ -26,10 +26,11 @@ class TensorBoard(Tracker):
 
         kept = min(run.executed, run.sent_steps)
         folder = run.folder / self.name
-        # Readers take the files in the order of their names, which begin with the second.
+        # Readers order the files by name. A name begins with the time in seconds, so a resumed run
+        # waits until its file has a later second than all others.
         while list(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
             time.sleep(WAIT_SECONDS)
-        # Readers drop what was written after `kept` before.
+        # Readers drop steps after `kept` in older files.
         self._writer = SummaryWriter(str(folder), purge_step=kept + 1)
         lines = [f"    {key}: {value}" for key, value in run.settings.items()]  # code in Markdown
         self._writer.add_text("settings", "\n".join(lines), kept)

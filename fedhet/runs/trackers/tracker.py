@@ -1,4 +1,4 @@
-"""The interface of trackers, which follow a run beside its folder; only the server has one."""
+"""The interface of trackers, which send a run's progress to another tool; only servers use one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ A_TIME = re.compile(r"\d\d-\d\d-\d\d")
 
 @dataclass(frozen=True)
 class Tracked:
-    """The run: its folder, that of its sweep or experiment, and its settings by dotted keys.
+    """The run that a tracker follows.
 
-    A resumed run goes on after the step `executed`, and has the `id` of its tracker and the number
-    of steps that were `sent_steps`.
+    Attributes:
+        folder: the run folder.
+        sweep: the folder of its sweep or experiment, or None.
+        settings: its settings by dotted keys.
+        executed: the number of steps that a resumed run has executed; 0 for a new run.
+        sent_steps: how many steps were sent to the tracker before.
+        id: the id that the tracker had before, or None.
     """
 
     folder: Path
@@ -40,7 +45,7 @@ class Tracked:
 
     @property
     def group(self) -> str | None:
-        """The name of the experiment, or of the sweep's folder, with the day if it is a time."""
+        """The name of the experiment or of the sweep's folder; with the day if that is a time."""
         if self.sweep is None:
             return None
         with suppress(OSError, DataError, KeyError):
@@ -50,33 +55,40 @@ class Tracked:
 
 
 class Tracker:
-    """An exception in a method costs the tracking and not the run; one in __init__ refuses it."""
+    """Base class of trackers.
 
-    package: ClassVar[str | None] = None  # what it imports, which is also the extra of fedhet
-    id: str | None = None  # a resumed run gets it back
+    If a method raises an exception, the run continues without the tracker. If __init__ raises one,
+    the run does not start.
+    """
+
+    package: ClassVar[str | None] = None  # the package to import; fedhet has an extra of this name
+    id: str | None = None  # a resumed run passes it to `begin`
 
     def begin(self, run: Tracked) -> int:
-        """Return how many steps it holds already; all later ones are told, those executed too."""
+        """Start tracking, and return how many steps the tracker already has.
+
+        All later steps are passed to `step`, including steps that were executed before.
+        """
         raise NotImplementedError
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
-        """Take the numbers in a line of rounds.jsonl, NaN included, by names `seconds/train`."""
+        """Track the numbers in a line of rounds.jsonl, also NaN, by names like `seconds/train`."""
 
     def end(self, status: str, files: Sequence[Path]) -> None:
-        """Take the results: status ok, failed or interrupted; settings, model and figures."""
+        """Track the end: status ok, failed or interrupted; files of settings, model and figures."""
 
 
-# ---- what the run's tracker is told, and how its failures are kept from the run
-DEPTH = 3  # how far below its folder the runs of a sweep may lie
-FILE = "tracker.json"  # in the run folder: which tracker was told how many steps, under which id
-# What a tracker gets in the end.
+# ---- how a run calls its tracker, and survives the tracker's failures
+DEPTH = 3  # the folders of a sweep's runs may lie this many levels below the sweep's folder
+FILE = "tracker.json"  # in the run folder: the tracker, its id, and how many steps it has
+# The files that a tracker gets at the end.
 RESULTS = ("*.yaml", "summary.json", "model_card.md", "*.safetensors", "figures/*.png")
 
 
 def sweep_of(folder: Path) -> Path | None:
-    """The folder of the sweep or experiment to which a run folder belongs; None for a run alone.
+    """Return the folder of the sweep or experiment of a run folder; None for a single run.
 
-    A sweep writes multirun.yaml, and an experiment its experiment.json, before its first run.
+    A sweep writes multirun.yaml before its first run, and an experiment writes experiment.json.
     """
     marks = ("experiment.json", "multirun.yaml")
     above = folder.resolve().parents[:DEPTH]
@@ -84,13 +96,14 @@ def sweep_of(folder: Path) -> Path | None:
 
 
 class Tracking(Callback):
-    """A run and its tracker, which is dropped with a warning when it first fails.
+    """Calls a run's tracker; after the tracker's first failure, it warns and calls it no more.
 
-    The run folder is complete without it, and a resumed run tells the tracker what it has missed.
+    The run folder is complete without the tracker. A resumed run sends the tracker the steps that
+    it missed.
 
     Args:
-        choice: that of the group `tracker`.
-        tracker: None if there is none.
+        choice: the choice of the group `tracker`.
+        tracker: the tracker, or None.
         folder: the run folder.
     """
 
@@ -100,10 +113,10 @@ class Tracking(Callback):
         self._folder = folder
 
     def begin(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Begin to track the run, or go on.
+        """Begin or continue to track the run.
 
         Args:
-            settings: its configuration.
+            settings: the run's configuration.
             rows: the lines of rounds.jsonl so far.
         """
 
@@ -127,7 +140,7 @@ class Tracking(Callback):
         self._unharmed(begin)
 
     def step_ended(self, loop: Loop, row: Row) -> None:
-        # One whose evaluation has failed is told again where the run goes on with it.
+        # If the evaluation of the step failed, a resumed run repeats the step and sends it again.
         whole = loop.row is None
         self._unharmed(lambda tracker: self._tell(tracker, loop.round, row, whole))
 
@@ -138,7 +151,7 @@ class Tracking(Callback):
     def _tell(
         self, tracker: Tracker, number: int, row: Mapping[str, Any], whole: bool = True
     ) -> None:
-        """Tell a line of rounds.jsonl, unless it is known; one that is not whole is told again."""
+        """Send a line of rounds.jsonl, unless the tracker has it; send incomplete lines again."""
         if number > self._known:
             tracker.step(number, numbers(row))
             if whole:
@@ -149,28 +162,31 @@ class Tracking(Callback):
         write_json(self._folder / FILE, entry)
 
     def _unharmed(self, action: Callable[[Tracker], None]) -> None:
-        """Let the tracker act; one that fails is named once and never called again."""
+        """Call the tracker; if it fails, log a warning and never call it again."""
         if self._tracker is None:
             return
         try:
             action(self._tracker)
-        except Exception as error:  # noqa: BLE001 -- a library's failure is not the run's
+        except Exception as error:  # noqa: BLE001 -- a tracker's failure must not end the run
             self._tracker = None
             reason = re.sub(r"//[^/@\s]*@", "//", reason_of(error))  # without a password
-            log.warning("tracker=%s fails, and the run goes on without it: %s", self._name, reason)
+            log.warning("tracker=%s failed; the run continues without it: %s", self._name, reason)
 
 
 def tracker_of(cfg: DictConfig) -> Tracker | None:
-    """The tracker that the configuration names, which has not begun; None for none.
+    """Build the tracker that the configuration names, and do not begin to track; None for none.
 
     Raises:
-        ConfigError: a setting of it is wrong, or its package is missing.
+        ConfigError: a setting of the tracker is wrong, or its package is missing.
     """
     tracker = instantiate(cfg.tracker)
     if tracker is None:
         return None
     if not isinstance(tracker, Tracker):
-        raise ConfigError(f"tracker._target_={cfg.tracker._target_}: it is no fedhet Tracker")
+        raise ConfigError(
+            f"tracker._target_={cfg.tracker._target_} is no subclass of"
+            " fedhet.runs.trackers.tracker.Tracker"
+        )
     if tracker.package:
         ours = type(tracker).__module__.startswith("fedhet.")
         extra = tracker.package if ours else None
@@ -179,7 +195,7 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in a line of rounds.jsonl, as `seconds/train`; of lists how many they hold."""
+    """Return the numbers in a line of rounds.jsonl, as `seconds/train`; of lists the lengths."""
     counted = {key: len(value) if isinstance(value, list) else value for key, value in row.items()}
     return {
         name.replace(".", "/"): float(value)

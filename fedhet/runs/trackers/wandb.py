@@ -12,19 +12,19 @@ from typing import ClassVar
 from fedhet.core.check import one_of, optional, text
 from fedhet.runs.trackers.tracker import Tracked, Tracker
 
-SECONDS = 60.0  # for the beginning, and for the upload of what is left at the end
+SECONDS = 60.0  # the longest time for the start, and for the upload of the rest at the end
 
 
 class WandB(Tracker):
-    """Writes the folder `wandb` of the run folder, and sends it if the mode is online.
+    """Writes the folder `wandb` of the run folder, and uploads it if the mode is online.
 
-    The library reads its key from WANDB_API_KEY, or where `wandb login` has put it.
+    The library reads its key from WANDB_API_KEY, or from the place to which `wandb login` wrote it.
 
     Args:
         mode: offline or online.
         project: the project.
-        entity: the user or team that owns it; None for the key's own.
-        group: the runs that are shown together; None for the name of the sweep.
+        entity: the user or team that owns the project; None: the owner of the key.
+        group: a name for runs to show together; None: the name of the sweep.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -51,7 +51,7 @@ class WandB(Tracker):
         import wandb
 
         self.id = run.id or secrets.token_hex(8)
-        # Of a run that was killed, part of the folder is missing: a new one gets all steps.
+        # A killed run leaves an incomplete folder; a new folder gets all steps.
         for incomplete in run.folder.glob(f"wandb/offline-run-*-{self.id}"):
             shutil.rmtree(incomplete)
         self._run = wandb.init(
@@ -71,7 +71,7 @@ class WandB(Tracker):
                 console="off",
                 disable_git=True,
                 save_code=False,
-                # What they measure comes from a service of the network in some data centres.
+                # In some data centres, these measurements would ask a service in the network.
                 x_disable_stats=self._mode == "offline",
                 x_disable_machine_info=self._mode == "offline",
                 init_timeout=SECONDS,
@@ -80,7 +80,7 @@ class WandB(Tracker):
             ),
         )
         self._folder = run.folder
-        # A server knows what it has.
+        # An online server knows its last step; offline, nothing is resumed.
         return self._run.starting_step - 1 if self._run.resumed else 0
 
     def step(self, number: int, values: Mapping[str, float]) -> None:
@@ -92,7 +92,7 @@ class WandB(Tracker):
         self._run.summary["status"] = status
         results = wandb.Artifact(f"fedhet-{self.id}", type="model")
         for file in files:
-            # Not copied: files of the run folder are not changed once they are written.
+            # Immutable, so wandb makes no copy: files of the run folder do not change.
             results.add_file(str(file), str(file.relative_to(self._folder)), policy="immutable")
             if file.suffix == ".png":
                 self._run.summary[f"figures/{file.stem}"] = wandb.Image(str(file))

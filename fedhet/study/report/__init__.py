@@ -1,6 +1,6 @@
-"""What one or many runs say, read from their folders: frames, statistics, figures and a page.
+"""Reports on one or many runs, from their folders: frames, statistics, figures and a page.
 
-Nothing here imports torch and pandas before the folders are known to have runs: that takes seconds.
+The imports of torch and pandas take seconds, so they happen only if the folders have runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = No
     """Write the report of an experiment, or of any folder with runs.
 
     Args:
-        folder: a folder, or several of the same experiment.
-        out: where to; `report` in the (first) folder if None.
+        folder: a folder, or several folders of the same experiment.
+        out: the folder of the report; None: `report` in the (first) folder.
 
     Raises:
-        ConfigError: a folder has no runs, none of them has a result, or the folders are of
-            different experiments.
-        DataError: an experiment.json, or the record of an earlier report, is damaged.
-        WriteError: a file cannot be written, is a link, or is not that of an earlier report.
+        ConfigError: a folder has no runs, no run has a result, or the folders belong to different
+            experiments.
+        DataError: an experiment.json, or the files.json of an earlier report, is damaged.
+        WriteError: a file cannot be written, is a link, or was not written by an earlier report.
     """
     for each in [folder] if isinstance(folder, str | Path) else folder:
         run_folders(Path(each))
@@ -35,7 +35,7 @@ def write(folder: Path | str | Sequence[Path | str], out: Path | str | None = No
 
 
 def main(argv: Sequence[str]) -> int:
-    """The report of an experiment, or of any folder with runs; print its summary and its place."""
+    """Write the report of an experiment, or of any folder with runs. Print its summary and path."""
     parser = argparse.ArgumentParser(
         prog="python -m fedhet report",
         description=main.__doc__,
@@ -48,7 +48,10 @@ def main(argv: Sequence[str]) -> int:
         help="an experiment, a sweep, outputs/, or several parts of one experiment",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to; default: report/ in the first folder"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the report; default: report/ in the first folder",
     )
     args = parser.parse_args(argv)
     written = write(args.folders, args.out)

@@ -1,4 +1,4 @@
-"""What is compared with what: methods, conditions, seeds, and the scores of each run."""
+"""The comparison of a report: methods, conditions, seeds, and the scores of each run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedhet.study.report.document import extent
 from fedhet.study.report.results import DIVERGED, FoundRun, Results, Values, configured
 
 SEED = "seed"
-# Score of a run -> its title, in the order of the tables.
+# Score -> its title, in the order of the tables.
 SCORES = {
     "last": "last round",
     "best_val": "best by validation",
@@ -34,38 +34,40 @@ SCORES = {
     "personal_best_val": "personal models, best by validation",
     "finetuned": "fine-tuned models, last round",
 }
-FINETUNED = " their fine-tuned models, where the run has these, or else with"
+FINETUNED = " their fine-tuned models if the run has them, else with"
 ALL = "all settings"
 NO_METHOD = "–"
-FEWEST_TUNING_SEEDS = 5  # on fewer, a chosen value is too uncertain for a test (docs/tuning.md)
+FEWEST_TUNING_SEEDS = 5  # with fewer, a chosen value is too uncertain for a test (docs/tuning.md)
 
 
 class Study:
-    """A comparison: one axis is compared, the others but the seed are the conditions.
+    """A comparison of the values of one axis.
+
+    The other axes, without the seed, make up the conditions.
 
     Attributes:
         results: the frames.
-        compare: the axis whose values are compared.
-        methods: its values, as text; "method" stands for whatever is compared.
+        compare: the compared axis.
+        methods: its values as text. "Method" means a value of the compared axis everywhere here.
         conditions: the name of each condition -> its axes.
         metric: the score that decides, a key of SCORES.
-        reference: the method with which all others are compared: that of `report.reference`, or
-            else FedAvg, or else the first one.
-        notes: what the reader has to know about the choice of the score.
+        reference: the method with which all others are compared: `report.reference`, else FedAvg,
+            else the first method.
+        notes: sentences for the reader on the choice of the score.
     """
 
     def __init__(self, results: Results) -> None:
         self.results = results
         report: Values = results.source.experiment.get("report") or {}
         axes = {axis: values for axis, values in results.axes.items() if axis != SEED}
-        if report.get("compare") == SEED:  # as the first axis of an experiment without methods
+        if report.get("compare") == SEED:  # experiments without other axes may have recorded it
             report = {**report, "compare": None, "reference": None}
         default = next((axis for axis in axes if len(axes[axis]) > 1), next(iter(axes), "method"))
         self.compare = str(report.get("compare") or default)
         if axes:
             one_of("report.compare", self.compare, axes)
         self.methods = [str(value) for value in axes.get(self.compare, [])]
-        if not axes:  # seeds are all that differs
+        if not axes:  # only seeds differ
             counted = [cell for cell in results.cells if cell.counts]
             self.methods = list(dict.fromkeys(map(self._method, counted)))
         self.metric = str(report.get("metric") or "last")
@@ -88,14 +90,14 @@ class Study:
         if not any(cell.counts for cell in results.cells):
             raise ConfigError(
                 f"{results.source.folders[0]}: none of its {len(results.cells)} runs has a result;"
-                f" the first: {results.cells[0].name}: {results.cells[0].reason}"
+                f" the first is {results.cells[0].name}: {results.cells[0].reason}"
                 if results.cells
-                else f"{results.source.folders[0]} has no runs but trials"
+                else f"{results.source.folders[0]} has trials only, and no runs"
             )
         self._choose_metric()
 
     def condition_of(self, axes: Values) -> str:
-        """The name of the condition that a run belongs to, such as "alpha = 0.05"."""
+        """Return the name of the condition of a run, such as "alpha = 0.05"."""
         part = self._part(axes)
         return ", ".join(f"{self._names[axis]} = {value}" for axis, value in part.items()) or ALL
 
@@ -104,13 +106,13 @@ class Study:
 
     @cached_property
     def target(self) -> type[Target]:
-        """What the runs learn; of several kinds, that of the first run."""
+        """The kind of target that the runs learn; if they differ, the kind of the first run."""
         names = [cell.summary.get("target") for cell in self.results.cells if cell.summary]
         return TARGETS.get(next((name for name in names if name), Classes.name), Classes)
 
     @property
     def comparable_seconds(self) -> bool:
-        """Whether no run has shared a process with others, so that its seconds are its own."""
+        """Whether seconds can be compared, because no run has shared a process with others."""
         return not any(cell.summary.get("seconds_shared") for cell in self.cells)
 
     @property
@@ -123,15 +125,15 @@ class Study:
 
     @property
     def cells(self) -> list[FoundRun]:
-        """The runs with a result, with one for each method, condition and seed: the last."""
+        """The runs with a result: the last one of each method, condition and seed."""
         return list({self.place(cell): cell for cell in self.results.cells if cell.counts}.values())
 
     def known(self, frame: pd.DataFrame) -> list[str]:
-        """The conditions that a frame with the column `setting` has rows of."""
+        """Return the conditions that have rows in a frame with the column `setting`."""
         return [name for name in self.conditions if (frame["setting"] == name).any()]
 
     def place(self, cell: FoundRun) -> tuple[str, str, int]:
-        """Method, condition and seed of a run."""
+        """Return method, condition and seed of a run."""
         seed: int = cell.axes.get(SEED) or cell.summary.get(SEED) or 0
         return self._method(cell), self.condition_of(cell.axes), seed
 
@@ -159,9 +161,9 @@ class Study:
 
     @cached_property
     def counted(self) -> pd.DataFrame:
-        """As `scores`; a diverged run without a finite score has a bad one.
+        """As `scores`, but a diverged run without a finite score gets a bad score.
 
-        It is 0, or the lowest in its condition if that is below 0.
+        The bad score is 0, or the lowest score of the condition if it is below 0.
         """
         frame = self.scores.copy()
         always = ("last", "best_val", "clients", self.metric)
@@ -169,33 +171,33 @@ class Study:
             if not frame[score].notna().any():
                 continue
             lowest = frame.groupby("setting")[score].transform("min").fillna(0.0).clip(upper=0.0)
-            # Only methods that have this score at all: no personal models, no bad ones.
+            # Methods that never have this score (no personal models) get no bad score either.
             having = frame["method"].isin(frame.loc[frame[score].notna(), "method"])
             bad = frame["diverged"] & frame[score].isna() & (having | (score in always))
             frame[score] = frame[score].mask(bad, lowest)
         return frame
 
     def blocks(self, score: str, condition: str | None = None) -> pd.DataFrame:
-        """The scores with a row per seed, or per condition and seed, and a column per method."""
+        """Return scores with a row per seed (or condition and seed), and a column per method."""
         frame = self.counted if condition is None else self.counted.query("setting == @condition")
         index = ["setting", "seed"] if condition is None else ["seed"]
         table = frame.pivot(index=index, columns="method", values=score)
         return table.reindex(columns=[m for m in self.methods if m in table.columns])
 
     def means(self, score: str) -> pd.DataFrame:
-        """The means over seeds, with a row per condition and a column per method.
+        """Return the means over seeds, with a row per condition and a column per method.
 
-        Only seeds that all methods of a condition have count, so that the means compare.
+        A seed counts only if all methods of the condition have it, so that means can be compared.
         """
         complete = paired(self.blocks(score))
         return complete.groupby(level="setting", sort=False).mean()
 
     def gains(self) -> pd.DataFrame:
-        """What each method gains over the reference, with a row per seed and a column per method.
+        """Return the gain of each method over the reference: a row per seed, a column per method.
 
-        It is the mean over the settings in which both have a seed in common, of the seeds that both
-        have in all of these: settings of one seed share data and weights, and are no pairs of their
-        own. Empty if the reference has no result.
+        A gain is the mean over the settings in which both methods share a seed. Only seeds that
+        both have in all of these settings count. Settings are no pairs of their own, because runs
+        with the same seed share data and weights. Empty if the reference has no result.
         """
         scores = self.blocks(self.metric)
         if self.reference not in scores:
@@ -206,9 +208,9 @@ class Study:
 
     @cached_property
     def differences(self) -> dict[str, pd.DataFrame]:
-        """How each method differs from the reference, by condition, see `statistics.differences`.
+        """Condition -> the differences from the reference, by `statistics.differences`.
 
-        The frame of a condition in which the reference has no result is empty.
+        The frame is empty if the reference has no result in the condition.
         """
         blocks = {name: self.blocks(self.metric, name) for name in self.conditions}
         return {
@@ -220,7 +222,7 @@ class Study:
 
     @cached_property
     def tuned_on_few(self) -> list[str]:
-        """The methods with other tuned values than the reference, where few seeds chose these."""
+        """Methods with other tuned values than the reference; empty if enough seeds chose them."""
         experiment = self.results.source.experiment
         if len((experiment.get("tune") or {}).get("seeds", ())) >= FEWEST_TUNING_SEEDS:
             return []
@@ -232,12 +234,12 @@ class Study:
 
     @cached_property
     def steps(self) -> dict[str, float]:
-        """The local steps of each method in all its runs, as multiples of the reference's."""
+        """Method -> its local steps, as a multiple of the reference's steps."""
         return self._multiples(lambda summary: summary.get("steps") or math.nan)
 
     @cached_property
     def sent(self) -> dict[str, float]:
-        """The bytes that each method sends both ways, as multiples of the reference's."""
+        """Method -> its bytes in both directions, as a multiple of the reference's bytes."""
         return self._multiples(
             lambda summary: (
                 sum(sum(kinds.values()) for kinds in summary.get("bytes", {}).values()) or math.nan
@@ -245,7 +247,7 @@ class Study:
         )
 
     def _multiples(self, cost: Callable[[Values], float]) -> dict[str, float]:
-        """A cost of each method over the reference's, of the runs that have it for both."""
+        """Return method -> cost relative to the reference, over runs that both methods have."""
         frame = pd.Series(
             {self.place(cell): cost(cell.summary) for cell in self.cells}, dtype=float
         )
@@ -258,7 +260,7 @@ class Study:
 
     @cached_property
     def rates(self) -> dict[str, str]:
-        """The learning rates that each method was run with."""
+        """Method -> its learning rates, as a text."""
         found: dict[str, set[float]] = {}
         for cell in self.cells:
             own = found.setdefault(self.place(cell)[0], set())
@@ -271,22 +273,22 @@ class Study:
 
     @cached_property
     def own_models(self) -> dict[str, str]:
-        """Folder of a run -> the clients' own models that count in it, where such models do."""
+        """Folder of a run -> the kind of clients' own models that the metric scores, if any."""
         kinds = {cell.name: own_models(cell.summary, self.metric) for cell in self.cells}
         return {folder: kind for folder, kind in kinds.items() if kind}
 
     def validation(self, cell: FoundRun) -> float:
-        """The validation score of a trial by which it is chosen; NaN if it has none."""
+        """Return the validation score by which a trial can be chosen; NaN if it has none."""
         if not cell.counts or cell.status == DIVERGED:
             return math.nan
         score = validation_score(cell.summary, self.results.steps(cell), self.metric)
         return math.nan if score is None else score
 
     def _choose_metric(self) -> None:
-        """Take a score that every run has."""
+        """Use the clients' mean if a method lacks the metric, and add notes for the reader."""
         if self.metric in OWN_MODELS:
             self.notes.append(
-                f"By “{SCORES[self.metric]}”, methods without such models count with"
+                f"The score is “{SCORES[self.metric]}”. Methods without such models are scored with"
                 f"{FINETUNED if self.metric != 'finetuned' else ''} the mean of their global model"
                 " over the clients' test data."
             )
@@ -294,19 +296,19 @@ class Study:
         lacking = sorted(set(frame.loc[frame[self.metric].isna(), "method"]))
         if lacking and frame["clients"].notna().all() and len(frame):
             self.notes.append(
-                f"The score “{SCORES[self.metric]}” is not defined for {', '.join(lacking)},"
-                " so that all are compared by the mean over the clients' test data."
+                f"The score “{SCORES[self.metric]}” is not defined for {', '.join(lacking)}."
+                " Therefore all methods are compared by the mean over the clients' test data."
             )
             self.metric = "clients"
 
 
 def paired(blocks: pd.DataFrame) -> pd.DataFrame:
-    """The rows in which all methods with a result have one, so that their means compare."""
+    """Keep the rows in which all columns have a value; columns without any value are dropped."""
     return blocks.dropna(axis=1, how="all").dropna()
 
 
 def scores_of(summary: Values) -> dict[str, float]:
-    """The scores of a run by their names in SCORES; NaN for what it has not."""
+    """Return the scores of a run by their names in SCORES; NaN for missing scores."""
     target = TARGETS.get(summary.get("target", Classes.name), Classes)
     if target is LossOnly or not target.score():
         loss = summary.get("loss")

@@ -1,4 +1,4 @@
-"""Which methods are better or worse than the reference: one family of tests, and its summary."""
+"""Tests each method against the reference in one family of tests, and writes the summary."""
 
 from __future__ import annotations
 
@@ -33,40 +33,41 @@ from fedhet.study.report.statistics import (
     seeds_needed,
 )
 
-MOST_SEEDS = 1000  # of which a number is told
+MOST_SEEDS = 1000  # larger numbers of seeds are not printed
 WORDS = ("better", "worse", NOT_SHOWN, NOT_TESTED)
-SAME_STEPS = 0.05  # numbers of local steps that differ by no more are called equal
+SAME_STEPS = 0.05  # local steps count as equal up to this relative difference
 RULE = (
     "A difference is shown if Wilcoxon's signed-rank test over the seeds has p < .05 after Holm's"
-    " correction over all comparisons of this table, which are one family. A comparison with fewer"
-    " seeds than such a family needs is not tested. Neither is one between methods whose tuned"
-    f" values differ and were chosen on fewer than {FEWEST_TUNING_SEEDS} seeds. What is tested and"
-    " not shown may be equal, or too small for these seeds."
+    " correction over all comparisons of this table, which are one family. A comparison is not"
+    " tested if it has fewer seeds than this family needs. It is not tested either if the two"
+    " methods have different tuned values that were chosen on fewer than"
+    f" {FEWEST_TUNING_SEEDS} seeds. If a tested difference is not shown, the methods may be equal,"
+    " or the difference is too small for these seeds."
 )
 ASSUMPTIONS = [
     RULE,
     "A pair is a seed, with the mean over the settings that were run, because settings of one seed"
-    " share data and initial weights. So the tests speak of these settings, their data and their"
-    " test data only.",
-    "Wilcoxon's test assumes independent pairs whose differences are distributed symmetrically;"
-    " zeros are split. With n pairs its smallest possible two-sided p-value is 2/2ⁿ.",
-    "The 95 % interval is that of each comparison by itself, without the correction, so that it"
-    " can leave out 0 where nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
+    " share data and initial weights. The tests therefore hold for these settings, their data and"
+    " their test data only.",
+    "Wilcoxon's test assumes independent pairs with symmetrically distributed differences; zeros"
+    " are split. With n pairs the smallest possible two-sided p-value is 2/2ⁿ.",
+    "The 95 % interval belongs to a single comparison, without the correction. It can therefore"
+    " leave out 0 although nothing is shown. It is a bootstrap interval (BCa, 2000 resamples),"
     " which is a little too narrow for ten seeds, and more so for fewer.",
-    "Seeds needed: where nothing is shown, how many would find a difference of the size seen in"
-    " 80 % of all experiments, by the normal approximation to the power of Wilcoxon's test"
-    " at the level .05 divided by the number of comparisons. The size seen is itself"
-    " uncertain, and so is this number.",
-    "Mean rank: over all seeds in all settings, 1 is best; scores that look equal in the three"
-    " digits that are printed share their ranks.",
+    "Seeds needed: if nothing is shown, this is the number of seeds with which 80 % of all"
+    " experiments would show a difference of the size seen. It uses the normal approximation to the"
+    " power of Wilcoxon's test, at the level .05 divided by the number of comparisons. The size"
+    " seen is itself uncertain, and so is this number.",
+    "Mean rank: the mean over all seeds in all settings; 1 is best. Scores that are equal in the"
+    " three printed digits share their ranks.",
 ]
 
 
 def against_reference(study: Study) -> pd.DataFrame:
-    """Each other method against the reference over the settings, the best first.
+    """Compare each method with the reference over all settings; sort by difference, best first.
 
-    The columns are those of `statistics.compare`, and `needed`: the seeds that a difference of this
-    size needs, NaN where there is no such number.
+    The columns are the ones of `statistics.compare`, and `needed`: the number of seeds that a
+    difference of this size needs, or NaN.
     """
     frame = compare(study.gains(), study.reference, untested=study.tuned_on_few)
     frame["needed"] = [
@@ -77,15 +78,15 @@ def against_reference(study: Study) -> pd.DataFrame:
 
 
 def comparison_table(study: Study, found: pd.DataFrame) -> Table:
-    """A row per method: its rate, steps, score and rank, and how it differs from the reference."""
+    """Make the table with a row per method: rate, costs, score, rank, difference and test."""
     blocks = study.blocks(study.metric)
     means = study.means(study.metric).mean()
     ranks = mean_ranks(blocks.dropna(axis=1, how="all").dropna())
     rows = found.assign(method=found["a"], shown=found["verdict"] == SHOWN).to_dict("records")
     place = sum(row["difference"] > 0 for row in rows)
-    told = [row["method"] for row in rows]
+    compared = [row["method"] for row in rows]
     own = {"method": study.reference, "difference": 0.0, "verdict": "reference"}
-    rest = [{"method": m} for m in study.methods if m not in (*told, study.reference)]
+    rest = [{"method": m} for m in study.methods if m not in (*compared, study.reference)]
     columns: Columns = [
         (study.compare, "method"),
         ("learning rate", lambda r: plain(study.rates.get(r["method"]))),
@@ -104,9 +105,9 @@ def comparison_table(study: Study, found: pd.DataFrame) -> Table:
     caption = (
         f"{study.title.capitalize()} ({SCORES[study.metric]}) as the mean over"
         f" {counted(len(study.conditions), 'setting')} and seeds, and each method's difference from"
-        f" {study.reference}. Local steps and bytes are multiples of those of {study.reference},"
-        " over all rounds. p is that of Wilcoxon's test after Holm's correction over these"
-        " comparisons, which can make several of them equal."
+        f" {study.reference}. Local steps and bytes count all rounds; they are multiples of what"
+        f" {study.reference} takes. p is the p-value of Wilcoxon's test after Holm's correction"
+        " over these comparisons; the correction can make several p-values equal."
     )
     records = [*rows[:place], own, *rows[place:], *rest]
     data = pd.DataFrame(records)
@@ -139,19 +140,19 @@ def _result(row: Mapping[str, Any]) -> str:
 
 
 def _by_setting(study: Study, method: str) -> dict[str, float]:
-    """The method's mean difference from the reference in each setting."""
+    """Return setting -> the method's mean difference from the reference."""
     every = ((name, own[own["a"] == method]) for name, own in study.differences.items())
     return {name: float(row["difference"].iloc[0]) for name, row in every if len(row)}
 
 
 def _ends(study: Study, method: str) -> str | None:
-    """The least and the most of the differences by setting; nothing of a single setting."""
+    """Format the smallest and the largest difference by setting; None for a single setting."""
     own = _by_setting(study, method).values()
     return f"{min(own):+.3f} to {max(own):+.3f}" if len(own) > 1 else None
 
 
 def pairs_table(study: Study) -> Table:
-    """How each method differs from the reference in each setting, without tests."""
+    """Make the table of each method's difference from the reference by setting, without tests."""
     frames = [own.assign(setting=name) for name, own in study.differences.items()]
     data = pd.concat(frames, ignore_index=True).drop(columns=["p"])
     columns: Columns = [
@@ -166,16 +167,16 @@ def pairs_table(study: Study) -> Table:
         ),
     ]
     caption = (
-        "Means over the seeds that both methods have, without a test of their own. They are the"
-        " small marks of the picture. The effect size is the mean difference in units of the"
-        " standard deviation of the differences."
+        "Means over the seeds that both methods have. They are not tested; the picture shows them"
+        " as small marks. The effect size is the mean difference divided by the standard deviation"
+        " of the differences."
     )
     return Table.of("pairs", "Differences by setting", caption, data, columns)
 
 
 # ---- the summary
 def sentences(study: Study, found: pd.DataFrame) -> list[str]:
-    """The summary, a sentence or a few for each subject."""
+    """Return the sentences of the summary."""
     return [_score(study), *_verdicts(study, found), *_gaps(study)]
 
 
@@ -191,7 +192,7 @@ def _score(study: Study) -> str:
 
 
 def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
-    """Which methods are better, which are worse, and of which nothing is shown."""
+    """Say which methods are better, worse, not shown to differ, or not tested."""
     if len(study.methods) < 2:
         yield (
             f"{study.methods[0]} has {mean_std(study.scores[study.metric]).text};"
@@ -203,38 +204,39 @@ def _verdicts(study: Study, found: pd.DataFrame) -> Iterator[str]:
         return
     by = {word: [row for row in found.to_dict("records") if _result(row) == word] for word in WORDS}
     for word in WORDS[:2]:
-        if told := [
+        if listed := [
             f"{row['a']} by {abs(row['difference']):.3f} ({_size(study, row)})"
             for row in sorted(by[word], key=lambda r: -abs(r["difference"]))
         ]:
-            yield f"Shown to be {word} than {study.reference}: {joined(told)}."
-    if told := [
+            yield f"Shown to be {word} than {study.reference}: {joined(listed)}."
+    if listed := [
         f"{row['a']} ({row['difference']:+.3f}, p {row['p']:.3f}{_hidden(_along(study, row))})"
         for row in sorted(by[NOT_SHOWN], key=lambda r: r["p"])
     ]:
-        yield f"Not shown to differ from {study.reference}: {joined(told)}."
+        yield f"Not shown to differ from {study.reference}: {joined(listed)}."
     few = [row for row in by[NOT_TESTED] if row["a"] in study.tuned_on_few]
-    if told := [f"{row['a']} ({row['difference']:+.3f})" for row in few]:
+    if listed := [f"{row['a']} ({row['difference']:+.3f})" for row in few]:
         yield (
-            f"Not tested, because their tuned values are not those of {study.reference}, and were"
-            f" chosen on fewer than {FEWEST_TUNING_SEEDS} seeds (tune.seeds): {joined(told)}."
+            f"Not tested, because their tuned values differ from {study.reference}'s values and"
+            f" were chosen on fewer than {FEWEST_TUNING_SEEDS} seeds (tune.seeds):"
+            f" {joined(listed)}."
         )
-    if told := [f"{r['a']} ({r['difference']:+.3f})" for r in by[NOT_TESTED] if r not in few]:
+    if listed := [f"{r['a']} ({r['difference']:+.3f})" for r in by[NOT_TESTED] if r not in few]:
         needed, family = pairs_needed(len(found)), counted(len(found), "comparison")
         yield (
             f"Not tested, because a table of {family} needs {needed} seeds"
-            f" (seed=range(0,{needed})): {joined(told)}."
+            f" (seed=range(0,{needed})): {joined(listed)}."
         )
-    if told := [
+    if listed := [
         f"{method} takes {ratio:.1f} times"
         for method, ratio in study.steps.items()
         if abs(ratio - 1) > SAME_STEPS
     ]:
-        yield f"Local steps differ: {joined(told)} as many as {study.reference}."
+        yield f"Local steps differ: {joined(listed)} as many as {study.reference}."
 
 
 def _size(study: Study, row: Mapping[str, Any]) -> str:
-    """The interval of a difference, and its range over the settings."""
+    """Format the interval of a difference, and its range over the settings."""
     sign = 1 if row["difference"] > 0 else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
     own = _along(study, row)
@@ -245,7 +247,7 @@ def _size(study: Study, row: Mapping[str, Any]) -> str:
 
 
 def _along(study: Study, row: Mapping[str, Any]) -> dict[str, float]:
-    """The differences by setting, with the sign that makes their mean positive."""
+    """Return the differences by setting, with the sign that makes their mean positive."""
     own = _by_setting(study, str(row["a"]))
     return {name: math.copysign(1, row["difference"]) * value for name, value in own.items()}
 
@@ -257,11 +259,14 @@ def _hidden(own: Mapping[str, float]) -> str:
 
 
 def hidden_by_mean(own: Mapping[str, float], form: Callable[[float], str]) -> str | None:
-    """The settings with the other sign than the mean, or the one from which most of it comes.
+    """Name the settings with the opposite sign, or the setting that most of the mean comes from.
 
     Args:
-        own: setting -> its difference, of two or more, with the sign that makes the mean positive.
-        form: how a difference is written.
+        own: setting -> its difference, with the sign that makes the mean positive; at least two.
+        form: formats a difference.
+
+    Returns:
+        None if all signs agree, and no setting makes up more than half of the mean difference.
     """
     if opposite := [name for name, value in own.items() if round(value, PRINTED) < 0]:
         return f"the other way around with {joined(opposite)}"
@@ -271,19 +276,21 @@ def hidden_by_mean(own: Mapping[str, float], form: Callable[[float], str]) -> st
 
 
 def _gaps(study: Study) -> Iterator[str]:
-    """What else a reader must know: runs that diverged, that are missing, and ends of grids."""
+    """Name diverged runs, missing runs, and tuned values at the edge of their grid."""
     counts = study.scores[study.scores["diverged"]].groupby("method", sort=False).size()
     runs = study.scores.groupby("method").size()
-    if told := [f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()]:
-        yield f"Training diverged, or the loss was infinite at the end: {joined(told)}."
-    cells = study.results.source.cells  # those that were not run may not have been asked for
+    if listed := [
+        f"{method} in {count} of {runs[method]} runs" for method, count in counts.items()
+    ]:
+        yield f"Training diverged, or the loss was infinite at the end: {joined(listed)}."
+    cells = study.results.source.cells  # runs that did not start may not have been requested
     missing = [cell.trial for cell in cells if not cell.counts and cell.status != NOT_RUN]
     words = ("run", "runs"), ("trial of the tuning", "trials of the tuning")
     for trial, (word, plural) in enumerate(words):
         if count := missing.count(bool(trial)):
             are = "is" if count == 1 else "are"
             missed = counted(count, word, plural)
-            yield f"{missed} without a result {are} listed below with the reason."
+            yield f"{missed} without a result {are} listed below, with the reason."
     edges = [
         str(entry.get("axes", {}).get(study.compare))
         for entry in study.results.source.experiment.get("tuned") or []
@@ -291,6 +298,6 @@ def _gaps(study: Study) -> Iterator[str]:
     ]
     if edges:
         yield (
-            "A tuned value lies at the edge of its grid, so that a better one may lie beyond it,"
-            f" for {joined(list(dict.fromkeys(edges)))}."
+            "These methods have a tuned value at the edge of its grid, and a better value may lie"
+            f" beyond: {joined(list(dict.fromkeys(edges)))}."
         )

@@ -1,4 +1,4 @@
-"""The parts of a report, and what it is written as."""
+"""The parts of a report, and its formats: HTML, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TableEntry:
     """An entry of a table.
 
     Attributes:
-        text: what people read.
-        value: what the column is sorted by; the text if None.
-        best: whether it is the best of its column and condition.
+        text: the text for readers.
+        value: the value by which the column is sorted; None: the text.
+        best: whether it is the best value of its column and condition.
     """
 
     text: str
@@ -36,7 +36,7 @@ class TableEntry:
     best: bool = False
 
 
-# The head of each column, and what makes an entry of a record.
+# The head of each column, and the key or function that turns a record into an entry.
 Columns = list[tuple[str, Any]]
 
 
@@ -45,13 +45,13 @@ class Table:
     """A table.
 
     Attributes:
-        name: of its files.
-        title: in a few words.
-        caption: what it shows, and how to read it.
-        columns: their heads.
+        name: the name of its files.
+        title: its title in a few words.
+        caption: what the table shows, and how to read it.
+        columns: the heads of the columns.
         rows: the entries.
-        data: the same in a tidy form, for the CSV file.
-        folded: whether the page shows it only when asked.
+        data: the same data in a tidy form, for the CSV file.
+        folded: whether readers must unfold it on the page.
     """
 
     name: str
@@ -73,17 +73,17 @@ class Table:
         data: pd.DataFrame | None = None,
         folded: bool = False,
     ) -> Table:
-        """A table with a row for each record.
+        """Make a table with a row for each record.
 
         Args:
-            name: see above, as the other arguments.
-            title: see above.
-            caption: see above.
-            records: the rows, each as name -> value, or as a frame.
-            columns: the head of each column, and what makes its entry: a function of the record,
-                or the name of a value in it. A dash stands where there is none.
-            data: the tidy form; None for the records themselves.
-            folded: see above.
+            name: see the attributes of the class.
+            title: see the attributes.
+            caption: see the attributes.
+            records: the rows: a mapping name -> value for each, or one frame.
+            columns: the head of each column, and a name in the record or a function of the record
+                that gives the entry. A missing value becomes a dash.
+            data: the tidy form; None: the records themselves.
+            folded: see the attributes.
         """
         if isinstance(records, pd.DataFrame):
             data, records = records, records.to_dict("records")
@@ -101,7 +101,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column is one of numbers, because an entry has a value."""
+        """Whether each column has numbers, that is an entry with a value."""
         return [
             any(row[i].value is not None for row in self.rows) for i in range(len(self.columns))
         ]
@@ -109,12 +109,12 @@ class Table:
 
 @dataclass
 class FigureFile:
-    """A figure that has been saved.
+    """A saved figure.
 
     Attributes:
-        name: of its files in figures/, without the ending.
-        caption: what it shows, and how to read it.
-        alt: what it shows, for those who cannot see it.
+        name: the name of its files in figures/, without the ending.
+        caption: what the figure shows, and how to read it.
+        alt: what the figure shows, for readers who cannot see it.
         png: the content of the PNG file.
     """
 
@@ -133,9 +133,9 @@ class Section:
         paragraphs: texts.
         tables: tables.
         figures: figures.
-        notes: what is assumed.
-        listings: texts that are shown as they are, each with its title.
-        folded: whether the page shows it only when asked.
+        notes: the assumptions.
+        listings: verbatim texts, each with its title.
+        folded: whether readers must unfold it on the page.
     """
 
     title: str
@@ -152,11 +152,11 @@ class Document:
     """A report.
 
     Attributes:
-        title: of the experiment.
-        about: a line about it.
+        title: the title of the experiment.
+        about: one line about the experiment.
         sentences: the summary.
-        warnings: what a reader must know before anything else.
-        sections: the rest.
+        warnings: sentences above the summary that the reader must know first.
+        sections: all other parts.
     """
 
     title: str
@@ -172,7 +172,7 @@ class Document:
 
 
 def plain(value: Any) -> TableEntry:
-    """An entry that is a text in one line, or a number as it is; a dash where there is none."""
+    """Make an entry from a text or a number; a missing value becomes a dash."""
     if value is None or value != value:
         return TableEntry(NOTHING)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -181,21 +181,21 @@ def plain(value: Any) -> TableEntry:
 
 
 def number(value: float | None, form: str = ".3f") -> TableEntry:
-    """An entry that is a number; a dash where there is none."""
+    """Make an entry from a number; a missing or infinite number becomes a dash."""
     if value is None or not math.isfinite(value):
         return TableEntry(NOTHING)
     return TableEntry(format(value, form), float(value))
 
 
 def p_value(value: float) -> TableEntry:
-    """An entry that is a p-value."""
+    """Make an entry from a p-value; NaN becomes a dash."""
     if math.isnan(value):
         return TableEntry(NOTHING)
     return TableEntry("< .001" if value < 0.001 else f"{value:.3f}", value)
 
 
 def mean_std(values: pd.Series, form: str = ".3f") -> TableEntry:
-    """Mean and standard deviation; the mean alone of one value."""
+    """Make an entry with mean and standard deviation; a single value has the mean only."""
     known = values.dropna()
     if known.empty:
         return TableEntry(NOTHING)
@@ -207,13 +207,13 @@ def mean_std(values: pd.Series, form: str = ".3f") -> TableEntry:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them, with steps of a thousand."""
+    """Format a number of bytes in a decimal unit, such as kB or MB."""
     text, unit = decimal(int(count), precision=2).split()
     return f"{float(text.replace(',', '')):g} {unit}"
 
 
 def extent(numbers: Collection[float]) -> str:
-    """The least and the most of some numbers, as "12 to 55"; one of equal numbers."""
+    """Format the smallest and the largest number, as "12 to 55"; equal numbers are named once."""
     return " to ".join(
         str(end) if isinstance(end, int) else f"{end:g}"
         for end in dict.fromkeys((min(numbers), max(numbers)))
@@ -221,15 +221,15 @@ def extent(numbers: Collection[float]) -> str:
 
 
 def joined(names: list[str]) -> str:
-    """Names as a sentence lists them."""
+    """Join names for a sentence: "a, b and c"."""
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-# ---- the report as one HTML page and as Markdown, its tables as LaTeX for the package booktabs
+# ---- formats: one HTML page, Markdown, and tables for the LaTeX package booktabs
 TEMPLATES = Path(__file__).with_name("page.yaml")
-# What begins something in Markdown or HTML, wherever it stands.
+# Characters with a meaning in Markdown or HTML at any place of a text.
 IN_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 IN_LATEX = {
     "\\": r"\textbackslash{}",
@@ -258,7 +258,7 @@ IN_LATEX = {
 
 
 def rendered(template: str, document: Document, **options: Any) -> str:
-    """The report by a template of page.yaml, with options of jinja2's environment."""
+    """Render the report by a template of page.yaml; `options` are for jinja2's environment."""
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(yaml.safe_load(TEMPLATES.read_text(encoding="utf-8"))),
         undefined=jinja2.StrictUndefined,
@@ -271,12 +271,12 @@ def rendered(template: str, document: Document, **options: Any) -> str:
 
 
 def as_html(document: Document) -> str:
-    """The report as one page that needs nothing else."""
+    """Return the report as one HTML page that needs no other file."""
     return rendered("report.html", document, autoescape=True)
 
 
 def as_markdown(document: Document) -> str:
-    """The report with its tables; figures are links to the files in figures/."""
+    """Return the report as Markdown; its figures are links to the files in figures/."""
 
     def written(value: Any) -> Any:
         return value if isinstance(value, Markup) else escaped(str(value))
@@ -285,19 +285,19 @@ def as_markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text, in which no character has a meaning to Markdown."""
+    """Return the text with all characters escaped that have a meaning in Markdown."""
     return IN_MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
 def as_latex(table: Table) -> str:
-    """The table as a float, with the first sentence of its caption; numbers are to the right."""
+    """Return the table as a float with the first sentence of its caption; numbers align right."""
 
     def in_latex(text: str) -> str:
         return "".join(IN_LATEX.get(character, character) for character in " ".join(text.split()))
 
     def entry(entry: TableEntry) -> str:
         text = in_latex(entry.text)
-        # A row that begins with [ would be read as an option of the line break before it.
+        # LaTeX would read [ or * at the begin of a row as an option of the line break before it.
         text = f"{{{text}}}" if text.startswith(("[", "*")) else text
         return rf"\textbf{{{text}}}" if entry.best else text
 

@@ -1,4 +1,4 @@
-"""The tables of a report but those of tests: scores, costs, and how the runs were made."""
+"""The tables of a report without tests: scores, costs, and how the runs were made."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from fedhet.study.report.results import DIVERGED, FAILED, FINISHED, Values
 from fedhet.study.tuning import FEWEST_OF_A_GRID
 
 LEGEND = (
-    "Mean ± standard deviation over seeds; the best mean is bold, over the seeds that all methods"
-    " of a setting have. That is no test. Where seeds of a method are missing, n says how many it"
+    "Mean ± standard deviation over seeds. The best mean over the seeds that all methods of a"
+    " setting have is bold; this is not a test. If a method lacks seeds, n is the number that it"
     " has."
 )
 DIVERGENCE = (
     "A run has diverged if its loss is no longer finite, or if it failed with weights that are not"
-    " finite. (The loss is infinite by definition too where a model excludes the class of a sample,"
-    " as FedPCL's does.) That is a result: its last score counts in means and tests as it was"
-    " measured, and where there is none, it counts as 0, or as the lowest score of its setting if"
-    " that is negative. Such runs are counted in brackets. A run that is missing for another reason"
-    " counts nowhere, and a pair of runs of which one is missing is left out."
+    " finite. (The loss is also infinite by definition if a model, such as FedPCL's, excludes the"
+    " class of a sample.) Divergence is a result: the last measured score of the run counts in"
+    " means and tests. Without a measured score, the run counts as 0, or as the lowest score of its"
+    " setting if this score is negative. Tables give the number of diverged runs in brackets. A run"
+    " that is missing for another reason counts nowhere, and a pair with a missing run is left out."
 )
 
 
 def deciding(study: Study) -> Table:
-    """A row per method and a column per condition."""
+    """Make the table of the deciding score: a row per method and a column per condition."""
     entries = {name: condition_entries(study, study.metric, name) for name in study.conditions}
     columns: Columns = [
         (study.compare, "method"),
@@ -62,7 +62,7 @@ def deciding(study: Study) -> Table:
 
 
 def every_score(study: Study) -> Table:
-    """A row per condition and method and a column per score."""
+    """Make the table of all scores: a row per condition and method, a column per score."""
     counted = study.counted
     names = [name for name in SCORES if counted[name].notna().any()]
     entries = {
@@ -86,16 +86,17 @@ def every_score(study: Study) -> Table:
         ("diverged", "diverged"),
     ]
     caption = (
-        "All scores are on test data: of the global model on the global test set, “clients' mean”"
-        " and “worst 10 %” on the clients' own test data (of their own models, where the method has"
-        " such), “best by validation” at the round that the clients' validation data choose. "
+        "All scores are on test data. The global model is scored on the global test set."
+        " “clients' mean” and “worst 10 %” are on the clients' own test data, with the clients' own"
+        " models if the method has them. “best by validation” is the score at the round that the"
+        " clients' validation data choose. "
     )
     data = counted[["setting", "method", "seed", "diverged", *names]]
     return Table.of("all_scores", "All scores", caption + LEGEND, records, columns, data)
 
 
 def detail_tables(study: Study) -> list[Table]:
-    """What eval.scores=all has recorded, together and by client; nothing where no run has it."""
+    """Make the tables of eval.scores=all, pooled and by client; none if no run recorded them."""
     frame = pd.DataFrame(
         [
             {**dict(zip(("method", "setting", "seed"), study.place(cell), strict=True)), **found}
@@ -117,10 +118,11 @@ def detail_tables(study: Study) -> list[Table]:
     together = Table.of(
         "details",
         "Beyond the accuracy",
-        "At the last evaluation, as mean ± standard deviation over seeds. Those on the clients'"
-        " test data are of all samples together. Of two classes the second one is positive. The"
-        " calibration error is the expected one, of 15 bins of the confidence. The CSV file has the"
-        " confusion matrices, a row for each target.",
+        "Scores at the last evaluation, as mean ± standard deviation over seeds. Scores on the"
+        " clients' test data are computed over the samples of all clients together. With two"
+        " classes, the second one is positive. The calibration error is the expected error over 15"
+        " bins of the confidence. The CSV file has the confusion matrices, with a row for each"
+        " target.",
         records,
         columns,
         frame,
@@ -147,7 +149,7 @@ def _by_client(study: Study, names: list[str]) -> list[Table]:
 
 
 def condition_entries(study: Study, score: str, condition: str) -> dict[str, TableEntry]:
-    """The entries of one condition by method, with the best one marked."""
+    """Return method -> its entry in one condition, with the best mean marked."""
     blocks = study.blocks(score, condition).dropna(axis=1, how="all")
     if blocks.empty:
         return {}
@@ -166,7 +168,7 @@ def condition_entries(study: Study, score: str, condition: str) -> dict[str, Tab
     return entries
 
 
-# ---- costs: what it takes to reach a threshold, seconds, bytes and memory
+# ---- costs: the cost of a threshold, seconds, bytes and memory
 THRESHOLD = re.compile(r"thresholds\.(.+)\.(rounds|bytes|seconds)")
 COSTS = ("rounds", "bytes", "seconds")
 NEVER = TableEntry("never reached")
@@ -174,34 +176,35 @@ NOT_RECORDED = "not recorded"
 CAPTIONS = {
     "seconds": (
         "Seconds of a run by phase and kind of work, as the mean over seeds, measured on the"
-        " machines named below. The start of a run is not in them, so that they add up to less than"
-        " those of the whole run."
+        " machines named below. They leave out the start of the run, so their sum is less than the"
+        " seconds of the whole run."
     ),
     "bytes": (
-        "What all clients together send (up) and receive (down) in a run, by phase and kind, as the"
-        " mean over seeds: payloads, without evaluations and the overhead of the transport. The"
-        " kind “model” is the weights; other kinds begin with the name of what sends them, whose"
-        " help says what they are (for instance python -m fedhet --help method=scaffold)."
+        "Bytes that all clients together send (up) and receive (down) in a run, by phase and kind,"
+        " as the mean over seeds. They count payloads, without evaluations and without the overhead"
+        " of the transport. The kind “model” is the weights. Other kinds begin with the name of the"
+        " method or plug-in that sends them; its help explains them (for instance python -m fedhet"
+        " --help method=scaffold)."
     ),
 }
 SHARED = (
-    " Some runs shared a process and have shares of its seconds, by which methods cannot be"
-    " compared; with engine.fused=off every run has its own."
+    " Some runs shared a process, and their seconds are shares of its time. Such seconds cannot be"
+    " used to compare methods; with engine.fused=off every run has its own process."
 )
 RUN_COSTS = ["seconds.total", "up", "down", "memory.peak", "memory.gpu_peak", "client_state.bytes"]
 PLACE = ["setting", "method"]
 
 
 def cost_tables(study: Study) -> list[Table]:
-    """All tables of costs that the runs have something for."""
+    """Make all tables of costs that the runs recorded."""
     made = [thresholds(study), run_costs(study), phases(study, "seconds"), phases(study, "bytes")]
     return [table for table in made if table]
 
 
 def run_frame(study: Study) -> pd.DataFrame:
-    """`results.runs` of the runs that count, with `method` and `setting` as the report names them.
+    """Return `results.runs` for `study.cells`, with the report's columns `method` and `setting`.
 
-    The index is that of `study.scores`.
+    The index is the same as in `study.scores`.
     """
     runs = study.results.runs.drop(columns=PLACE, errors="ignore")
     places = study.scores[["method", "setting", "folder"]]
@@ -209,7 +212,7 @@ def run_frame(study: Study) -> pd.DataFrame:
 
 
 def thresholds(study: Study) -> Table | None:
-    """Rounds, bytes and seconds to each threshold; None where the runs have none."""
+    """Make the table of rounds, bytes and seconds to each threshold; None without thresholds."""
     runs = run_frame(study)
     names = list(dict.fromkeys(m[1] for c in runs.columns if (m := THRESHOLD.fullmatch(str(c)))))
     if not names:
@@ -229,10 +232,10 @@ def thresholds(study: Study) -> Table | None:
         ("seconds", lambda r: mean_std(r["seconds"], ".2f") if r["reached"] else NEVER)
     ]
     caption = (
-        "What it took until the first evaluation on test data that reaches the threshold, as mean"
-        " ± standard deviation over the runs that reach it; the last column says how many do. Costs"
-        " of methods whose runs do not all reach it are too low. Rounds of preparation are counted,"
-        " and evaluations are not."
+        "Cost up to the first evaluation on test data that reaches the threshold, as mean"
+        " ± standard deviation over the runs that reach it. The last column is the number of these"
+        " runs. If some runs of a method do not reach the threshold, its costs are too low. Rounds"
+        " of preparation count, evaluations do not."
     )
     return Table.of(
         "thresholds",
@@ -255,7 +258,7 @@ def thresholds(study: Study) -> Table | None:
 
 
 def _place(study: Study) -> Columns:
-    """The columns that say which setting and which method a row is about."""
+    """Return the columns for the setting and the method of a row."""
     return [("setting", "setting"), (study.compare, "method")]
 
 
@@ -264,7 +267,7 @@ def _bytes(count: float | None, absent: str = NOT_RECORDED) -> TableEntry:
 
 
 def phases(study: Study, name: str) -> Table | None:
-    """Seconds or bytes of a run by phase and kind, as `name` says; None where none are recorded."""
+    """Make the table of seconds or bytes (`name`) by phase and kind; None if none are recorded."""
     rounds = study.results.rounds
     columns = [str(column) for column in rounds if str(column).startswith(f"{name}.")]
     if not columns or "phase" not in rounds:
@@ -291,20 +294,20 @@ def phases(study: Study, name: str) -> Table | None:
 
 
 def run_costs(study: Study) -> Table:
-    """Seconds and bytes of a whole run, the peak memory of its process, and what clients store."""
+    """Make the table of a run's seconds, bytes, peak memory, and bytes that clients store."""
     runs = run_frame(study)
     for way in ("up", "down"):
         runs[way] = runs.filter(like=f"bytes.{way}.").sum(axis=1, min_count=1)
     runs = runs.reindex(columns=[*PLACE, *RUN_COSTS])
     groups = runs.astype(dict.fromkeys(RUN_COSTS, float)).groupby(PLACE, sort=False)
     caption = (
-        "Of a whole run, as the mean over seeds; the two tables below divide seconds and bytes by"
-        " phase. Seconds, shown where no runs shared a process, are those from a run's start to its"
-        " end, evaluations included; compare them only between runs of equal load. Bytes are"
-        " without evaluations. The peak is that of the whole process from its start: of runs that"
-        " share a process it is the peak of all of them so far, and worker processes are not in it."
-        " Folders of earlier versions have none. The last column is what all clients together keep"
-        " between rounds."
+        "Costs of a whole run, as the mean over seeds; the two tables below divide seconds and"
+        " bytes by phase. Seconds are shown if no runs shared a process. They count from the start"
+        " of a run to its end, with evaluations; compare them only between runs of equal load."
+        " Bytes leave out evaluations. The peak is the peak memory of the whole process since its"
+        " start. Runs in one process therefore share its peak, and worker processes are not"
+        " included. Folders of earlier versions have no peak. The last column is the data that"
+        " all clients together keep between rounds."
     )
     total: Columns = [("seconds", lambda r: number(r["seconds.total"], ".2f"))]
     columns: Columns = [
@@ -324,13 +327,12 @@ def run_costs(study: Study) -> Table:
 # ---- how the runs were made: configuration, versions, machines, seeds, and what is missing
 LONGEST_CONFIG = 40_000
 NO_COMMAND = (
-    "No experiment.json names a command. Each run's overrides.yaml has the overrides that repeat"
-    " it."
+    "No experiment.json names a command. To repeat a run, use the overrides in its overrides.yaml."
 )
 
 
 def making_section(study: Study) -> Section:
-    """The section about the making of the runs."""
+    """Make the section on how the runs were made."""
     given = study.results.source.experiment.get("command")
     seeds = sorted(set(study.scores["seed"]))
     section = Section(
@@ -342,15 +344,15 @@ def making_section(study: Study) -> Section:
     cell = study.cells[0]
     with suppress(OSError, ValueError):
         text = plain_text(cell.folder / "config.yaml")
-        # The others differ from it by the overrides in the table.
+        # The other runs differ from this one by the overrides in the table.
         section.listings.append((f"config.yaml of {cell.name}", text[:LONGEST_CONFIG]))
     return section
 
 
 def command(overrides: Any) -> str:
-    """The command line with its arguments quoted for a shell.
+    """Return the command line with its arguments quoted for a shell.
 
-    Without `axes.*`, which only choose the part of the experiment that was run last.
+    Overrides `axes.*` are left out: they only choose the part of the experiment that ran last.
     """
     lines = [str(line) for line in (overrides if isinstance(overrides, list) else [overrides])]
     kept = [shlex.quote(line) for line in lines if not line.startswith("axes.")]
@@ -358,7 +360,7 @@ def command(overrides: Any) -> str:
 
 
 def runs_table(study: Study) -> Table:
-    """Every run with its overrides and its status."""
+    """Make the table of all runs with their overrides and status."""
     records = [
         {
             "folder": cell.name,
@@ -376,7 +378,7 @@ def runs_table(study: Study) -> Table:
 
 
 def environment_table(study: Study) -> Table:
-    """The versions and machines of all runs that count; what differs has several rows."""
+    """Make the table of versions and machines of all runs; different values have several rows."""
     found: dict[str, Counter[str]] = {}
     for cell in study.cells:
         code = {f"code: {name}": value for name, value in cell.code.items()}
@@ -388,7 +390,10 @@ def environment_table(study: Study) -> Table:
         for name, counts in found.items()
         for value, count in counts.most_common()
     ]
-    caption = "What the runs record of versions and machines; the last column is the runs that do."
+    caption = (
+        "Versions and machines as the runs recorded them; the last column is the number of runs"
+        " with this value."
+    )
     columns = [("", "name"), ("value", "value"), ("runs", "runs")]
     data = pd.DataFrame(records, columns=["name", "value", "runs"])
     return Table.of("environment", "Versions and hardware", caption, records, columns, data)
@@ -399,51 +404,51 @@ def _text(value: Any) -> str:
 
 
 def mixed_code(study: Study) -> list[str]:
-    """A warning if the runs and trials were made by several versions of the code.
+    """Return a warning if different versions of the code made the runs and trials.
 
-    Commits do not count: another one may have the same code.
+    Commits do not count, because two commits may have the same code.
     """
     trials = [cell for cell in study.results.source.cells if cell.trial and cell.counts]
     counts: Counter[str] = Counter()
     for cell in [*study.cells, *trials]:
         code = {name: str(cell.code[name]) for name in ("version", "digest") if cell.code.get(name)}
-        told = " ".join(f"{name} {short(value)}" for name, value in code.items())
-        counts[told or _text(study.results.environment(cell).get("fedhet"))] += 1
+        named = " ".join(f"{name} {short(value)}" for name, value in code.items())
+        counts[named or _text(study.results.environment(cell).get("fedhet"))] += 1
     if len(counts) < 2:
         return []
-    told = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
-    what = "runs and trials" if trials else "runs"
-    return [f"The {what} were made by different versions of the code: {told}."]
+    listed = "; ".join(f"{clean(name)} in {count}" for name, count in counts.items())
+    made = "runs and trials" if trials else "runs"
+    return [f"The {made} were made by different versions of the code: {listed}."]
 
 
 def idle(study: Study) -> list[str]:
-    """What has changed nothing in rounds of the runs, as a piece records by `idle`."""
+    """Return a sentence for each component that changed nothing in some rounds (`idle`)."""
     rounds, found = study.results.rounds, []
     methods = rounds["folder"].map(study.scores.set_index("folder")["method"])
     for column in [str(name) for name in rounds if str(name).endswith(".idle")]:
         by_method = rounds[column].notna().groupby(methods, sort=False)
-        told = [f"{own.sum()} of {len(own)} rounds of {m}" for m, own in by_method if own.any()]
+        listed = [f"{own.sum()} of {len(own)} rounds of {m}" for m, own in by_method if own.any()]
         component = column.removesuffix(".idle")
-        found.append(f"{component} changed nothing in {joined(told)}; the log of a run says why.")
+        found.append(f"{component} changed nothing in {joined(listed)}; the log of a run says why.")
     return found
 
 
 def missing_table(study: Study) -> Table | None:
-    """The runs and trials without a result."""
+    """Make the table of the runs and trials without a result."""
     frame = study.results.missing
     if frame.empty:
         return None
-    # As texts: what the axes of runs without a result are is no measurement.
+    # All entries are texts, because numbers on axes are not measurements.
     columns: Columns = [
         (name, lambda r, name=name: plain(None if pd.isna(r[name]) else str(r[name])))
         for name in map(str, frame.columns)
     ]
-    caption = "Runs without a result count nowhere."
+    caption = "Runs without a result, which count in no table or test."
     return Table.of("missing", "What is missing", caption, frame, columns)
 
 
 def methods_table(study: Study) -> Table | None:
-    """What each method was run with, where the methods differ; None if they do not."""
+    """Make the table of settings in which the methods differ; None if they do not differ."""
     own: dict[str, dict[str, Any]] = {}
     for cell in study.cells:
         method = study.place(cell)[0]
@@ -460,12 +465,12 @@ def methods_table(study: Study) -> Table | None:
     if not any(record["settings"] for record in records):
         return None
     columns = [(name, name) for name in (study.compare, "settings")]
-    caption = "The settings of each method that it has in all of its runs, and others have not."
-    return Table.of("methods", "What the methods were run with", caption, records, columns)
+    caption = "Settings that a method has in all of its runs, and that not all methods share."
+    return Table.of("methods", "Settings by method", caption, records, columns)
 
 
 def tuning_table(study: Study) -> Table | None:
-    """The tuned values by method and condition; None if nothing was tuned."""
+    """Make the table of tuned values by method and condition; None if nothing was tuned."""
     experiment = study.results.source.experiment
     tuned = experiment.get("tuned") or []
     if not tuned:
@@ -502,18 +507,18 @@ def tuning_table(study: Study) -> Table | None:
         *((name, name) for name in ("trials", "failed or diverged", "not run")),
     ]
     caption = (
-        "The values that were tuned, chosen by the score on the clients' validation data, never by"
-        " test data, with seeds that are not reported. A value at the edge of its grid may not be"
-        " the best one. Of an interval, and of one or two values, it is not known whether a better"
-        " one lies beyond; names have no edge. Trials that were interrupted, or whose records are"
-        " damaged, count as not run. Values with 0 trials are kept in the experiment's file, from"
-        " earlier ones (tune.chosen)."
+        "The score on the clients' validation data, never on test data, chose these values. No"
+        " reported run has a seed of the trials. If a value lies at the edge of its grid, a better"
+        " value may lie beyond. For intervals, and for grids of one or two values, this is not"
+        " known; names have no edge. Interrupted trials, and trials with damaged records, count as"
+        " not run. Values with 0 trials come from earlier trials, and are kept in the experiment's"
+        " file (tune.chosen)."
     )
     return Table.of("tuned", "Tuned values", caption, records, columns)
 
 
 def _edge(experiment: Values, entry: Values, name: str) -> str:
-    """Whether the chosen value lies at the edge of its grid, as far as there is one."""
+    """Say whether the chosen value lies at the edge of its grid: yes, no, not known or a dash."""
     if name in (entry.get("at_the_edge") or []):
         return "yes"
     tune = experiment.get("tune") or {}

@@ -1,4 +1,4 @@
-"""The report of a folder: what is in it, and its files."""
+"""Composes the report of a folder, and writes its files."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fedhet.study.report.results import Results, results
 PAGE = "index.html"
 OWN = "report"
 KINDS = {"tables": ("csv", "tex"), "figures": ("png", "svg", "pdf")}
-FILES = "files.json"  # what a report has written, so that the next one removes nothing else
+FILES = "files.json"  # the files of a report; the next report may remove these only
 NO_THRESHOLDS = (
-    "No thresholds were set, so that what it costs to reach one is unknown;"
-    " eval.thresholds=[.8,.9] records it."
+    "No thresholds were set, so the cost of reaching one is unknown; use"
+    " eval.thresholds=[.8,.9] to record it."
 )
 DUPLICATES = (
-    "runs have the same method, setting and seed as others, of which only the last by its folder's"
-    " name is shown."
+    "runs have the same method, setting and seed as another run; only the last one, by the name of"
+    " its folder, is shown."
 )
 
 
 def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | None) -> Written:
-    """Write the report, as `fedhet.report.write` describes."""
+    """Write the report; see `fedhet.report.write`."""
     found = results(folder)
     home = Path(out) if out is not None else found.source.folders[0] / OWN
     refuse_links(home, *(home / name for name in (*KINDS, FILES)))
@@ -56,14 +56,14 @@ def write_report(folder: Path | str | Sequence[Path | str], out: Path | str | No
 
 
 def _replace(home: Path, made: Path) -> None:
-    """Put a report that has been made into the place of an earlier one.
+    """Replace an earlier report by a new one.
 
     Args:
-        home: the folder of reports, which may be missing.
-        made: the folder with the new one.
+        home: the folder of the report; it may be missing.
+        made: the folder with the files of the new report.
 
     Raises:
-        DataError: the record of the earlier one is damaged.
+        DataError: the files.json of the earlier report is damaged.
         WriteError: a file cannot be written or removed, is a link, or was written by somebody else.
     """
     names = {path.relative_to(made).as_posix() for path in made.rglob("*.*")}
@@ -76,11 +76,11 @@ def _replace(home: Path, made: Path) -> None:
         refuse_links(path)
         if path.relative_to(home).as_posix() not in before and path.exists():
             raise WriteError(
-                f"{path} was not written by a report, which would replace it: remove it, or name"
-                " another folder with --out"
+                f"{path} was not written by an earlier report, and this report would replace it:"
+                " remove it, or give another folder with --out"
             )
-    # What an earlier report has left, so that nothing in the folder contradicts the page. Its
-    # record may name any file.
+    # Files of the earlier report would contradict the new page. Its files.json may name any file,
+    # so only tables and figures are removed.
     old = {
         path.relative_to(home).as_posix(): path
         for folder, ends in KINDS.items()
@@ -89,7 +89,7 @@ def _replace(home: Path, made: Path) -> None:
         and not path.is_symlink()
         and path.relative_to(home).as_posix() in before - names
     }
-    # First what will be there: a killed process then leaves no file of which nobody knows.
+    # files.json comes first: if the process is killed, it names every file that was left.
     write_json(home / FILES, {"files": sorted({*names, *old})})
     for name in sorted(names):
         with written(home / name) as part:
@@ -103,7 +103,7 @@ def _replace(home: Path, made: Path) -> None:
 
 
 def compose(found: Results, pictures: Path) -> Document:
-    """Compute what the report says, and save its figures.
+    """Compute the content of the report, and save its figures.
 
     Args:
         found: the runs.

@@ -1,4 +1,4 @@
-"""Which folders have runs, and where a report of them is."""
+"""Find the run folders for a report; check the places of its files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SUMMARY = "summary.json"
 
 
 class Written(NamedTuple):
-    """A report that has been written.
+    """A report on the disk.
 
     Attributes:
-        page: its index.html.
-        sentences: the summary at its top, one sentence each.
+        page: the path of its index.html.
+        sentences: the sentences of its summary.
     """
 
     page: Path
@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the run folders in a folder; none for an experiment, which names its own.
+    """Return the run folders in a folder; none if it has an experiment.json, which names them.
 
     Raises:
         ConfigError: there is no such folder, it has no runs, or it holds several experiments.
@@ -34,24 +34,26 @@ def run_folders(folder: Path) -> list[Path]:
     if (folder / EXPERIMENT).exists():
         return []
     if inner := sorted(path.parent.name for path in folder.rglob(EXPERIMENT)):
-        raise ConfigError(f"{folder} holds the experiments {', '.join(inner)}; name one of them")
+        raise ConfigError(
+            f"{folder} holds the experiments {', '.join(inner)}; give the folder of one of them"
+        )
     found = sorted(path.parent for path in folder.rglob(SUMMARY))
     if not found:
         raise ConfigError(
-            f"{folder} has no runs: neither {EXPERIMENT} nor a folder with a {SUMMARY}"
+            f"{folder} has no runs: it has neither an {EXPERIMENT} nor a folder with a {SUMMARY}"
         )
     return found
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse folders and files of a report that lie elsewhere.
+    """Refuse links among the folders and files of a report.
 
     Raises:
-        WriteError: one of them is a link.
+        WriteError: one of the paths is a link.
     """
     for path in paths:
         if path.is_symlink():
             raise WriteError(
-                f"{path} is a link, and a report writes through none: remove it, or name another"
-                " folder with --out"
+                f"{path} is a link, and a report does not write through links: remove the link, or"
+                " give another folder with --out"
             )

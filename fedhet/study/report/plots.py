@@ -1,4 +1,4 @@
-"""The figures of a report: how methods look in them, the curves, and the others."""
+"""The figures of a report: the looks of methods, curves, and other figures."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from fedhet.study.report.document import FigureFile, joined
 from fedhet.study.report.results import FoundRun
 from fedhet.study.report.statistics import SHOWN
 
-# Okabe and Ito's colours, which can be told apart with any kind of colour vision, without the
-# yellow, which is too pale on paper.
+# Okabe and Ito's colours, which differ for every kind of colour vision. Their yellow is left out,
+# because it is too pale on paper.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-# Four line styles and nine markers: with seven colours, no two of 252 methods look alike, and
-# neighbours differ in print without colours, too.
+# Seven colours, four line styles and nine markers give 252 different looks. Neighbours differ in
+# print without colours, too.
 LINES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 MARKERS = "osD^vP*Xh"
 GREY = "#555555"
-PANELS = 6  # of a figure
+PANELS = 6  # in a figure, at most
 WIDTH = 3.4  # of a panel, in inches
-LABEL = 28  # characters of a method beside an axis
+LABEL = 28  # longest name of a method next to an axis, in characters
 
 
 def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The properties of each method's line, by its place among all methods of the report."""
+    """Return the properties of each method's line; they follow from its place among all methods."""
     styles = zip(cycle(COLORS), cycle(LINES), cycle(MARKERS), strict=False)
     return {
         method: {"color": color, "linestyle": line, "marker": marker}
@@ -47,19 +47,22 @@ def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def panels(
-    conditions: Sequence[str], height: float = 2.7, beside: Sequence[str] = (), share: str = ""
+    conditions: Sequence[str], height: float = 2.7, row_names: Sequence[str] = (), share: str = ""
 ) -> tuple[Picture, list[Axes]]:
-    """A figure with an axes for each condition, at most three in a row.
+    """Make a figure with a panel for each condition, at most three in a row.
 
     Args:
-        conditions: their names, which are the titles, without what all of them share.
-        height: of a panel, in inches.
-        beside: the methods that are written beside each panel, if any.
-        share: the axes on which all panels have one range: "x", "y", "xy" or "".
+        conditions: the names of the conditions. A panel's title is its name without the parts that
+            all names share.
+        height: height of a panel, in inches.
+        row_names: the methods that are written next to each panel, if any.
+        share: the axes that have the same range in all panels: "x", "y", "xy" or "".
     """
     columns = 2 if len(conditions) == 4 else min(3, len(conditions))
     rows = math.ceil(len(conditions) / columns)
-    width = max(2, columns) * WIDTH + columns * 0.07 * min(LABEL, max(map(len, beside), default=0))
+    width = max(2, columns) * WIDTH + columns * 0.07 * min(
+        LABEL, max(map(len, row_names), default=0)
+    )
     picture = Picture(figsize=(width, rows * height), dpi=110, layout="constrained")
     parts = [condition.split(", ") for condition in conditions]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
@@ -75,15 +78,15 @@ def panels(
 
 
 def methods_at(axes: Axes, methods: Sequence[str]) -> None:
-    """Write the methods at 0, 1, ... beside the vertical axis, the first one on top."""
+    """Write the methods at 0, 1, ... next to the vertical axis, the first one on top."""
     axes.set_yticks(range(len(methods)), [shortened(m, LABEL) for m in methods], fontsize=8)
     axes.set_ylim(len(methods) - 0.4, -0.6)
 
 
 def shortened(text: str, longest: int = 40) -> str:
-    """The text, cut to a length, in which no character has a meaning to matplotlib.
+    """Cut a text to a length, and escape characters that matplotlib would interpret.
 
-    It is cut in the middle, because labels may differ at their end alone.
+    The cut is in the middle, because labels may differ only at their end.
     """
     half = longest // 2
     short = text if len(text) <= longest else f"{text[: longest - half - 1]}…{text[-half:]}"
@@ -99,15 +102,15 @@ def figures(
     alt: str,
     **layout: Any,
 ) -> list[FigureFile]:
-    """Save a figure with a panel for each condition, or several of six panels each.
+    """Save a figure with a panel for each condition, or several figures with up to six panels.
 
     Args:
-        conditions: what the panels show.
-        draw: draws one of them. What has a label is in the figure's one legend.
-        folder: where the figures are saved.
-        name: that of the figure; of several, the beginning.
-        caption: what they show, and how to read it.
-        alt: what they show, for those who cannot see it.
+        conditions: the conditions, one for each panel.
+        draw: draws one panel. The figure has one legend for everything with a label.
+        folder: the folder for the figures.
+        name: the name of the figure; several figures get numbers after it.
+        caption: what the figures show, and how to read them.
+        alt: what the figures show, for readers who cannot see them.
         layout: see `panels`.
 
     Raises:
@@ -144,7 +147,7 @@ def store(picture: Picture, folder: Path, name: str, caption: str, alt: str) -> 
     """Save the figure as PNG, PDF and SVG.
 
     Raises:
-        WriteError: one of them cannot be written.
+        WriteError: a file cannot be written.
     """
     path = save(picture, folder / f"{name}.png")
     with (
@@ -167,7 +170,7 @@ MOST_MARKERS = 12
 def curves(study: Study, folder: Path) -> list[FigureFile]:
     """Draw the deciding score over the rounds, the bytes and the seconds, a panel per condition.
 
-    Over the seconds only where they are the runs' own.
+    The curves over the seconds are left out if runs shared a process.
     """
     points = curve_points(study)
     known = study.known(points)
@@ -175,8 +178,8 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
         return []
     ranges = {name: _limits(points[points["setting"] == name]) for name in known}
     lows, highs = zip(*ranges.values(), strict=True)
-    # Scores of an easy and of a hard data set, which are far apart, would be flat lines in one
-    # range: panels have the same where all of them have a part in common.
+    # Panels have the same range if all their ranges overlap. The scores of an easy and a hard
+    # dataset are far apart, and would be flat lines in one range.
     same = max(lows) < min(highs)
     if same:
         ranges = dict.fromkeys(known, (min(lows), max(highs)))
@@ -193,13 +196,13 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
 
         caption = (
             f"{study.title.capitalize()} by {label}: mean over seeds, with a band of one"
-            " standard deviation. A curve ends where the first of its seeds ends, and its steep"
-            " rise may begin below the range that is shown."
+            " standard deviation. A curve ends at the last round that all of its seeds have. Its"
+            " steep rise may begin below the visible range."
         )
         caption += _late(points) + ("" if same else " The panels' ranges of scores differ.")
         alt = (
-            f"Curves of {study.title} by {label}, one for each of"
-            f" {counted(len(study.methods), 'method')}, in {counted(len(known), 'setting')}."
+            f"Curves of {study.title} by {label} for"
+            f" {counted(len(study.methods), 'method')} in {counted(len(known), 'setting')}."
             " The table of scores has the last values."
         )
         share = "xy" if same else ""
@@ -215,9 +218,9 @@ def draw_curves(
     Args:
         axes: the panel.
         points: rows of `curve_points` in one setting.
-        methods: all methods of the figure, whose colours are the same in every panel.
+        methods: all methods of the figure; a method has the same colour in every panel.
         x: the column on the horizontal axis.
-        label: what stands below it.
+        label: the label of the horizontal axis.
     """
     for place, (method, look) in enumerate(looks(methods).items()):
         own = points[points["method"] == method]
@@ -229,7 +232,7 @@ def draw_curves(
             own["mean"],
             **look,
             markersize=3.5,
-            markevery=(place % every, every),  # so that equal curves are seen to be several
+            markevery=(place % every, every),  # markers of equal curves are shifted
             linewidth=1.4,
             label=shortened(method),
         )
@@ -242,7 +245,7 @@ def draw_curves(
 
 
 def curve_points(study: Study) -> pd.DataFrame:
-    """A row per method, condition and evaluated round: mean and std over seeds, and the costs."""
+    """Return mean and std over seeds, and costs: a row per method, condition, evaluated round."""
     rounds = study.results.rounds
     scores = _scores(study, rounds)
     if scores.isna().all():
@@ -278,7 +281,7 @@ def curve_points(study: Study) -> pd.DataFrame:
 
 
 def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
-    """The deciding score in each row of `rounds`; all NaN where there is none."""
+    """Return the deciding score in each row of `rounds`; all NaN if there is none."""
     target = study.target
     clients = target.clients_key()
     ways = {
@@ -298,16 +301,22 @@ def _scores(study: Study, rounds: pd.DataFrame) -> pd.Series:
 
 
 def _late(points: pd.DataFrame) -> str:
-    """A sentence about the methods that are evaluated later than others; "" without any."""
+    """Return a sentence on methods with a later first evaluation than others; "" without any."""
     first = points.groupby("method", sort=False)["number"].min()
     late = first[first > first.min()].items()
-    told = joined([f"that of {method} at round {number}" for method, number in late])
-    why = "Rounds of preparation, or before the first evaluation, have no score"
-    return f" {why}, so that some curves begin later: {told}." if told else ""
+    listed = joined([f"{method} at round {number}" for method, number in late])
+    why = (
+        "Some curves begin later, because rounds of preparation, or before the first evaluation,"
+        " have no score"
+    )
+    return f" {why}: {listed}." if listed else ""
 
 
 def _limits(points: pd.DataFrame) -> tuple[float, float]:
-    """The range of the scores without the lowest tenth: the steep rise hides later differences."""
+    """Return the range of the scores, without the lowest tenth if it takes 40 % of the range.
+
+    The steep rise at the begin of a curve would hide later differences.
+    """
     scores = points["mean"]
     low, high = float(scores.quantile(0.1)), float((scores + points["std"].fillna(0)).max())
     if high - low > 0.6 * (high - float(scores.min())):
@@ -316,7 +325,7 @@ def _limits(points: pd.DataFrame) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-# ---- the others
+# ---- other figures
 
 
 def boxes(study: Study, folder: Path) -> list[FigureFile]:
@@ -328,7 +337,7 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
     shown = study.scores[["method", "setting", "folder"]].merge(
         shown[["folder", "model", "value"]], on="folder", validate="one_to_many"
     )
-    # Each run has the scores of the models that count, or else of the first that its clients have.
+    # Use the models that the metric scores, else the first kind of models of the run's clients.
     first = shown.groupby("folder")["model"].first().to_dict()
     shown = shown[shown["model"] == shown["folder"].map(first | study.own_models)]
     groups = shown.dropna(subset="value").groupby(["setting", "method"])["value"]
@@ -352,18 +361,18 @@ def boxes(study: Study, folder: Path) -> list[FigureFile]:
 
     caption = (
         f"{study.title.capitalize()} of the clients on their own test data at the last"
-        " evaluation, all seeds together: quartiles, whiskers of at most 1.5 times their"
-        " distance, and single clients beyond. A client with few test samples has few possible"
-        " scores, and widens its box by chance."
+        " evaluation, all seeds together. A box shows the quartiles, its whiskers reach at most"
+        " 1.5 times their distance, and points are single clients beyond. Clients with few test"
+        " samples have few possible scores, which can widen a box by chance."
     )
     known = study.known(shown)
     alt = f"Box plots over clients for {len(study.methods)} methods in {len(known)} settings."
-    layout = {"height": 1.3 + 0.24 * len(study.methods), "beside": study.methods, "share": "x"}
+    layout = {"height": 1.3 + 0.24 * len(study.methods), "row_names": study.methods, "share": "x"}
     return figures(known, draw, folder, "clients", caption, alt, **layout)
 
 
 def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw the samples of each client by class, a panel per condition, of its first seed."""
+    """Draw the label distribution of the clients: a panel per condition, with its first seed."""
     first: dict[str, FoundRun] = {}
     for cell in study.cells:
         first.setdefault(study.place(cell)[1], cell)
@@ -385,7 +394,7 @@ def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
 
     caption = (
         "Label distribution: the share of each class (rows) among the training samples of each"
-        " client (columns), of the first seed of each setting."
+        " client (columns), for the first seed of each setting."
     )
     alt = f"Maps of classes by clients in {len(partitions)} settings."
     return figures([*partitions], draw, folder, "labels", caption, alt, height=3.0)
@@ -394,15 +403,15 @@ def label_distribution(study: Study, folder: Path) -> list[FigureFile]:
 def differences(
     found: pd.DataFrame, own: Mapping[str, pd.Series], score: str, reference: str, folder: Path
 ) -> list[FigureFile]:
-    """Draw how each method differs from the reference: over the settings, and in each of them.
+    """Draw each method's difference from the reference: over all settings, and in each setting.
 
     Args:
-        found: of each method `a` the `difference`, its interval from `low` to `high`, and the
-            `verdict` of the test.
-        own: setting -> the differences there, by method.
-        score: what is compared, in words.
+        found: a row for each method `a`, with the `difference`, its interval from `low` to `high`,
+            and the `verdict` of the test.
+        own: setting -> the differences in it, by method.
+        score: the compared score, in words.
         reference: the method with which the others are compared.
-        folder: where the figure is written.
+        folder: the folder for the figure.
     """
     if found.empty:
         return []
@@ -428,20 +437,20 @@ def differences(
         axes.set_xlabel(f"difference in {score} from {reference}: better to the right", fontsize=8)
 
     caption = (
-        f"Each method's difference from {reference} with its 95 % interval: large marks are"
-        " the mean over all settings, filled where the test shows it (blue: better, orange: worse)"
-        " and hollow where it does not. An interval is that of one comparison by itself, so that it"
-        " may leave out 0 where nothing is shown."
+        f"Each method's difference from {reference} with its 95 % interval. Large marks are the"
+        " mean over all settings. They are filled if the test shows the difference (blue: better,"
+        " orange: worse), and hollow if it does not. The interval belongs to a single comparison,"
+        " so it may leave out 0 although nothing is shown."
     )
     caption += " Small marks are single settings." if several else ""
-    told = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
-    alt = f"Differences: {told}."
-    layout = {"height": 1.4 + 0.36 * len(methods), "beside": methods}
+    listed = "; ".join(f"{row.a} {row.difference:+.3f}" for row in found.itertuples())
+    alt = f"Differences: {listed}."
+    layout = {"height": 1.4 + 0.36 * len(methods), "row_names": methods}
     return figures([""], draw, folder, "differences", caption, alt, **layout)
 
 
 def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
-    """Draw the validation score of the trials by each value that was tried."""
+    """Draw the validation scores of the trials by their values, a figure per tuned setting."""
     cells = [cell for cell in study.results.source.cells if cell.trial]
     scores = {cell.name: study.validation(cell) for cell in cells}
     files = []
@@ -464,8 +473,8 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
             axes.set_ylabel("validation score", fontsize=8)
 
         caption = (
-            f"The trials of the tuning: score on the clients' validation data by {key}; points"
-            " are trials, and lines join the best ones of each value. Trials that failed or"
+            f"The trials of the tuning: score on the clients' validation data by {key}. Points"
+            " are trials, and lines join the best trials of each value. Trials that failed or"
             " diverged have no point."
         )
         alt = f"Validation score by {key}, one line for each method that tunes it."
@@ -475,7 +484,7 @@ def tuning_response(study: Study, folder: Path) -> list[FigureFile]:
 
 
 def _response(study: Study, axes: Axes, trials: pd.DataFrame) -> None:
-    """Draw the validation scores of trials by their `x`, which is a number or a text."""
+    """Draw the validation scores of trials over `x`, which is a number or a text."""
     values = pd.to_numeric(trials["x"], errors="coerce")
     if values.isna().any():
         names = sorted(set(map(str, trials["x"])))

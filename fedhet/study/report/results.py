@@ -1,4 +1,4 @@
-"""The runs in a folder, those that an experiment names or all that are found, as tidy frames."""
+"""Reads the runs of an experiment, or all runs in a folder, as tidy frames."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fedhet.runs.record.summary import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
-# Overrides that the method's label already tells.
+# Overrides that the method's label already contains.
 OF_THE_LABEL = ("method", "plugin", "server_opt", "merge")
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 NOT_RUN, UNREADABLE = "not run", "unreadable"
 _READS = " and ".join(map(str, READABLE))
-_NEEDED = ("status", "method", "plugins", "partition", "seed")  # a run has them from its start
-# The scores of each kind of target have names of their own.
+_NEEDED = ("status", "method", "plugins", "partition", "seed")  # recorded at the start of a run
+# Each kind of target has its own names of scores.
 _OF_ANY_TARGET = schema.SUMMARY | {
     name: form
     for target in TARGETS.values()
@@ -48,20 +48,19 @@ _OF_ANY_TARGET = schema.SUMMARY | {
 
 @dataclass
 class FoundRun:
-    """A run, or the place of one that is missing.
+    """A run, which may be missing.
 
     Attributes:
-        folder: the run folder, which need not exist.
+        folder: the run folder; it may not exist.
         name: its path as the report prints it.
-        status: finished, diverged, or why there is no result: failed, interrupted, not run,
-            unreadable.
-        reason: why it is missing, in one line; None if it is not.
-        summary: the content of summary.json; empty if that cannot be read.
-        overrides: those of its command line, key -> value.
-        axes: axis -> value, of an experiment's cell.
-        tuned: the settings that were tuned, or that a trial tries.
+        status: finished or diverged; without a result: failed, interrupted, not run or unreadable.
+        reason: why there is no result, in one line; None if there is one.
+        summary: the content of summary.json; empty if it cannot be read.
+        overrides: the overrides of its command line, key -> value.
+        axes: axis -> value, from an experiment.
+        tuned: the tuned settings and their chosen values; for a trial the tried values.
         trial: whether the run is a trial of the tuning.
-        code: the version of the code that ran it, where it is recorded.
+        code: the version of the code that made it; empty if it is not recorded.
     """
 
     folder: Path
@@ -77,18 +76,18 @@ class FoundRun:
 
     @property
     def counts(self) -> bool:
-        """Whether the run has a result; a divergence is one."""
+        """Whether the run has a result; divergence counts as a result."""
         return self.status in (FINISHED, DIVERGED)
 
 
 @dataclass
 class FoundRuns:
-    """What was found in the folders.
+    """The runs in one or several folders.
 
     Attributes:
         folders: the folders.
-        experiment: the content of experiment.json; empty for other folders.
-        cells: the runs.
+        experiment: the content of experiment.json; empty if there is none.
+        cells: the runs and trials.
     """
 
     folders: list[Path]
@@ -100,7 +99,7 @@ def read_one(folder: Path) -> FoundRuns:
     """Read the summaries of all runs in a folder.
 
     Raises:
-        ConfigError: it has no runs.
+        ConfigError: the folder has no runs.
         DataError: its experiment.json is damaged.
     """
     found, path = run_folders(folder), folder / EXPERIMENT
@@ -117,11 +116,11 @@ def read_one(folder: Path) -> FoundRuns:
 
 
 def _cell(home: Path, number: int, entry: Any) -> FoundRun:
-    """A cell that experiment.json names; its own cell.json says how it ended."""
+    """Read a run or trial that experiment.json names; its cell.json says how it ended."""
     if wrong := forms.fault(entry, schema.CELL, ("folder", "axes")):
         place = f"cells[{number}]"
-        told = f"its entry in {EXPERIMENT} is damaged: {wrong}"
-        return FoundRun(home / place, place, UNREADABLE, told, summary={}, overrides={})
+        problem = f"its entry in {EXPERIMENT} is damaged: {wrong}"
+        return FoundRun(home / place, place, UNREADABLE, problem, summary={}, overrides={})
     folder = home / entry["folder"]
     about = _state(folder, home)
     cell = FoundRun(
@@ -147,7 +146,7 @@ def _cell(home: Path, number: int, entry: Any) -> FoundRun:
 
 
 def _state(folder: Path, home: Path) -> Values:
-    """The content of a cell's cell.json; its status says so if there is none."""
+    """Read cell.json; without it, or if it is damaged, return a status and a reason."""
     try:
         if home.resolve() in folder.resolve().parents:
             return read_object(folder / CELL, schema.STATE, ("status",))
@@ -155,30 +154,30 @@ def _state(folder: Path, home: Path) -> Values:
         return {"status": NOT_RUN, "reason": NOT_RUN}
     except DataError:
         return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
-    except (OSError, ValueError, RuntimeError):  # a null byte, or links in a circle: in no folder
+    except (OSError, ValueError, RuntimeError):  # a null byte in the path, or a circle of links
         pass
-    return {"status": UNREADABLE, "reason": "its folder is not in that of the experiment"}
+    return {"status": UNREADABLE, "reason": "its folder is not in the folder of the experiment"}
 
 
 def _found(folder: Path, name: str) -> FoundRun:
-    """A run folder that no experiment names."""
+    """Read a run folder that belongs to no experiment."""
     cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     _add_summary(cell)
     try:
         lines = yaml.safe_load(yaml_text(folder / "overrides.yaml"))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
-    except (OSError, ValueError, yaml.YAMLError):  # summary.json tells enough
+    except (OSError, ValueError, yaml.YAMLError):  # summary.json is enough for the report
         cell.reason = cell.reason or "overrides.yaml is missing or damaged"
     return cell
 
 
 def _add_summary(cell: FoundRun) -> None:
-    """Read summary.json into the cell, with what it says about the run's end."""
+    """Read summary.json into `cell`, and set its status and reason."""
     path = cell.folder / SUMMARY
     try:
         summary = read_object(path)
         if (found := summary.get("format")) not in READABLE:
-            raise DataError(f"its format is {found!r}, and this fedhet reads {_READS}")
+            raise DataError(f"its format is {found!r}, but this version of fedhet reads {_READS}")
         ended = ("models", "seconds", "bytes") if summary.get("status") == "ok" else ()
         cell.summary = read_object(path, _OF_ANY_TARGET, (*_NEEDED, *ended))
     except (OSError, DataError) as error:
@@ -197,7 +196,7 @@ def _add_summary(cell: FoundRun) -> None:
 
 
 def parsed(lines: Sequence[Any]) -> Values:
-    """Overrides as key -> value; values that are lists or mappings stay text."""
+    """Parse overrides to key -> value; lists and mappings stay text."""
     values: Values = {}
     for line in map(str, lines):
         key, text = key_of(line), value_of(line)
@@ -212,12 +211,12 @@ def parsed(lines: Sequence[Any]) -> Values:
 
 
 def scalar(value: Any) -> Any:
-    """The value in a form that a column can hold."""
+    """Return a list or mapping as JSON text, and any other value unchanged, for a column."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-# ---- several folders as the parts of one experiment: they are joined, or refused
-# Settings that change how or where runs are made, or what is made of them, but no result.
+# ---- several folders: the parts of one experiment are joined, other folders are refused
+# Settings that change no result.
 NO_RESULT = ("engine", "figures", "title", "on_other_code", "tracker")
 
 
@@ -225,8 +224,8 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
     """Read the summaries of all runs in the folders.
 
     Raises:
-        ConfigError: a folder has no runs, or they are of different experiments.
-        DataError: an experiment.json is damaged, or names the folder of a run twice.
+        ConfigError: a folder has no runs, or the folders belong to different experiments.
+        DataError: an experiment.json is damaged, or gives two runs the same folder.
     """
     paths = [Path(f) for f in ([folders] if isinstance(folders, str | Path) else folders)]
     if not paths:
@@ -234,7 +233,7 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
     parts = [read_one(path) for path in paths]
     joined = parts[0]
     for other in parts[1:]:
-        both = f"{joined.folders[0]} and {other.folders[0]} are no parts of one experiment"
+        both = f"{joined.folders[0]} and {other.folders[0]} are not parts of one experiment"
         _refuse_difference(both, _of_all(joined.experiment), _of_all(other.experiment))
         experiment = joined.experiment and _joined(both, joined.experiment, other.experiment)
         homes = [*joined.folders, *other.folders]
@@ -247,13 +246,13 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
     names = Counter(cell.name for cell in joined.cells)
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(
-            f"{joined.folders[0]}: {EXPERIMENT} names the folder {twice[0]} for two runs"
+            f"{joined.folders[0]}: {EXPERIMENT} gives two runs the same folder {twice[0]}"
         )
     return joined
 
 
 def _of_all(experiment: Values) -> Values:
-    """What all parts of an experiment have in common; nothing of runs without an experiment."""
+    """Return the entries that all parts of an experiment must share; empty without one."""
     if not experiment:
         return {}
     tune = experiment.get("tune") or {}
@@ -263,12 +262,12 @@ def _of_all(experiment: Values) -> Values:
         **_settings(parsed(experiment.get("fixed") or [])),
         **{f"tune.{name}": tune.get(name) for name in ("space", "budget", "seeds", "per")},
         "report.metric": (experiment.get("report") or {}).get("metric"),
-        "the digest of what its file gave the runs": experiment.get("digest"),
+        "the digest of the settings from its file": experiment.get("digest"),
     }
 
 
 def _settings(overrides: Values) -> Values:
-    """The overrides that change results."""
+    """Return the overrides that can change results."""
     return {
         key: value for key, value in overrides.items() if key.partition(".")[0] not in NO_RESULT
     }
@@ -280,34 +279,35 @@ def _refuse_difference(what: str, one: Values, two: Values) -> None:
         if first != second:
             raise ConfigError(
                 f"{what}: {clean(key)} is"
-                f" {clean(str(first))} in the first and {clean(str(second))} in the second, so that"
-                " they cannot be compared; write a report of each"
+                f" {clean(str(first))} in the first and {clean(str(second))} in the second; write"
+                " one report for each"
             )
 
 
 def _joined(both: str, first: Values, other: Values) -> Values:
-    """experiment.json of an experiment with parts in two folders.
+    """Join the experiment.json files of two parts of an experiment.
 
     Raises:
-        ConfigError: a value of an axis is tuned differently, or trials have chosen other values.
+        ConfigError: the parts tune a label differently, or their trials chose different values.
     """
     axes = {
         axis: list(dict.fromkeys(map(scalar, [*values, *other["axes"][axis]])))
         for axis, values in first["axes"].items()
     }
-    # A part without a value of an axis has no settings that are tuned for this value.
+    # A part may lack a label, and then the settings that are tuned for it.
     one, two = ((part.get("tune") or {}).get("own") or {} for part in (first, other))
     shared = one.keys() & two.keys()
     _refuse_difference(
-        f"{both}, by what is tuned", *({key: own[key] for key in shared} for own in (one, two))
+        f"{both}, because their tuning differs",
+        *({key: own[key] for key in shared} for own in (one, two)),
     )
     tune = {**first["tune"], "own": two | one} if first.get("tune") else None
-    tuned: dict[str, Values] = {}  # of a part in which the trials were run
+    tuned: dict[str, Values] = {}  # entries of the part in which the trials ran
     for entry in [*(first.get("tuned") or []), *(other.get("tuned") or [])]:
         where = json.dumps(entry.get("axes"), default=str, sort_keys=True)
         earlier = tuned.get(where) or {}
         if earlier.get("chosen") and entry.get("chosen"):
-            what = f"{both}, by what trials have chosen for {clean(where)}"
+            what = f"{both}, because their trials chose different values for {clean(where)}"
             _refuse_difference(what, earlier["chosen"], entry["chosen"])
         elif not earlier.get("chosen"):
             tuned[where] = entry
@@ -315,10 +315,10 @@ def _joined(both: str, first: Values, other: Values) -> Values:
 
 
 def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
-    """One cell for each combination of axes, one that has a result where there is one.
+    """Keep one run for each combination of axes, preferably one with a result.
 
     Raises:
-        ConfigError: two of them are runs with different settings.
+        ConfigError: two runs of one combination have results, and different settings.
     """
     kept: dict[str, FoundRun] = {}
     for cell in cells:
@@ -326,7 +326,7 @@ def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
         place = where if cell.axes else os.path.normpath(cell.folder.absolute())
         earlier = kept.setdefault(json.dumps(place, default=str, sort_keys=True), cell)
         if earlier.counts and cell.counts:
-            what = f"{earlier.folder} and {cell.folder} are one run with different settings"
+            what = f"{earlier.folder} and {cell.folder} are the same run with different settings"
             _refuse_difference(what, _settings(earlier.overrides), _settings(cell.overrides))
         elif cell.counts or earlier.status == NOT_RUN:
             kept[json.dumps(place, default=str, sort_keys=True)] = cell
@@ -334,7 +334,7 @@ def _best_of(cells: list[FoundRun]) -> list[FoundRun]:
 
 
 # ---- frames
-# What runs of classes have in any case; the columns where no run has a result yet.
+# Columns of every run that learns classes. Frames have them even if no run has a result yet.
 OF_BOTH = ("seconds.train", "bytes.up.model", "bytes.down.model")
 OF_A_RUN = (
     *("acc_global.last", "acc_global.best_val", "acc_clients_mean", "loss_global"),
@@ -348,26 +348,25 @@ def results(folder: Path | str | Sequence[Path | str]) -> Results:
     """Read the runs of an experiment, of a sweep, or of any folder with runs in it.
 
     Args:
-        folder: a folder, or several of the same experiment.
+        folder: a folder, or several folders of the same experiment.
 
     Raises:
-        ConfigError: a folder has no runs, or they are of different experiments.
+        ConfigError: a folder has no runs, or the folders belong to different experiments.
         DataError: an experiment.json is damaged.
     """
     return Results(read(folder))
 
 
 class Results:
-    """Runs as tidy pandas frames, which are read when they are first used.
+    """Runs as tidy pandas frames. A frame is read from the disk at its first use.
 
-    All frames have the columns `folder` and those of `keys`.
+    All frames have the column `folder` and the columns of `keys`.
 
     Attributes:
-        source: the runs and experiment.json, as they were read.
-        axes: what differs between the runs, axis -> its values in their order. Those of an
-            experiment are its own; in other folders, the overrides that differ, with the method and
-            its plug-ins as one axis "method".
-        problems: files that are damaged and were read as far as possible, one sentence each.
+        source: the runs and the content of experiment.json.
+        axes: axis -> its values in order. An experiment has its own axes. In other folders, the
+            axes are the overrides that differ; the method with its plug-ins is one axis, "method".
+        problems: one sentence for each damaged or missing file; it was read as far as possible.
     """
 
     def __init__(self, source: FoundRuns) -> None:
@@ -386,7 +385,7 @@ class Results:
 
     @property
     def keys(self) -> list[str]:
-        """The columns that tell runs apart: the axes, and the seed."""
+        """The columns that identify a run: the axes and the seed."""
         return list(dict.fromkeys([*self.axes, "seed"]))
 
     @cached_property
@@ -394,19 +393,19 @@ class Results:
         """A row per run with its status, axes, overrides, and the scalars of its summary.json.
 
         Scores have their names in rounds.jsonl: `acc_global.last` is the last `acc_global`.
-        An entry of an entry is the column `seconds.train`. Of a name that several have, the axis
-        counts, then the override.
+        Nested entries have dots: `seconds.train`. If names are equal, an axis comes before an
+        override, and an override before an entry of summary.json.
         """
         return self._frame(self.cells)
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """As `runs`, for the trials of an experiment's tuning; `tuned.*` are the values tried."""
+        """As `runs`, for the trials of an experiment; `tuned.*` are the values that they try."""
         return self._frame([cell for cell in self.source.cells if cell.trial])
 
     @cached_property
     def missing(self) -> pd.DataFrame:
-        """The runs without a result, each with its status and its reason."""
+        """The runs and trials without a result, with status and reason."""
         rows = [
             {"folder": cell.name, **cell.axes, "status": cell.status, "reason": cell.reason}
             for cell in self.source.cells
@@ -437,7 +436,7 @@ class Results:
         return self._clients(last=True)
 
     def steps(self, cell: FoundRun) -> list[Values]:
-        """The lines of a run's rounds.jsonl, up to the first that is damaged."""
+        """Return the lines of a run's rounds.jsonl, up to the first damaged line."""
         steps: list[Values] = []
         try:
             for step in schema.read_steps(cell.folder / "rounds.jsonl"):
@@ -447,11 +446,11 @@ class Results:
         return steps
 
     def partition(self, cell: FoundRun) -> Values:
-        """A run's partition.json; empty if it is missing or damaged."""
+        """Return a run's partition.json; empty if it is missing or damaged."""
         return self._read(cell, "partition.json", schema.PARTITION)
 
     def environment(self, cell: FoundRun) -> Values:
-        """A run's environment.json; empty if it is missing or damaged."""
+        """Return a run's environment.json; empty if it is missing or damaged."""
         return self._read(cell, "environment.json", {})
 
     def _read(self, cell: FoundRun, name: str, form: Values) -> Values:
@@ -464,15 +463,15 @@ class Results:
         return {}
 
     def _note(self, cell: FoundRun, problem: object) -> None:
-        told = str(problem).replace(str(cell.folder), cell.name)
-        if told not in self.problems:
-            self.problems.append(told)
+        sentence = str(problem).replace(str(cell.folder), cell.name)
+        if sentence not in self.problems:
+            self.problems.append(sentence)
 
     def _has_diverged(self, cell: FoundRun) -> bool:
-        """Whether the model of a run with a result is no longer finite, if the summary has no loss.
+        """Whether the loss of a run with a result was NaN or infinite at the last evaluation.
 
-        Its loss at the last evaluation is null, which is how NaN and infinity are written, where a
-        score was measured.
+        rounds.jsonl writes NaN and infinity as null. So the run has diverged if it has a score but
+        a null loss. The summary of such a run has no loss.
         """
         if cell.summary.get("loss") is not None or cell.status == DIVERGED:
             return False
@@ -538,12 +537,12 @@ class Results:
 
 
 def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with these columns, which are empty if it has not had them."""
+    """Return the frame with these columns; new columns are empty."""
     return frame.assign(**{name: float("nan") for name in names if name not in frame})
 
 
 def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
-    """The scalars of summary.json by their dotted names; lists in a form that a column can hold."""
+    """Yield the dotted names and the scalars of summary.json; lists become scalars by SCALARS."""
     names = columns(summary)
     names = {name: names[name] for name in names if not name.endswith(("last_k", "thresholds"))}
     if "validation" in names:
@@ -557,7 +556,7 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
 
 
 def _reached(thresholds: Sequence[Values]) -> Values:
-    """The costs of reaching each threshold, by its score and its value."""
+    """Return <score>.<threshold> -> the costs of reaching the threshold."""
     costs: Values = {}
     for entry in thresholds:
         score, threshold = next(iter(entry.items()))
@@ -570,7 +569,7 @@ def _rounds_of(phases: Sequence[Values]) -> Values:
     return {phase["name"]: phase["rounds"] for phase in phases}
 
 
-# What makes scalars of the lists in summary.json.
+# Functions that turn the lists in summary.json into scalars.
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "thresholds": _reached,
     "phases": _rounds_of,
@@ -580,9 +579,9 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# ---- what differs between runs that no experiment names
+# ---- axes of runs without an experiment
 def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
-    """The axes of runs that no experiment names, which are also entered into the cells."""
+    """Find the axes of runs without an experiment, and write their values into the runs."""
     readable = [cell for cell in cells if cell.summary]
     names = dict.fromkeys(
         key for cell in readable for key in cell.overrides if key not in (*OF_THE_LABEL, "seed")
@@ -606,7 +605,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
 
 
 def configured(cell: FoundRun, name: str) -> Any:
-    """The value that a setting had without an override, from the run's config.yaml."""
+    """Return the value of a setting without an override, from the run's config.yaml."""
     try:
         node = yaml.safe_load(yaml_text(cell.folder / "config.yaml"))
         for part in name.split("."):

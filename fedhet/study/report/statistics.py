@@ -1,8 +1,8 @@
-"""Which differences are shown: a paired test, ranks, and effect sizes, by scipy and its like.
+"""Statistics of a comparison: a paired test, intervals, ranks and effect sizes.
 
 A difference is shown if Wilcoxon's signed-rank test over the seeds has p < .05 after Holm's
-correction over one family: all comparisons of a table. A comparison with fewer seeds than that
-family needs is not tested.
+correction. All comparisons of a table are one family. A comparison is not tested if it has fewer
+seeds than the family needs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pandas as pd
 from scipy import stats
 
 LEVEL = 0.05
-POWER = 0.8  # of a test that has the seeds which it needs
+POWER = 0.8  # of a test with `seeds_needed` seeds
 WILCOXON_EFFICIENCY = 3 / math.pi  # relative to the t-test, for normal differences
-PRINTED = 3  # decimals of a score, after which ranks share what looks equal
+PRINTED = 3  # decimals of a printed score; scores that are equal in them share their ranks
 RESAMPLES = 2000
 FEWEST_FOR_AN_INTERVAL = 3  # pairs
-DECIMALS = 9  # of a difference; what comes after them is rounding, and would hide ties
-SAME = 10.0**-DECIMALS  # differences that vary less do so by rounding
-MOST_EXACT = 13  # differences, up to which scipy computes the exact distribution in any case
+DECIMALS = 9  # of a difference; later digits are rounding errors, and would hide ties
+SAME = 10.0**-DECIMALS  # smaller variations of differences are rounding errors
+MOST_EXACT = 13  # up to so many differences, scipy always computes the exact distribution
 COLUMNS = [
     *("a", "b", "pairs", "wins", "losses", "ties", "difference", "low", "high", "effect", "p"),
 ]
@@ -31,29 +31,33 @@ SHOWN, NOT_SHOWN, NOT_TESTED = "shown", "not shown", "not tested"
 
 
 def enough(pairs: int, comparisons: int) -> bool:
-    """Whether Wilcoxon's test can find anything after Holm's correction of so many comparisons.
+    """Whether Wilcoxon's test can show a difference after Holm's correction.
 
-    The smallest two-sided p-value that it can have is 2 / 2^pairs.
+    The smallest possible two-sided p-value is 2 / 2^pairs.
+
+    Args:
+        pairs: number of pairs (seeds).
+        comparisons: number of comparisons in the family.
     """
     return comparisons * 2.0 / 2.0**pairs <= LEVEL
 
 
 def pairs_needed(comparisons: int) -> int:
-    """The least number of pairs that are enough."""
+    """Return the smallest number of pairs that is enough for so many comparisons."""
     return next(n for n in range(2, 64) if enough(n, comparisons))
 
 
 def seeds_needed(effect: float, comparisons: int) -> int:
-    """How many seeds find a difference of this size in 80 % of all experiments.
+    """Return the number of seeds that finds a difference of this size in 80 % of experiments.
 
-    With Wilcoxon's test in the place of Holm's correction that asks most, the first of so many
-    comparisons. The power is that of the z-test (n = ((z_a + z_b) / effect)^2) by Wilcoxon's
-    asymptotic efficiency for normal differences (3 / pi), with z_a^2 / 2 more because the spread is
-    estimated (Guenther 1981), and no fewer than the test needs at all.
+    The level of the test is the strictest level of Holm's correction, 0.05 / comparisons. The
+    number is the z-test's, n = ((z_a + z_b) / effect)^2, divided by Wilcoxon's asymptotic
+    efficiency for normal differences (3 / pi). z_a^2 / 2 is added, because the spread is estimated
+    (Guenther 1981). The result is at least `pairs_needed`.
 
     Args:
-        effect: the mean difference in units of the standard deviation of the differences.
-        comparisons: how many there are in the family.
+        effect: the mean difference divided by the standard deviation of the differences.
+        comparisons: number of comparisons in the family.
     """
     level, power = stats.norm.ppf([1 - LEVEL / (2 * comparisons), POWER])
     by_power = ((level + power) / effect) ** 2 / WILCOXON_EFFICIENCY + level**2 / 2
@@ -61,9 +65,9 @@ def seeds_needed(effect: float, comparisons: int) -> int:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """The p-values after Holm's correction; NaN stays, and counts as the largest."""
+    """Apply Holm's correction to p-values; NaN stays NaN, and counts as the largest value."""
     order = np.argsort(p)  # NaN comes last
-    # Not statsmodels' multipletests: it collects garbage at every call, a tenth of a second each.
+    # statsmodels' multipletests collects garbage at every call, which takes a tenth of a second.
     factors = np.arange(len(p), 0, -1)
     corrected = np.empty(len(p))
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
@@ -71,9 +75,9 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def wilcoxon(differences: np.ndarray) -> float:
-    """The two-sided p-value of Wilcoxon's signed-rank test; zeros are split (Demsar 2006).
+    """Return the two-sided p-value of Wilcoxon's signed-rank test; zeros are split (Demsar 2006).
 
-    It is NaN without differences, and 1 if all are zero.
+    It is NaN without differences, and 1 if all differences are zero.
     """
     if not len(differences):
         return math.nan
@@ -82,7 +86,7 @@ def wilcoxon(differences: np.ndarray) -> float:
         return 1.0
     if len(differences) > MOST_EXACT:
         return float(stats.wilcoxon(differences, zero_method="zsplit").pvalue)
-    # What scipy computes for so few with ties, where it takes a tenth of a second for each test.
+    # The exact distribution as in scipy, which takes a tenth of a second for a test with ties.
     ranks = stats.rankdata(np.abs(differences))
     sums = np.zeros(1)  # of the positive ranks, for all signs
     for rank_ in ranks[differences != 0]:
@@ -93,10 +97,10 @@ def wilcoxon(differences: np.ndarray) -> float:
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:
-    """The 95 % bootstrap interval (BCa) of the mean difference; NaN where there is none."""
+    """Return the 95 % bootstrap interval (BCa) of the mean difference; NaN if there is none."""
     if len(differences) < FEWEST_FOR_AN_INTERVAL or np.ptp(differences) < SAME:
         return math.nan, math.nan
-    with warnings.catch_warnings(action="ignore"):  # that an interval is NaN, which is printed
+    with warnings.catch_warnings(action="ignore"):  # the warning that the interval is NaN
         found = stats.bootstrap(
             (differences,),
             np.mean,
@@ -108,9 +112,9 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 
 def beyond(differences: np.ndarray, margin: float) -> np.ndarray:
-    """Differences less a margin in the direction of their mean; zeros where that is within it.
+    """Subtract a margin in the direction of the mean; return zeros if the mean is within it.
 
-    A test of these, with the p-value 1 for zeros, shows a mean difference larger than the margin.
+    A test of the result shows whether the mean difference exceeds the margin (zeros have p = 1).
     """
     mean = differences.mean()
     if abs(mean) <= margin:
@@ -121,19 +125,19 @@ def beyond(differences: np.ndarray, margin: float) -> np.ndarray:
 def differences(
     blocks: pd.DataFrame, reference: str, *, effects: bool = True, margin: float = 0.0
 ) -> pd.DataFrame:
-    """The differences of all other columns from the reference.
+    """Compute the differences of all other columns from the reference.
 
     Args:
         blocks: scores, a row per block (a seed, a condition), a column per method.
         reference: the column that is `b` in all pairs.
         effects: also compute the bootstrap intervals.
-        margin: `p` is that of a difference which is larger.
+        margin: `p` tests whether the difference is larger than this.
 
     Returns:
         A row per pair with rows in common: `a`, `b`, `pairs`, `wins`, `losses`, `ties`,
         `difference` (the mean of a - b), `low` and `high` (its bootstrap interval), `effect`
-        (Cohen's d_z: the mean difference in units of its standard deviation), and `p` of Wilcoxon's
-        test, without a correction.
+        (Cohen's d_z: the mean difference divided by the standard deviation of the differences), and
+        `p` of Wilcoxon's test, without a correction.
     """
     rows = []
     for name in blocks.columns.drop(reference, errors="ignore"):
@@ -164,14 +168,14 @@ def differences(
 
 
 def decide(found: pd.DataFrame, untested: Collection[str] = ()) -> pd.DataFrame:
-    """What is shown of differences, all of which are one family of tests.
+    """Decide which differences are shown; all of them are one family of tests.
 
     Args:
         found: a row for each comparison, with `pairs`, and `p` without a correction.
-        untested: the `a` of comparisons that are not tested for another reason.
+        untested: the `a` of further comparisons that must not be tested.
 
     Returns:
-        The same with `p` after Holm's correction, NaN where nothing was tested, and `verdict`.
+        The frame with `p` after Holm's correction (NaN if not tested) and `verdict`.
     """
     tested = found["pairs"] >= pairs_needed(len(found))
     if untested:
@@ -189,10 +193,10 @@ def compare(
     margin: float = 0.0,
     untested: Collection[str] = (),
 ) -> pd.DataFrame:
-    """What is shown of one table of scores: `differences`, and then `decide`."""
+    """Compute `differences` of a table of scores, and `decide` which are shown."""
     return decide(differences(blocks, reference, effects=effects, margin=margin), untested)
 
 
 def mean_ranks(blocks: pd.DataFrame) -> pd.Series:
-    """The mean rank of each column, 1 is best; scores that are printed alike share one."""
+    """Return the mean rank of each column; 1 is best, and scores printed alike share a rank."""
     return blocks.round(PRINTED).rank(axis=1, ascending=False).mean()
