@@ -109,14 +109,14 @@ class Training:
         torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
         return [totals[order.index(i)] for i in range(len(requests))]
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """The number of samples in each batch."""
         size = self.descent.size
         parts = (divmod(len(order), size) for order in self.orders)
         return [n for whole, rest in parts for n in [size] * whole + [rest] * bool(rest)]
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The number of rows in each batch after padding."""
         return width(max(map(len, self.orders)), self.descent.size)
