@@ -155,31 +155,32 @@ def table() -> str:
     methods = catalogue.built_in("method")
     plugins = [name for name in catalogue.built_in("plugin") if name not in methods]
     rows = [_row(name) for name in (*FIVE, *(name for name in methods if name not in FIVE))]
-    rows += [f"| | {catalogue.title('plugin', name)} | | `plugin=[{name}]` |" for name in plugins]
-    return "\n".join(["| method | what it does | paper | as plug-in |", "|---|---|---|---|", *rows])
+    rows += [f"| `plugin=[{name}]` | {catalogue.title('plugin', name)} |" for name in plugins]
+    return "\n".join(["| method | what it does |", "|---|---|", *rows])
 
 
 def _row(name: str) -> str:
     about = catalogue.title("method", name).partition(": ")[2]
     head = PAPER.search((catalogue.CONF / "method" / f"{name}.yaml").read_text(encoding="utf-8"))
     paper = head[1] if head else ""
-    authors = re.search(r" \(([^()]*\d{4})\)$", about)
-    if authors and paper.startswith("https://"):
-        about, paper = about[: authors.start()], f"[{authors[1]}]({paper})"
-    plugin = f"`plugin=[{name}]`" if name in catalogue.built_in("plugin") else ""
+    if paper.startswith("https://"):
+        about = re.sub(r" \(([^()]*\d{4})\)$", rf" ([\1]({paper}))", about)
+    elif paper:
+        about = f"{about}: *{paper}*"
+    also = f", `plugin=[{name}]`" if name in catalogue.built_in("plugin") else ""
     if name in catalogue.built_in("server_opt"):
-        plugin = f"`server_opt={name}`"
-    return f"| `{name}` | {about} | {paper} | {plugin} |"
+        also = f", `server_opt={name}`"
+    return f"| `{name}`{also} | {about} |"
 
 
 def features(group: str, choice: str) -> str:
-    """Return the table of a group for docs/features.md.
+    """Return the table of a group for docs/features.md; equal pages and tests share a row.
 
     Args:
         group: the group in conf/, such as "method".
         choice: the setting that selects a choice, as a format string such as "method={}".
     """
-    rows = ["| feature | page | test |", "|---|---|---|"]
+    found: dict[str, list[str]] = defaultdict(list)
     for name in catalogue.built_in(group):
         page = notes(module_of(group, name))
         test, *_ = [
@@ -190,8 +191,10 @@ def features(group: str, choice: str) -> str:
             place = f"[methods/{page.name}](methods/{page.name})"
         else:
             place = f"[{page.stem}.py](../fedhet/methods/{page.stem}.py)"
-        rows.append(f"| `{choice.format(name)}` | {place} | {test.relative_to(ROOT).as_posix()} |")
-    return "\n".join(rows)
+        chosen = f"`{choice.format(name)}`"
+        found[f"{place} | {test.relative_to(ROOT).as_posix()}"].append(chosen)
+    rows = [f"| {', '.join(names)} | {place} |" for place, names in found.items()]
+    return "\n".join(["| feature | page | test |", "|---|---|---|", *rows])
 
 
 def tables() -> dict[Path, str]:

@@ -2,8 +2,7 @@
 
     from fedhet.core.authors import Client, ClientContext, Merged, Method, Step, setting, trees
 
-docs/extending.md explains these names, except for `log` and `as_given`. `as_given` is the function
-of a term with the value `own`.
+docs/extending.md explains these names.
 """
 
 from __future__ import annotations

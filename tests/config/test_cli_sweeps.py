@@ -146,7 +146,7 @@ def test_a_run_of_a_sweep_that_has_lost_too_much(
     write = Path.write_text
     monkeypatch.setattr(Path, "write_text", degraded)
     assert main.main(["-m", "seed=1,2"]) == 3
-    assert "degraded: job 1: seed=2: it has lost" in capsys.readouterr().err
+    assert "degraded: job 1: seed=2: the run has lost" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("read_once")

@@ -67,7 +67,9 @@ def test_the_commands_of_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixt
     init = ["deploy", "init", "--sites", "a", "--out", str(tmp_path / "out")]
     assert main.main([*init, "--server", "host.example.org:9092"]) == 2
     told = capsys.readouterr().err
-    assert "--server 'host.example.org:9092'" in told and "without scheme and port" in told
+    assert (
+        "--server 'host.example.org:9092'" in told and "without scheme (https://) and port" in told
+    )
     assert main.main(["deploy", "check", str(tmp_path / "gone")]) == 2
     assert f"{tmp_path / 'gone'} " in capsys.readouterr().err
     assert main.main(["deploy", "check", str(tmp_path)]) == 2

@@ -248,5 +248,5 @@ def test_a_method_says_truly_whether_its_merge_uses_the_weights(method: str) -> 
 
 
 def test_one_plugin_acts_once(federation: Federation) -> None:
-    with pytest.raises(ConfigError, match=r"'fedprox' .*RunSetup\.plugins"):
+    with pytest.raises(ConfigError, match=r"RunSetup\.plugins .*'fedprox'"):
         federation(toy_task(), FedAvg, plugins=lambda: [FedProxPlugin(), FedProxPlugin(mu=1)])

@@ -163,7 +163,7 @@ def test_measuring_a_model_draws_no_random_number() -> None:
 def test_settings_of_a_megabyte_are_not_read() -> None:
     began = time.monotonic()
     reason = problem(*SHARED, f"data_dir={'x' * 2**20}")
-    assert "settings have 10" in reason and "at most 1000000 are read" in reason
+    assert "settings have 10" in reason and "at most 1000000" in reason
     assert time.monotonic() - began < 5
 
 
@@ -186,7 +186,7 @@ def test_an_npz_file_that_claims_more_than_the_memory(
         load_arrays(tmp_path / "bomb.npz", {"x_train": "x_train", "y_train": "y_train"})
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros(10**6))
     monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
-    with pytest.raises(DataError, match=r"8000128 bytes; .*machine .*1000000"):
+    with pytest.raises(DataError, match=r"8000128 bytes.*machine .*1000000"):
         load_arrays(tmp_path / "zeros.npz", {"x": "x"})
 
 
@@ -199,7 +199,7 @@ def test_a_parquet_file_that_claims_more_than_the_memory(
     pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
     monkeypatch.setattr("psutil.virtual_memory", lambda: pandas.Series({"total": 10**6}))
-    with pytest.raises(DataError, match=r"16000000 bytes; .*machine .*1000000"):
+    with pytest.raises(DataError, match=r"16000000 bytes.*machine .*1000000"):
         read_frame(tmp_path / "t.parquet")
 
 

@@ -431,7 +431,7 @@ def test_an_error_at_the_end_ends_the_run() -> None:
 def test_a_node_without_its_number(node_config: dict[str, Any], found: str) -> None:
     federation = Federation({"method": "fedavg", "overrides": LINES}, own_data, 1)
     federation.members[0].context.node_config = node_config
-    asked = "--node-config 'partition-id=0 num-partitions=3' .*own number"
+    asked = "--node-config 'partition-id=0 num-partitions=3'.*own number"
     with pytest.raises(RunFailed, match=f"SuperNode .*started .*{found}.*; .*{asked}"):
         federation.fit(FORMS["number"](toy_task(4)))
 

@@ -196,8 +196,8 @@ def test_runs_without_a_trial_are_not_run(
     )
     assert pretend.run() == 1
     err = capsys.readouterr().err
-    assert "missing: FedSGD seed=0: none of the trials" in err
-    assert err.count("out of memory") == 2 and err.count("none of the trials") == 2
+    assert "missing: FedSGD seed=0: its settings cannot be chosen" in err
+    assert err.count("out of memory") == 2 and err.count("no trial for them") == 2
     assert pretend.launched[-2:] == ["FedAvg seed=0 lr=0.1", "FedAvg seed=1 lr=0.1"]
     pretend.fails = lambda cell: DIVERGED if cell.kind == "trial" else None
     assert pretend.run() == 1

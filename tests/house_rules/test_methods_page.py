@@ -35,6 +35,6 @@ def test_the_tables_are_those_of_the_files(generator: ModuleType) -> None:
     for path, text in generator.tables().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"
     readme = (generator.ROOT / "README.md").read_text(encoding="utf-8")
-    for group, choice in (("method", "| `{}` |"), ("plugin", "`plugin=[{}]`")):
+    for group, choice in (("method", "| `{}`"), ("plugin", "`plugin=[{}]`")):
         for name in catalogue.choices(group):
             assert choice.format(name) in readme, name

@@ -75,7 +75,7 @@ def test_a_run_config_names_no_folder(tmp_path: Path, setting: str) -> None:
     (tmp_path / "method" / "sent.yaml").write_text("_target_: fedhet.methods.fedavg.FedAvg\n")
     for overrides, problem in (
         ("method=sent", "unknown method 'sent'"),
-        (f"hydra.searchpath=[file://{tmp_path}]", "run .*name one"),
+        (f"hydra.searchpath=[file://{tmp_path}]", "run .*name folders"),
         (f"--config-dir={tmp_path} method=fedavg", "read"),
     ):
         with pytest.raises(ConfigError, match=problem):
