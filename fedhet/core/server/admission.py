@@ -338,9 +338,8 @@ def _norm(tree: AnyTree) -> float:
     Only the order of magnitude matters here.
     """
     if isinstance(tree, Difference):
-        values = torch._foreach_sub(*trees.columns(tree, tree.new, tree.old))
-    else:
-        values = list(tree.values())
+        tree = {name: tree.new[name] - tree.old[name] for name in tree}
+    values = list(tree.values())
     norm = float(torch.stack([each.double() for each in torch._foreach_norm(values)]).norm())
     # Squares of float32 can overflow or vanish.
     return norm if 0 < norm < math.inf else trees.norm(tree)

@@ -136,8 +136,7 @@ def read_config(folder: Path) -> Any:
 
     file = folder / "config.yaml"
     try:
-        yaml_text(file)
-        config = OmegaConf.load(file)
+        config = OmegaConf.create(read_yaml(plain_text(file)))
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
     except (YAMLError, OSError, ValueError) as error:
@@ -147,20 +146,22 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def yaml_text(file: Path) -> str:
-    """Return the text of a YAML file in a run folder, and refuse aliases.
+def read_yaml(text: str) -> Any:
+    """Return the content of YAML from a run folder, by the parser in C if there is one.
 
     A few lines of aliases can expand to more than any memory holds. fedhet writes none.
 
     Raises:
-        yaml.YAMLError: the file has aliases.
+        yaml.YAMLError: the text is no YAML, or has aliases.
     """
     import yaml
 
-    text = plain_text(file)
-    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if "*" in text and any(
+        isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)
+    ):
         raise yaml.YAMLError("it has aliases, which fedhet does not write")
-    return text
+    return yaml.load(text, loader)
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

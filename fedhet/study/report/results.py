@@ -18,12 +18,12 @@ import yaml
 from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
 from fedhet.core.targets import TARGETS, Classes
 from fedhet.data import forms
-from fedhet.data.forms import read_object
+from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config.lines import key_of, value_of
 from fedhet.runs.config.resuming import CELL
 from fedhet.runs.record import schema
 from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import NUMBERS, READABLE, yaml_text
+from fedhet.runs.record.schema import NUMBERS, READABLE, read_yaml
 from fedhet.runs.record.summary import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
@@ -73,6 +73,11 @@ class FoundRun:
     tuned: Values = field(default_factory=dict)
     trial: bool = False
     code: Values = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> Any:
+        """The content of config.yaml."""
+        return read_yaml(plain_text(self.folder / "config.yaml"))
 
     @property
     def counts(self) -> bool:
@@ -164,7 +169,7 @@ def _found(folder: Path, name: str) -> FoundRun:
     cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     _add_summary(cell)
     try:
-        lines = yaml.safe_load(yaml_text(folder / "overrides.yaml"))
+        lines = read_yaml(plain_text(folder / "overrides.yaml"))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
     except (OSError, ValueError, yaml.YAMLError):  # summary.json is enough for the report
         cell.reason = cell.reason or "overrides.yaml is missing or damaged"
@@ -203,7 +208,7 @@ def parsed(lines: Sequence[Any]) -> Values:
         if key.startswith("hydra."):
             continue
         try:
-            value = yaml.safe_load(text)
+            value = read_yaml(text)
         except yaml.YAMLError:
             value = text
         values[key] = text if isinstance(value, list | dict) else value
@@ -607,7 +612,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
 def configured(cell: FoundRun, name: str) -> Any:
     """Return the value of a setting without an override, from the run's config.yaml."""
     try:
-        node = yaml.safe_load(yaml_text(cell.folder / "config.yaml"))
+        node = cell.config
         for part in name.split("."):
             node = node[part]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
