@@ -125,7 +125,10 @@ class Assessment:
         for members in runs.values():
             own = [requests[i] for i in members]
             first, *others = (_tensors(each.module) for each in own)
-            same = all(all(map(torch.equal, first, other)) for other in others)
+            unequal = [
+                (a != b).any() for other in others for a, b in zip(first, other, strict=True)
+            ]
+            same = not unequal or not torch.stack(unequal).any()  # one wait for an accelerator
             for group in [own] if same else [[each] for each in own]:
                 x = torch.cat([part.x for each in group for part in each.parts])
                 passes.append(Pass(group[0].module, x))
