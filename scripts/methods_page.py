@@ -5,9 +5,9 @@
 A section of pages/methods.md has three sources: the docstring of the method's module (paper,
 equations, messages, deviations), its options in conf/ with defaults and help, and the hand-written
 text in docs/methods/ (idea, measurements, commands), if there is one. Methods that share a module
-share a section. The tables of README.md and docs/features.md come from the comments at the top of
-the files in conf/. For conf/combinations.yaml, the script tries every method with every plug-in,
-and writes down which plug-ins a method refuses.
+share a section. The tables of docs/methods/README.md and docs/features.md come from the comments at
+the top of the files in conf/. For conf/combinations.yaml, the script tries every method with every
+plug-in, and writes down which plug-ins a method refuses.
 """
 
 from __future__ import annotations
@@ -86,13 +86,7 @@ def page() -> str:
     if wrong := [f"docs/methods/{name}" for name in sorted(present - known)]:
         raise SystemExit(f"these files belong to no method: {', '.join(wrong)}")
     introduction, details = _notes(NOTES / "README.md")
-    lines = ["| method | what it does |", "|---|---|"]
-    for choices in every.values():
-        anchor = re.sub(r"[^\w\- ]", "", title(choices).lower()).replace(" ", "-")
-        for text in titles(choices):
-            name, _, about = text.partition(": ")
-            lines.append(f"| [{name}](#{anchor}) | {about} |")
-    parts = [introduction, "\n".join(lines), details]
+    parts = [introduction, details]
     parts += [_section(module, choices) for module, choices in every.items()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -116,15 +110,17 @@ def _section(module: str, choices: Choices) -> str:
 
 
 def _notes(path: Path) -> tuple[str, str]:
-    """Return the text before the first heading, and the rest.
+    """Return the text before the first `##` heading, and the rest.
 
-    For a method's section, headings move one level down.
+    For a method's section, headings move one level down, and the title is left out, because the
+    page has its own.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    text = text.replace("](../", "](../docs/")
+    text = re.sub(r"\]\((\w+\.md)", r"](../docs/methods/\1", text.replace("](../", "](../docs/"))
     before, heading, after = f"\n{text}".partition("\n## ")
     details = f"{heading.strip()} {after}" if heading else ""
     down = path.name != "README.md"
+    before = re.sub(r"\A\n# .*\n", "", before) if down else before
     return before, re.sub(r"(?m)^(?=##+ )", "#", details) if down else details
 
 
@@ -148,14 +144,17 @@ def _options(group: str, name: str) -> str:
 
 # ---- the tables
 def table() -> str:
-    """Return the table of README.md: first the methods of the five papers, then the other methods.
+    """Return the table of docs/methods/README.md, with links to the methods' pages.
 
-    The plug-ins come last.
+    First come the methods of the five papers, then the other methods, then the plug-ins.
     """
     methods = catalogue.built_in("method")
     plugins = [name for name in catalogue.built_in("plugin") if name not in methods]
     rows = [_row(name) for name in (*FIVE, *(name for name in methods if name not in FIVE))]
-    rows += [f"| `plugin=[{name}]` | {catalogue.title('plugin', name)} |" for name in plugins]
+    rows += [
+        f"| {_linked('plugin', name, f'plugin=[{name}]')} | {catalogue.title('plugin', name)} |"
+        for name in plugins
+    ]
     return "\n".join(["| method | what it does |", "|---|---|", *rows])
 
 
@@ -170,7 +169,13 @@ def _row(name: str) -> str:
     also = f", `plugin=[{name}]`" if name in catalogue.built_in("plugin") else ""
     if name in catalogue.built_in("server_opt"):
         also = f", `server_opt={name}`"
-    return f"| `{name}`{also} | {about} |"
+    return f"| {_linked('method', name, name)}{also} | {about} |"
+
+
+def _linked(group: str, name: str, text: str) -> str:
+    """Return the text as code, as a link to the page of the choice if there is one."""
+    page = notes(module_of(group, name))
+    return f"[`{text}`]({page.name})" if page.exists() else f"`{text}`"
 
 
 def features(group: str, choice: str) -> str:
@@ -202,7 +207,7 @@ def tables() -> dict[Path, str]:
     features_page = ROOT / "docs" / "features.md"
     found: dict[Path, str] = {}
     for path, name, made in (
-        (ROOT / "README.md", "methods", table()),
+        (NOTES / "README.md", "methods", table()),
         (features_page, "methods", features("method", "method={}")),
         (features_page, "plugins", features("plugin", "plugin=[{}]")),
     ):

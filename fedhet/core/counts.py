@@ -31,7 +31,7 @@ def withheld(counts: Sequence[int], least: int) -> list[bool]:
 
 
 def suppressed(counts: Tensor, least: int) -> Tensor:
-    """Return the counts with 0 instead of the withheld ones.
+    """Return the counts, with the withheld counts set to 0.
 
     Args:
         counts: (C,) the number of samples of each class, integers.
@@ -64,9 +64,9 @@ def counts_few(values: np.ndarray, least: int) -> list[bool]:
 
     - Fewer than `least` samples differ from the most frequent value. Then the moments describe
       these samples.
-    - Fewer than `least` samples have one of the column's values, and the column has few different
-      values. The moments are three equations, so they determine how often each of up to three
-      values occurs; and nearly so for more values, if some are much larger than the others.
+    - Some value occurs in fewer than `least` samples, and the column has few distinct values. Three
+      moments determine how often each of up to three distinct values occurs. With more distinct
+      values, they nearly do if some values are much larger than the rest.
 
     Args:
         values: (n, C, ...), the samples.

@@ -9,21 +9,22 @@ import re
 log = logging.getLogger("fedhet")
 LONGEST_CAUSE = 1000  # characters of a text from another process in a log or record
 LONGEST_REASON = 10_000  # characters of an error text that may contain several causes
-_DRAWN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI codes and frames
+_DECORATION = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\u2500-\u259f]")  # ANSI codes and frames
 
 
 def clean(text: str, limit: int = LONGEST_CAUSE) -> str:
-    """Return the text in one line, without control characters, and cut after `limit` characters.
+    """Cut the text after `limit` characters, and return it in one line.
 
-    A text from another process could otherwise forge lines of the log, or control the terminal.
+    Control characters are escaped. A text from another process could otherwise forge lines of the
+    log, or control the terminal. The escapes, and the note after a cut, add to the length.
     """
     short = text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
 
 
 def printed(text: str) -> str:
-    """Return a program's output for a terminal in one line, without colours and frames."""
-    return clean(" ".join(_DRAWN.sub(" ", text).split()))
+    """Join another program's terminal output into one line, without colours and frames."""
+    return clean(" ".join(_DECORATION.sub(" ", text).split()))
 
 
 class ConfigError(ValueError):
@@ -99,15 +100,24 @@ class Rejected(ValueError):
 
 
 def has_diverged(reason: str | None) -> bool:
-    """Whether a run failed because its weights, or a client's loss, are not finite.
+    """Whether a run failed because of numbers that are not finite, or far too large.
+
+    Such a number is an entry of a tensor that is NaN, infinite or beyond `trees.LARGEST`; or a
+    client's score or loss that is NaN, or infinite although it must be finite.
 
     Args:
         reason: why the run failed, as in summary.json.
     """
-    return re.search(r"NaN or infinite values|is (nan|-?inf), which", reason or "") is not None
+    # `check_scores` in server/evaluation.py writes "; allowed for n". Older records have ", which".
+    return (
+        re.search(r"NaN or infinite values|is (nan|-?inf)(, which|; allowed for n)", reason or "")
+        is not None
+    )
 
 
-# Set in the environment of a run that engine=flwr submitted; such a run reports its failure.
+# The environment variable that engine=flwr sets, to a file with the run's settings, for a run that
+# it submits to this machine. Such a run writes its failure into its own record, so Flower need not
+# report it.
 SUBMITTED = "FEDHET_SUBMITTED"
 
 
@@ -117,7 +127,7 @@ def traceback_wanted() -> bool:
 
 
 def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
-    """Return the error to raise if the run folder that `setting` names cannot be used."""
+    """Build the error to raise if the run folder that `setting` names cannot be used."""
     return ConfigError(
         f"{setting}: the folder {folder} cannot be created or written to: {error.strerror}"
     )
@@ -126,16 +136,17 @@ def uncreatable(setting: str, folder: object, error: OSError) -> ConfigError:
 def public_text(error: Exception) -> str:
     """Return the text of an error for another machine.
 
-    For a ConfigError, Rejected or LostState, this is the full text: it names only what the run
-    itself has sent. For a MachineError, and for any other error, it is only the class name: the
-    text may have values of samples or paths of this machine. The log of this machine has the text.
-    If this machine submitted the run to itself, the text is always complete.
+    For a ConfigError, Rejected or LostState, this is the full text, because the text contains only
+    what the run itself has sent. For a MachineError, and for any other error, this is only the
+    class name, because the text may have values of samples or paths of this machine. The log of
+    this machine has the full text. If this machine submitted the run to itself, the full text is
+    always returned.
     """
     name = type(error).__name__
     ours = isinstance(error, ConfigError | Rejected | LostState)
     if SUBMITTED in os.environ or (ours and not isinstance(error, MachineError)):
         return f"{name}: {error}"
-    return f"{name}; the node's own log says more"
+    return f"{name}; the log on that node has the details"
 
 
 def reason_of(error: BaseException) -> str:

@@ -76,7 +76,8 @@ class Result:
 
     Attributes:
         weights: the tensors of the phase's slot after the work; for the model, all of its tensors.
-            The client sends the shared tensors and keeps the others; {} sends and keeps none.
+            The client sends the shared tensors and keeps the others. With {}, it sends nothing and
+            keeps nothing.
         extras: the values that `expects` names. None withholds a statistic.
         metrics: numbers to record; they never influence the aggregation.
     """
@@ -96,8 +97,9 @@ class Update:
     Attributes:
         pid: the client.
         n: the number of its training samples.
-        weight: its aggregation weight. The weights of a step sum to 1 if the method has `needs_all`
-            or a plug-in overrides `weights`; otherwise only their ratios matter.
+        weight: its aggregation weight. In `merge` and `after`, the aggregation weights of a step
+            sum to 1 if the method has `needs_all` or a plug-in overrides `weights`. Otherwise, and
+            in the plug-ins' `weight` and `weights`, only their ratios matter.
         weights: the slot's tensors that the client sent.
         change: `weights` minus the tensors that the client received, in float64, without buffers.
             It is computed when it is read.
@@ -127,31 +129,32 @@ class Update:
 class Expected:
     """Describes one extra of a reply.
 
-    The server checks the extra by this description, and the client noises it. If a client has few
-    samples, the description also says whether it withholds the extra.
+    The server checks the extra against this description. A client reads from it what to noise, and
+    whether to withhold the extra if the client has few samples.
 
-    Set `like` or `tree` for a tree, `shape` for a tensor, and none of them for a number.
+    For a tree, set `like` or `tree`. For a tensor, set `shape`. For a number, set none of the
+    three.
 
     Attributes:
         like: a tree with the expected names, shapes and types.
-        tree: whether it is a tree of any names, which `check` examines.
+        tree: whether the extra is a tree of any names, which `check` examines.
         shape: the expected shape; -1 stands for any size, the same in all replies of a step.
         low: the smallest allowed value of each entry; None for any.
         high: the largest allowed value of each entry; None for any.
-        whole: whether its values are whole numbers.
-        exactly: client -> the only number that the server accepts; None if the server cannot know
-            it.
+        whole: whether the values are whole numbers.
+        exactly: a function from a client to the only number that the server accepts from this
+            client. The function returns None if the server cannot know the number.
         check: (value, update) -> None; a further check, which raises ValueError if the value is
             bad. The update has the extras under their names in messages.
-        statistic: whether it is a statistic of the client's samples. A client with fewer samples
-            than privacy.min_count withholds it.
-        public: whether it reveals nothing of the data except the number of samples, so that it
-            needs no noise. For a tree, you may give the names of its public tensors instead.
+        statistic: whether the extra is a statistic of the client's samples. A client with fewer
+            samples than privacy.min_count withholds the extra.
+        public: whether the extra reveals nothing of the data except the number of samples, so that
+            it needs no noise. For a tree, you may give the names of its public tensors instead.
         repair: (noised value, update) -> a value that the checks accept; called after the value was
-            clamped to `low` and `high`. Under noise, the client must send floating-point values for
-            it, even if `whole` is true, because whole numbers cannot be noised.
-        metric: whether the client sends it as the metric "<owner>.<name>", a number, instead of an
-            extra. Noised replies have no metrics.
+            clamped to `low` and `high`. Under noise, such an extra must have floating-point values,
+            even if `whole` is true, because whole numbers cannot be noised.
+        metric: whether the client sends the value, a number, as the metric "<owner>.<name>" instead
+            of as an extra. Under noise, replies have no such metrics.
     """
 
     like: AnyTree | None = None
@@ -231,15 +234,16 @@ def is_withheld(value: object) -> bool:
 
 # ---- local training
 KINDS = {
-    "loss": "(B,) is added to the per-sample losses",
-    "weight": "(n,), a factor of each sample's loss",
-    "penalty": "a scalar is added to the batch loss",
-    "gradient": "a tree, times `factor`, is added to the gradient",
-    "scale": "a tree multiplies the gradient, after all that is added",
-    "step": "a tree multiplies the step of the optimiser",
+    "loss": "a tensor (B,), which is added to the samples' losses",
+    "weight": "a tensor (n,), which multiplies the samples' losses",
+    "penalty": "a scalar, which is added to the batch's loss",
+    "gradient": "a tree, which is added to the gradient, times `factor`",
+    "scale": "a tree, which multiplies the gradient after these additions",
+    "step": "a tree, which multiplies the step of the optimiser",
 }
-# A plug-in with a term of one of these kinds must state one of its words in `breaks`. The last word
-# is enough if all clients have the same factors; fedhet cannot check this.
+# A plug-in with a term of the kind "scale" or "step" must put a word of that kind into `breaks`. If
+# all clients have the same factors, the last word is enough; otherwise it must put the first.
+# fedhet cannot check which of the two is true.
 BREAKS = {"scale": ("plain steps",), "step": ("sgd steps", "plain steps")}
 
 
@@ -254,14 +258,15 @@ class Term:
 
     Attributes:
         kind: one of KINDS, which says how the value is used. Only losses and penalties get a batch;
-            the others get None. "gradient" and "scale" are computed in each step, once its gradient
-            is known, for the parameters that their trees name. "weight" and "step" are computed
-            once, before the first step. A loss or a penalty may also return (value, tensors to
-            record).
+            the others get None. In each step, after the gradient is known, fedhet computes the
+            terms "gradient" and "scale". They apply to the parameters that their trees name.
+            "weight" and "step" are computed once, before the first step. A loss or a penalty may
+            also return (value, tensors to record).
         f: (the trained parameters, the batch, own) -> the value.
-        own: a tree of tensors of any depth.
-        factor: the factor of a gradient.
-        draws: n -> random draws for a batch of n samples, which join `own`; or None.
+        own: tensors in dicts, lists and tuples, nested to any depth.
+        factor: the factor of a "gradient" term.
+        draws: a function that makes random draws for a batch of n samples; the draws join `own`.
+            None for no draws.
     """
 
     kind: str
@@ -275,7 +280,10 @@ class Term:
 
 
 def as_given(params: AnyTree, batch: None, own: Tree) -> Tree:
-    """Return `own`: the `f` of a term with a value that does not depend on the parameters."""
+    """Return `own`. Use this function as the `f` of a term with a fixed value.
+
+    A fixed value does not depend on the parameters.
+    """
     return own
 
 
@@ -289,15 +297,16 @@ class Step:
         phase: the name of the phase as its owner declared it, such as "train".
         number: the number of the step in the phase, from 1.
         round: the number of the step in the run, from 1.
-        local: the settings of local training in it.
+        local: the settings of local training in this step.
         cohort: the clients that take part.
         trains: whether the step trains the model.
-        slots: slot -> the weights that the server keeps in it; the model's slot is "model".
+        slots: the weights that the server keeps, by slot; the model's slot is "model".
         state: the owner's state on the server; {} on a client, and in `broadcast`.
         mean: (pairs of a tree and its weight) -> their average by the run's `merge`, in float64.
         average: makes an object that averages in the same way, tree by tree, with
             `add(tree, weight)` and `mean()`.
-        steps: client -> its number of local steps; None if the server cannot know it.
+        steps: a function from a client to its number of local steps. The function returns None if
+            the server cannot know the number.
         sent: the message of the step, without a client; None before the message is made.
     """
 
@@ -323,7 +332,7 @@ class Merged(NamedTuple):
         weights: the new values of the slot's trained tensors; {} leaves them unchanged.
         state: the owner's new state.
         metrics: numbers for rounds.jsonl, and tensors for arrays/.
-        slots: slot -> new values of further weights.
+        slots: new values of further weights, by slot.
     """
 
     weights: AnyTree
@@ -337,19 +346,23 @@ MergeOf = Callable[[Step, State, Tree, Iterator[Update]], Merged]
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of step. In its owner's client half, the method of the same name does the work.
+    """One kind of step.
+
+    The client's work is done by the function of the same name: in the method's client half, or in
+    the plug-in itself.
 
     Attributes:
-        name: the name of the phase and of this method, which needs the decorator `serves`.
+        name: the name of the phase, and of the function that serves it on the client. Decorate this
+            function with @serves.
         rounds: the largest number of steps.
         merge: (step, state, old weights, updates) -> Merged.
         slot: the slot with the weights that clients receive; "" for none.
-        cohort: the clients that take part: None for the run's `fraction`, 1.0 for all, 20 for a
-            number.
-        trains: whether it trains the model. Then all plug-ins take part.
-        evaluate: whether the model is evaluated after its steps.
+        cohort: how many clients take part: None for the run's `fraction`, a float for a share (1.0
+            is all), an int for a number (20).
+        trains: whether the phase trains the model. Then all plug-ins take part.
+        evaluate: whether the model is evaluated after the steps of the phase.
         uploads: whether replies carry the slot's weights.
-        until: state -> whether the phase ends with this step.
+        until: a function of the owner's state after a step: whether the phase ends with this step.
     """
 
     name: str
@@ -364,27 +377,27 @@ class Phase:
 
     @property
     def compared(self) -> bool:
-        """Whether the run's `merge` compares the replies, because they change a slot."""
+        """Whether the replies change a slot. If so, a step needs enough of them for `merge`."""
         return bool(self.slot and (self.uploads or self.trains))
 
 
 # ---- words for what a component needs or breaks (fedhet.core.server.compatibility)
 WORDS = {
     "model": "clients receive the model",
-    "weights": "clients send the weights that they have trained",
+    "weights": "clients send the model tensors that they have trained",
     "local steps": "clients take local steps",
-    "sgd steps": "local steps are SGD's, up to a factor that all clients share",
+    "sgd steps": "local steps are SGD's; a factor, the same at all clients, may scale them",
     "plain steps": "local steps are plain SGD's along the gradient of the local loss",
-    "used weights": "the merge uses the weights of the updates",
+    "used weights": "the merge uses each update's aggregation weight",
     "means": "the merge uses only means of the replies' values",
-    "weights alone": "the merge uses only the weights of the replies",
-    "sample weights": "the weight of an update is the client's number of samples",
+    "weights alone": "the merge uses the model tensors of the replies, and no extras",
+    "sample weights": "an update's aggregation weight is the client's number of samples",
     "noise": "the method can use noised replies",
 }
 
 
 def serves(f: F) -> F:
-    """Mark a method of a client half as the one that serves the phase of the same name."""
+    """Mark a function of a client half or a plug-in: it serves the phase that has its name."""
     f.serves = True  # type: ignore[attr-defined]
     return f
 
@@ -433,28 +446,31 @@ class Component(Checked):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The words (WORDS) that must hold for it."""
+        """The properties of the training (WORDS) that this component needs."""
         return frozenset()
 
     @property
     def breaks(self) -> Mapping[str, str]:
-        """The words (WORDS) that it makes untrue -> why."""
+        """The properties (WORDS) that this component makes untrue, each with the reason."""
         return {}
 
     def setup(self, setup: RunSetup) -> State:
-        """Return its initial state on the server. Raise an error if it cannot run with `setup`."""
+        """Return the component's initial state on the server.
+
+        Raise an error if the component cannot run with `setup`.
+        """
         return {}
 
     def slots(self, setup: RunSetup) -> dict[str, Tree]:
-        """Return slot -> the initial values of further weights that the server keeps."""
+        """Return the initial values of further weights that the server keeps, by slot."""
         return {}
 
     def broadcast(self, step: Step, state: State) -> Mapping[str, Any]:
-        """Return the extras that every client of the step receives for it."""
+        """Return the component's extras for the message to every client of the step."""
         return {}
 
     def expects(self, step: Step) -> Mapping[str, Expected]:
-        """Return the extras that a reply must have for it. A reply may have no other extras."""
+        """Return the extras that a reply must have for the component; no others are allowed."""
         return {}
 
     @property
@@ -462,9 +478,13 @@ class Component(Checked):
         """The options, by name."""
         return {option.name: getattr(self, option.name) for option in fields(self)}  # type: ignore[arg-type]
 
-    @cached_property  # every message makes a new client, which needs it
+    # Cached, because each message builds a new FedClient, and the FedClient reads the digest.
+    @cached_property
     def digest(self) -> str:
-        """A hash of class and options, by which a server and a client notice a difference."""
+        """A hash of the class name and the options.
+
+        Each client compares it with the server's, to notice that they differ.
+        """
         text = json.dumps([type(self).__name__, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -486,10 +506,12 @@ def _functions(cls: type) -> dict[str, Callable[..., Any]]:
 
 
 def check_class(cls: Any) -> None:
-    """Refuse a class if a public function is no hook, or has another signature than the hook.
+    """Refuse a class if its functions or options do not fit the hooks.
 
     Raises:
-        TypeError: names the function and the nearest hook, or an option with a hook's name.
+        TypeError: a public function is not a hook, or has other parameters than the hook; a
+            function that serves a phase lacks @serves; or an option has the name of a hook. The
+            message names the function or the option.
     """
     for name in vars(cls).get("__annotations__", {}):
         if name in cls._hooks:
@@ -542,10 +564,10 @@ class Client:
     def views(
         self, msg: Message, state: State, ctx: ClientContext
     ) -> dict[str, Callable[[], nn.Module]]:
-        """Return view ("global", "personal") -> a function that builds the model to evaluate.
+        """Return a dict from views ("global", "personal") to functions that build their models.
 
         By default, each view of the method's `evaluates` is the model with the message's weights.
-        These include the tensors that the client keeps for itself.
+        The message's weights include the tensors that the client keeps for itself.
         """
         return dict.fromkeys(self.options.evaluates(ctx.workspace), lambda: ctx.model(msg.weights))
 
@@ -563,7 +585,8 @@ class Method(Component, base=True):
 
     A subclass is a frozen dataclass. Its fields state their allowed values with
     `fedhet.core.check.setting`. A class that overrides `merge` or `weight` must state `breaks`,
-    because fedhet cannot find out which values of the replies it uses, or how it weighs them.
+    because fedhet cannot find out which values of the replies the class uses, or how it weighs the
+    replies.
 
     Attributes:
         client: the client half.
@@ -590,10 +613,10 @@ class Method(Component, base=True):
         return Scope()
 
     def evaluates(self, workspace: Workspace) -> Mapping[str, Sequence[str] | None]:
-        """Return the views that clients evaluate ("global", "personal") -> their own tensors.
+        """Return a dict: the views that clients evaluate, and the names of each view's own tensors.
 
-        The first view chooses the best round. The value of a view has the names of the tensors that
-        differ between clients, in addition to the tensors that `scope` keeps; None for all.
+        Views are "global" and "personal"; the first one chooses the best round. A view's own
+        tensors differ between clients, in addition to the tensors that `scope` keeps; None for all.
         """
         return {"global": ()}
 
@@ -614,14 +637,17 @@ class Method(Component, base=True):
         return {}
 
     def weight(self, step: Step, update: Update) -> float:
-        """Return the aggregation weight, before plug-ins change it. Only ratios matter."""
+        """Return the update's aggregation weight, before plug-ins change it. Only ratios matter."""
         return float(update.n)
 
     def merge(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
-        """Return the new values of the trained tensors: old + sum_k w_k change_k / sum_k w_k.
+        """Return the new values of the trained tensors in a `Merged`.
 
-        `updates` can be read only once, one update after the other. It has no buffers, which the
-        server averages separately.
+        By default, these are old + the average of the changes by the run's `merge`. For merge=mean,
+        this average is sum_k w_k change_k / sum_k w_k.
+
+        `updates` can be read only once, one update after the other. The changes have no buffers,
+        because the server averages buffers separately.
         """
         change = step.mean((update.change, update.weight) for update in updates)
         return Merged(trees.add(change, old), state)
@@ -631,9 +657,9 @@ class Plugin(Component, base=True):
     """A plug-in, which can be added to any method. One frozen dataclass has both halves.
 
     A class that overrides `weight` or `weights` must state "used weights" in `needs`. With
-    `needs_all`, `after` gets the updates with the weights of the merge. If the plug-in overrides
-    `data`, the size of a client's state may reveal the counts of its classes; so, with
-    privacy.min_count, the size that clients send leaves the plug-in's state out.
+    `needs_all`, `after` gets the updates with the aggregation weights of the merge. If a plug-in
+    overrides `data`, the size of its client state may reveal class counts. With privacy.min_count,
+    clients therefore report the size of their state without this plug-in's part.
     """
 
     def __init_subclass__(cls, base: bool = False) -> None:
@@ -649,7 +675,7 @@ class Plugin(Component, base=True):
 
     # ---- server
     def phases(self, setup: RunSetup) -> list[Phase]:
-        """Return phases of its own, which come before the training."""
+        """Return the plug-in's own phases, which come before the training."""
         return []
 
     def local(self, step: Step, local: LocalSettings) -> LocalSettings:
@@ -665,16 +691,17 @@ class Plugin(Component, base=True):
     ) -> tuple[Sequence[float], Mapping[str, Any]]:
         """Return (the aggregation weights, values to record).
 
-        If a plug-in overrides it, the server keeps all updates of a step in memory.
+        If a plug-in overrides this function, the server keeps all updates of a step in memory.
         """
         return [update.weight for update in updates], {}
 
     def after(
         self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
     ) -> Merged:
-        """Return the weights after a merge of the training, before the server optimiser.
+        """Return the weights to continue with, and the new state.
 
-        `old` has the weights before the step, `new` the merged ones, in float64.
+        Called after the merge of a training step, and before the server optimiser. `old` has the
+        weights just before the merge, `new` the merged ones, in float64.
         """
         return Merged(new, state)
 
@@ -684,13 +711,13 @@ class Plugin(Component, base=True):
         return samples
 
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
-        """Return the terms that it adds to the steps of the method's training."""
+        """Return the terms that the plug-in adds to the steps of the method's training."""
         return []
 
     def finish(
         self, msg: Message, state: State, ctx: ClientContext, fitted: Fitted
     ) -> tuple[Result, State]:
-        """Return the extras and metrics that it adds to the method's reply, and its new state.
+        """Return the plug-in's extras and metrics for the method's reply, and its new state.
 
         `fitted` is the result of the method's training.
         """

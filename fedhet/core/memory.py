@@ -35,7 +35,7 @@ class MemoryPacker:
         self._memories: set[int] = set()  # addresses
 
     def memory(self, callback: Callback, path: str) -> dict[str, Node]:
-        """Return attribute -> its value as JSON, for each attribute of the callback's memory.
+        """Return the values of the callback's memory as JSON, by attribute.
 
         Raises:
             TypeError: a value cannot be stored; the message names the attribute.

@@ -130,7 +130,8 @@ class Broadcast(WithExtras):
         slot: the slot that `weights` belong to; "" for none.
         weights: the shared tensors of `slot`; empty without a slot.
         trains: whether the step trains the model. Then every plug-in's hooks run.
-        plugins: name of each plug-in, or "method" -> digest of its class and its settings.
+        plugins: the digests of the method and the plug-ins; the keys are "method" and the
+            plug-ins' names.
         pid: the client that gets the message.
         version: the round of the client state that the server last accepted; 0 for none.
         deadline: seconds after which the client gives up; None for never.

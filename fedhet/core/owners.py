@@ -72,8 +72,8 @@ def check_extras(
         owner: the name of the component.
         expected: the extras that the component expects.
         update: the update.
-        shapes: extra -> its shape in the step's first reply, for tensors of any size. New names are
-            added to it.
+        shapes: the shapes of extras in the step's first reply, for tensors of any size, by name.
+            New names are added to it.
 
     Raises:
         ValueError: names the extra.

@@ -38,7 +38,7 @@ class Samples:
         x, y = objects.pair(self.x, self.y)  # numpy arrays and lists are accepted
         table = x.dtype == torch.uint8 and not objects.are_pixels(x)
         object.__setattr__(self, "x", x.float() if table else x)
-        # Losses of classes accept int64 only.
+        # The losses for class targets accept only int64 targets.
         whole = y.ndim == 1 and not y.is_floating_point() and y.dtype != torch.bool
         object.__setattr__(self, "y", y.long() if whole else y)
 
@@ -50,7 +50,7 @@ class Samples:
         return Samples(self.x.to(device), self.y.to(device))
 
 
-_BUILDS = (
+_MODEL_HELP = (
     "expected a class or a function without arguments that builds a fresh nn.Module, such as"
     " lambda: Net(4)"
 )
@@ -84,7 +84,8 @@ class ClientData:
         """Read the parts that are not in tensors yet.
 
         Args:
-            pid: the client's number, for messages and for the random draws of data sets.
+            pid: the client's number. Messages name it, and it seeds the random transforms of data
+                sets. -1 for an unknown number.
 
         Raises:
             DataError: a part cannot be read; the message names the client, the part and the sample.
@@ -93,7 +94,7 @@ class ClientData:
         for part, given in list(self._given.items()):
             missing = part != "train" and (given is None or not objects.length(given))
             self._read[part] = None if missing else _samples(given, f"{where}{part}", pid)
-            del self._given[part]  # to free the memory of a data set
+            del self._given[part]  # frees the memory of a data set
 
     @property
     def train(self) -> Samples:
@@ -120,13 +121,14 @@ PARTS = ("train", "val", "test")
 
 
 class HeldClients(Sequence[ClientData]):
-    """All clients of a run. Only those whose data this process holds can be accessed.
+    """All clients of a run. This process can access a client only if it holds the client's data.
 
     Args:
         part_sizes: the numbers of each client's training, validation and test samples; 0 for
             unknown numbers.
-        here: client -> its data.
-        stated: whether the numbers of training samples are known; if not, the nodes report them.
+        here: the data of the clients that this process holds, by client.
+        stated: whether `part_sizes` has the true numbers of training samples; if not, the nodes
+            report them.
 
     Attributes:
         sizes: the number of each client's training samples.
@@ -149,7 +151,7 @@ class HeldClients(Sequence[ClientData]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    # one client at a time, no slices
+    # This sequence gives one client at a time, and no slices.
     def __getitem__(self, pid: int) -> ClientData:  # type: ignore[override]
         pid = range(len(self))[operator.index(pid)]
         if pid not in self.here:
@@ -163,7 +165,8 @@ class HeldClients(Sequence[ClientData]):
         """Take the numbers of a client's samples from the report of its node.
 
         Raises:
-            ValueError: the report has no such numbers, or another number than was known before.
+            ValueError: the report lacks these numbers, or its number of training samples differs
+                from the known one.
         """
         sizes = tuple(report.get(part) for part in PARTS)
         if not all(type(n) is int and 0 <= n <= MOST_SAMPLES for n in sizes):
@@ -173,8 +176,8 @@ class HeldClients(Sequence[ClientData]):
             )
         if pid in self.known and sizes[0] != self.sizes[pid]:
             raise ValueError(
-                f"its client has {sizes[0]} training samples, but the server's number was"
-                f" {self.sizes[pid]} before"
+                f"its client reports {sizes[0]} training samples; expected the number that was"
+                f" declared or reported before, {self.sizes[pid]}"
             )
         self.known.add(pid)
         self.sizes[pid], self.part_sizes[pid] = sizes[0], sizes  # type: ignore[assignment,call-overload]
@@ -221,8 +224,9 @@ class Task:
         criterion: (output, y) -> per-sample losses (B,).
         clients: the data of clients 0, 1, ...: a list, or another sequence that loads a client
             on every access. Under Flower, a process does not need all data. A node gives its own
-            client as a single `ClientData`. The server gives the list of the clients' training
-            sizes; or only the number of clients, and each node reports its size.
+            client as a single `ClientData`. The server gives a list with each client's number of
+            training samples; or only the number of clients, and then each node reports its own
+            numbers.
         test: the global test set, in one of the forms that `ClientData` takes; or None.
         classes: the number of classes, labels or characters; not used for the targets "number" and
             "loss".
@@ -242,9 +246,10 @@ class Task:
             need one.
 
     Raises:
-        DataError: no client has a training sample, or samples cannot be read.
-        ConfigError: `target` is unknown or does not fit `classes`, `criterion` is no function, or
-            `model` cannot be called without arguments.
+        DataError: no client has a training sample, samples cannot be read, an item of `clients` is
+            no `ClientData`, or `sizes` differs from the clients.
+        ConfigError: `target` is unknown or does not fit `classes`, `criterion` is no function,
+            `model` cannot be called without arguments, or `clients` has a wrong type.
     """
 
     model: Callable[[], nn.Module]
@@ -281,7 +286,9 @@ class Task:
         given = self.clients
         if isinstance(given, HeldClients):
             return given
-        if isinstance(given, Integral):  # until the nodes report, assume that each has data
+        if isinstance(
+            given, Integral
+        ):  # until the nodes report, each client counts as one with data
             number = integer("Task.clients", given, low=1)
             return HeldClients([(1, 0, 0)] * number, stated=False)
         if isinstance(given, str) or not hasattr(given, "__getitem__"):
@@ -294,7 +301,7 @@ class Task:
         return HeldClients([(integer("Task.clients", n, low=0), 0, 0) for n in given])
 
     def at(self, pid: int, clients: int) -> Task:
-        """Return the task for the node of one client, which reads no other client's data.
+        """Return the task for one client's node. This node reads no other client's data.
 
         Args:
             pid: the client.
@@ -342,12 +349,12 @@ class Task:
             )
         if isinstance(self.model, nn.Module) or not callable(self.model):
             raise ConfigError(
-                f"Task: model is an object of type {type(self.model).__name__}; {_BUILDS}"
+                f"Task: model is an object of type {type(self.model).__name__}; {_MODEL_HELP}"
             )
         try:
             inspect.signature(self.model).bind()
         except TypeError as error:
-            raise ConfigError(f"Task: model={self.model!r}: {error}; {_BUILDS}") from error
+            raise ConfigError(f"Task: model={self.model!r}: {error}; {_MODEL_HELP}") from error
 
     def build(self) -> nn.Module:
         """Build a fresh module.
@@ -358,7 +365,7 @@ class Task:
         model: Any = self.model()
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"Task: model makes an object of type {type(model).__name__}; {_BUILDS}"
+                f"Task: model makes an object of type {type(model).__name__}; {_MODEL_HELP}"
             )
         if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
             raise ConfigError(
@@ -371,7 +378,8 @@ class Task:
     def part_sizes(self) -> list[tuple[int, int, int]]:
         """The numbers of each client's training, validation and test samples.
 
-        They come from the attribute `part_sizes` of `clients`, or each client is accessed once.
+        They come from the attribute `part_sizes` of `clients`. If `clients` lacks it, this function
+        accesses each client once.
         """
         known = getattr(self.clients, "part_sizes", None)
         return known or [_part_sizes(client) for client in self.clients]
@@ -399,15 +407,15 @@ class Task:
 
     @property
     def unsized(self) -> bool:
-        """Whether the clients' sizes are unknown until their nodes report them."""
+        """Whether no client's size is known yet. The nodes report the sizes."""
         return isinstance(self.clients, HeldClients) and not self.clients.known
 
     @property
     def inputs(self) -> Tensor:
         """Some inputs (n, ...) as they are stored, before the transform.
 
-        They are the example, or the inputs of the global test set, or else of the first client with
-        training samples.
+        These are `example`; without it, the inputs of the global test set; without that, the
+        training inputs of the first client that has samples in this process.
 
         Raises:
             ConfigError: this process has no inputs.
@@ -421,9 +429,9 @@ class Task:
         held = clients.here if isinstance(clients, HeldClients) else range(len(self.sizes))
         if (pid := next((pid for pid in held if self.sizes[pid]), None)) is None:
             raise ConfigError(
-                f"{who} needs to know what a sample is like, and this process has none: give the"
-                " Task a global test set, or example=<an input (1, ...) as the clients have it>;"
-                " with target=number, give target_scale"
+                f"{who} needs the shape and type of a sample, and this process has no samples: give"
+                " the Task a global test set, or example=<one input (1, ...) as the clients have"
+                " it>; with target=number, give target_scale"
             )
         return self.clients[pid].train
 
@@ -431,7 +439,7 @@ class Task:
         """Check that `inputs` are suitable for a plug-in that models densities on [0, 1].
 
         Raises:
-            ConfigError: they are token numbers, unknown, or outside [0, 1].
+            ConfigError: the inputs are token numbers, unknown, or outside [0, 1].
         """
         x = self._some(f"plugin {plugin!r}").x if self.example is None else self.example
         if x.dtype == torch.uint8:
@@ -445,11 +453,11 @@ class Task:
             )
         if x.isnan().all():
             raise ConfigError(
-                f"{requirement}; the server cannot check this for tables of the sites' own, so of"
-                " sites' own data it accepts images only"
+                f"{requirement}; the server cannot check tables that stay at the sites; with data"
+                " at the sites, use images"
             )
         low, high = (float(bound) for bound in x.aminmax())
-        if not (low >= 0 and high <= 1):  # true for NaN, too
+        if not (low >= 0 and high <= 1):  # this is true for NaN, too
             raise MachineError(
                 f"{requirement}; these inputs lie in [{low:g}, {high:g}]: scale them in your file"
             )

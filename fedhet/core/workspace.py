@@ -23,17 +23,19 @@ from fedhet.core.objects import are_pixels
 from fedhet.core.task import Samples, Task
 from fedhet.core.trees import AnyTree, Tree
 
-# Bytes of prepared data kept on the device; beyond them the least recently used client is dropped.
+# The largest size, in bytes, of the prepared inputs that stay on the device. Above it, the data of
+# the least recently used clients are dropped.
 CACHE_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Scope:
-    """Which parameters and buffers a client trains, and which it shares, by name.
+    """Which parameters a client trains, and which parameters and buffers it shares, by name.
 
-    The server averages shared tensors. The client keeps tensors that it trains and does not share.
-    All other tensors keep the common initial values and are never sent. `why` begins the error
-    message if nothing is trained.
+    The server averages shared tensors. The client keeps the other tensors that change during its
+    training. All tensors that never change have the common initial values, and are never sent. The
+    run's setting `buffers` decides which buffers change and which of them may be shared. `why`
+    begins the error message if nothing is trained.
     """
 
     trained: Callable[[str], bool] = lambda name: True
@@ -44,7 +46,7 @@ class Scope:
 class Workspace:
     """The task, the model and the data of all clients in one process.
 
-    There is one model object; every client loads its own tensors into it in turn.
+    There is one model object; each client in turn loads its own tensors into the model.
 
     Args:
         task: the learning problem.
@@ -53,12 +55,12 @@ class Workspace:
         buffers: "average" shares buffers (batch statistics), "local" keeps them with the client,
             "frozen" keeps the initial ones.
         scope: (model) -> the names that the method's clients train and share.
-        simulated: whether all clients are certainly processes of this machine or cluster; under
-            `flwr run` they may be real ones.
+        simulated: whether it is certain that all clients run on this machine or cluster. Under
+            `flwr run`, clients may be real.
         noise: the noise on the clients' replies.
-        release: (client, update): reduces the update to what may leave the client, and accounts for
-            it; without this function, noise is refused.
-        min_count: clients send no statistic of fewer samples.
+        release: (client, update, public names) -> None. It clips and noises the update, and counts
+            its releases in the privacy account. Without this function, noise is refused.
+        min_count: a client sends no statistic of fewer samples than this.
         limits: what the node of this process allows; a run cannot change it.
         evaluation: when and what the run evaluates.
         speed: how local steps are computed.
@@ -75,8 +77,8 @@ class Workspace:
         kept: the names of the tensors that a client keeps for itself.
         batcher: carries out the gradient steps and forward passes of several clients in one batch;
             None: each client computes alone.
-        local_statistics: whether there is no global model, because the shared weights lack their
-            floating-point buffers under buffers="local".
+        local_statistics: whether there is no global model. This is so under buffers="local" if the
+            model has floating-point buffers that clients would otherwise share.
         frozen_norms: whether batch norm runs in eval mode during training.
 
     Raises:
@@ -163,7 +165,7 @@ class Workspace:
         )
 
     def require(self, part: Callable[[str], bool], why: str) -> None:
-        """Refuse a model without trainable parameters in a part that is trained separately.
+        """Refuse the model if a separately trained part of it has no trainable parameters.
 
         Args:
             part: (name) -> whether the parameter belongs to the part.
@@ -181,7 +183,7 @@ class Workspace:
             )
 
     def clone(self, batcher: Batcher) -> Workspace:
-        """Return a copy with its own model, for a client that is served together with others."""
+        """Return a copy with its own model, for a client that trains in one batch with others."""
         other = copy(self)
         other.model = deepcopy(self.model)
         other._state = other.model.state_dict(keep_vars=True)
@@ -197,9 +199,10 @@ class Workspace:
 
     @contextmanager
     def seeded(self, purpose: str, phase: str = "", step: int = 0, pid: int = -1) -> Iterator[None]:
-        """Take torch's global random draws (initialisation, dropout) from this stream.
+        """Inside the block, take torch's global random draws from the named stream.
 
-        The caller's own random state is restored at the end.
+        These are the draws of initialisation and dropout. The caller's own random state is restored
+        at the end of the block.
         """
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed = streams.integer(self.seed, purpose, phase, step, pid)
@@ -211,7 +214,9 @@ class Workspace:
 
     @torch.no_grad()
     def load(self, tree: AnyTree) -> nn.Module:
-        """Load these values into the model and return it; tensors not in the tree keep theirs.
+        """Load these values into the model, and return the model.
+
+        Tensors that the tree lacks keep their values.
 
         Raises:
             ValueError: the tree has a name or a shape that the model does not have.
@@ -224,7 +229,7 @@ class Workspace:
         for name in tree:
             if tree[name].shape != self._state[name].shape:
                 raise ValueError(
-                    f"weights {name!r} have shape {tuple(tree[name].shape)}, this model"
+                    f"weights {name!r} have shape {tuple(tree[name].shape)}, but this model needs"
                     f" {tuple(self._state[name].shape)}"
                 )
         torch._foreach_copy_([self._state[name] for name in tree], list(tree.values()))
@@ -232,9 +237,9 @@ class Workspace:
 
     @torch.no_grad()
     def completed(self, tree: AnyTree) -> Tree:
-        """Return copies of these values, completed by copies of the initial values.
+        """Return copies of these values; for all other tensors, copies of the initial values.
 
-        They have the model's memory layout, for `teacher`.
+        The copies have the model's memory layout, for `teacher`.
         """
         values = {**self.initial, **tree}
         state = {name: torch.empty_like(t) for name, t in self._state.items()}
@@ -283,7 +288,7 @@ class Workspace:
         return self._laid_out(x if self.task.augment is None else self.task.augment(x, generator))
 
     def _typed(self, x: Tensor) -> Tensor:
-        """Return the inputs in the model's type; tables are float64 until they are normalised."""
+        """Return float64 inputs in the model's type, and other inputs unchanged."""
         return x.to(self.parameters[0].dtype) if x.dtype == torch.float64 else x
 
     def _laid_out(self, x: Tensor) -> Tensor:
@@ -301,10 +306,10 @@ class Workspace:
         return Samples(self._laid_out(in_place(x)), samples.y)
 
     def parts(self, pid: int, *names: str) -> dict[str, Samples]:
-        """Return the sets `train`, `val` or `test` that client `pid` has, ready for the model.
+        """Return the named sets (`train`, `val`, `test`) of client `pid`, ready for the model.
 
-        They are cached. If the cache exceeds CACHE_BYTES, the least recently used clients are
-        dropped.
+        A set that the client lacks is left out. The sets are cached. If the inputs in the cache
+        exceed CACHE_BYTES, the least recently used clients are dropped.
         """
         known = self._data.setdefault(pid, {})
         self._data.move_to_end(pid)
@@ -326,9 +331,9 @@ class Workspace:
             ValueError: an input is outside [0, 1].
         """
         data = self.floating(self.task.clients[pid].train)
-        if not ((data.x >= 0) & (data.x <= 1)).all():  # true for NaN, too
+        if not ((data.x >= 0) & (data.x <= 1)).all():  # this is true for NaN, too
             raise ValueError(
-                f"client {pid} has inputs outside [0, 1], where densities are modelled"
+                f"client {pid} has inputs outside [0, 1]; densities are modelled on [0, 1] only"
             )
         return data
 

@@ -212,15 +212,15 @@ class CropFlip:
         dy, dx = corners.to(x.device, non_blocking=True)
         mirrored = torch.randint(0, 2, (b, 1, 1), generator=generator)
         mirrored = mirrored.to(x.device, non_blocking=True)
-        # All images padded, first unchanged, then mirrored.
+        # `padded` holds all padded images twice: first unchanged, then mirrored.
         padded = x.new_empty(2, b, c, h + 2 * PADDING, w + 2 * PADDING)
         for channel, black in enumerate(self.black):
             padded[:, :, channel] = black
         inner = padded[..., PADDING:-PADDING, PADDING:-PADDING]
         inner[0] = x
         inner[1] = x.flip(-1)
-        # The position in `padded` at which each row of a crop starts. Rows are contiguous there, so
-        # whole rows are gathered instead of pixels.
+        # `starts` holds the position in `padded` at which each row of a crop starts. Rows are
+        # contiguous in `padded`, so whole rows are gathered instead of pixels.
         channel_size = padded[0, 0, 0].numel()
         line = padded.shape[-1]
         channels = torch.arange(b * c, device=x.device).view(b, c, 1)

@@ -23,8 +23,8 @@ from fedhet.data.storage import write_json
 
 # Limits on the draws of a scheme before it gives up, which takes a few seconds of one core.
 _MOST_DRAWS = 50_000
-_MOST_SHARES = 50_000_000  # clients x classes x draws
-_MOST_CHOICES = 200_000  # random choices of a class for a client
+_MOST_SHARES = 50_000_000  # limits clients x classes x draws
+_MOST_CHOICES = 200_000  # limits the random choices of a class for a client
 # The form of a saved partition's name, and the entries that its file must have.
 _NAME = re.compile(r"\w[\w.+-]*")
 _REQUIRED = {
@@ -216,7 +216,7 @@ def _divided(labels: np.ndarray, seed: int, held: np.ndarray) -> list[np.ndarray
 def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
     """Return (clients, classes): each class is divided equally among the clients that have it."""
     share, rest = np.divmod(class_sizes, np.maximum(has.sum(0), 1))
-    rank = np.cumsum(has, axis=0) - 1  # among the holders of the class
+    rank = np.cumsum(has, axis=0) - 1  # a client's rank among the holders of the class
     return np.where(has, share + (rank < rest), 0)
 
 
@@ -276,7 +276,7 @@ class RedrawnScheme(DrawnScheme):
 
     @abstractmethod
     def _draw_held(self, class_sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-        """Return the next draw, and advance `rng`: (clients, classes), the numbers of samples.
+        """Return the next draw: the numbers of samples (clients, classes). Advance `rng`.
 
         Return None if the partitioner would refuse this draw.
 
@@ -293,7 +293,7 @@ class RedrawnScheme(DrawnScheme):
         class_sizes = np.unique(labels, return_counts=True)[1]
         rng = np.random.default_rng(streams.integer(seed, "partition"))
         limit = self._draw_limit(len(class_sizes))
-        smallest = -1  # until a draw is not refused
+        smallest = -1  # stays -1 until the first draw that is not refused
         for draw in range(1, limit + 1):
             held = self._draw_held(class_sizes, rng)
             if held is None:
@@ -320,7 +320,8 @@ class RedrawnScheme(DrawnScheme):
 class Dirichlet(RedrawnScheme):
     """Each class is divided in proportions that are drawn from Dirichlet(alpha).
 
-    This is https://arxiv.org/abs/1905.12022 without balancing, as DirichletPartitioner does it.
+    This is the scheme of https://arxiv.org/abs/1905.12022 without balancing, as in
+    DirichletPartitioner.
 
     Args:
         alpha: > 0. If it is small, few clients hold a class; if it is large, all clients hold
@@ -336,7 +337,7 @@ class Dirichlet(RedrawnScheme):
         return np.diff(ends, axis=1, prepend=0).T
 
     def _draw_limit(self, classes: int) -> int:
-        # At least eleven draws, as flwr-datasets makes.
+        # Make at least eleven draws, as flwr-datasets does.
         return min(_MOST_DRAWS, max(_MOST_SHARES // (self.clients * classes), 11))
 
 
@@ -376,7 +377,8 @@ class Pathological(RedrawnScheme):
     def _draw_limit(self, classes: int) -> int:
         if self.classes in (1, classes):
             return 1  # nothing is random
-        # Expected number of choices of a client: a class that it already has is drawn again.
+        # The expected number of choices of a client. If it draws a class that it has, it draws
+        # again.
         choices = sum(classes / (classes - chosen) for chosen in range(1, self.classes))
         return max(int(_MOST_CHOICES / (self.clients * choices)), 1)
 
@@ -567,8 +569,8 @@ class Saved(Scheme):
     Args:
         name: a name given to `python -m fedhet data partition --name`, a run folder, or the path of
             a partition.json.
-        split, noise: None: as saved.
-        pool_test: None, or the saved value, because the indices depend on it.
+        split, noise: None: the saved value.
+        pool_test: None, or the saved value; no other value, because the indices depend on it.
     """
 
     split: Sequence[float] | None  # type: ignore[assignment]

@@ -1,10 +1,13 @@
-"""`deploy node`: Flower's SuperNode with short rounds. It executes only one app.
+"""`deploy node`: Flower's SuperNode with short rounds. It executes the app that `--code` names.
 
-It has the options, checks and messages of flower-supernode, and differs from it in three ways.
-(1) Flower's loop looks for a message every 3 s and for a reply every 0.5 s. Here the pauses are .1
-and .02 of the time waited so far, and never longer than Flower's. (2) Flower's SuperExec starts a
-process for each message. Here one process (app_process.py) serves all messages of a run, and loads
-code and data once. (3) This process unpacks only the app that the site executes.
+It has the options, checks and messages of flower-supernode, and differs from it in three ways:
+
+- Flower's loop looks for a message every 3 s and for a reply every 0.5 s. Here the pauses are .1
+  and .02 of the time waited so far, and never longer than Flower's.
+- Flower's SuperExec starts a process for each message. Here one process (app_process.py) serves all
+  messages of a run, and loads code and data once. Only if Flower installs an app's dependencies
+  (--allow-runtime-dependency-installation), each message gets a new process.
+- This process unpacks only the app that the site executes. With --code any, it unpacks every app.
 """
 
 from __future__ import annotations
@@ -31,16 +34,18 @@ from fedhet.runs.process import end_with_parent
 
 log = logging.getLogger("flwr")
 CLIENT = Path(__file__).with_name("app_process.py")
-PAUSES = {3.0: 0.1, 0.5: 0.02}  # Flower's pause -> the fraction of the time waited (at least 1 s)
-MOST_RUNS = 2  # so many runs can have a process at the same time
-IDLE_SECONDS = 900.0  # after so long without a message, processes end and free their memory
+# Flower's pause -> this module's pause, as a fraction of the time waited (counted as at least 1 s).
+PAUSES = {3.0: 0.1, 0.5: 0.02}
+MOST_RUNS = 2  # the largest number of runs that have a process at the same time
+IDLE_SECONDS = 900.0  # processes end after this time without a message, and so free their memory
 
 
 class ServingNode:
     """Flower's loop with short pauses. One process for each run serves the run's messages.
 
     Args:
-        start: Flower's function with the SuperNode's loop; two names of its module are replaced.
+        start: Flower's function that runs the SuperNode's loop. The constructor replaces two names
+            in the module of this function.
         app: the digest of the app that the site executes, or "any".
     """
 
@@ -51,10 +56,10 @@ class ServingNode:
         self._command: list[str] = []
         self._one_message = False
         self._state: Any = None
-        self._known: set[int] = set()  # runs of the app that the site executes
+        self._own_runs: set[int] = set()  # runs of the app that the site executes
         self._pause = 0.0  # the last pause that Flower asked for
-        self._since = time.monotonic()  # when Flower first asked for this pause
-        # run -> its process, in the order of their last use
+        self._pause_began = time.monotonic()  # when Flower first asked for this pause
+        # run -> its process; the process that was used last comes last
         self._clients: dict[int, subprocess.Popen[bytes]] = {}
         start.__globals__.update(
             time=SimpleNamespace(**vars(time) | {"sleep": self._sleep}),
@@ -70,17 +75,21 @@ class ServingNode:
         tls = root if settings["runtime_certificates"] else ["--insecure"]
         self._command = [sys.executable, "-P", str(CLIENT), self._app, *tls]
         self._command += ["--runtime-api-address", f"{host}:{port}"]
-        if settings["runtime_dependency_install"]:  # Flower removes them after each message
+        if settings["runtime_dependency_install"]:
+            # Flower removes the dependencies after each message, so each message gets a process.
             self._one_message = True
             self._command.append("--allow-runtime-dependency-installation")
         self._state = settings["state_factory"].state()
         self._start(**settings | {"isolation": "process"})
 
     def _config_of(self, fab_file: bytes, run: Any) -> Any:
-        """Return Flower's config of an app; {} for another app, which the process will refuse."""
+        """Return Flower's config of the app; {} if the site does not execute this app.
+
+        The process refuses such an app later.
+        """
         if self._app not in (hashlib.sha256(fab_file).hexdigest(), ANY):
             return {}
-        self._known.add(run.run_id)
+        self._own_runs.add(run.run_id)
         return self._config(fab_file, run)
 
     def _sleep(self, seconds: float) -> None:
@@ -91,10 +100,12 @@ class ServingNode:
                 self._serve(task.run_id, token)
         now = time.monotonic()
         if arrived or seconds != self._pause:
-            self._pause, self._since = seconds, now
-        elif now > self._since + IDLE_SECONDS and seconds > 1:
+            self._pause, self._pause_began = seconds, now
+        elif now > self._pause_began + IDLE_SECONDS and seconds > 1:
             self._end(*self._clients)
-        time.sleep(min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, now - self._since)))
+        time.sleep(
+            min(seconds, PAUSES.get(float(seconds), 1.0) * max(1.0, now - self._pause_began))
+        )
 
     # ---- the processes
     def _serve(self, run: int, token: str) -> None:
@@ -103,7 +114,7 @@ class ServingNode:
         try:
             if client is None or client.poll() is not None:
                 # Without a home folder, the process cannot use an app that was unpacked earlier.
-                home = {} if run in self._known else {"FLWR_HOME": os.devnull}
+                home = {} if run in self._own_runs else {"FLWR_HOME": os.devnull}
                 client = subprocess.Popen(
                     self._command,
                     env={**os.environ, **home},
@@ -119,7 +130,7 @@ class ServingNode:
         self._end(*([run] if self._one_message else list(self._clients)[:-MOST_RUNS]))
 
     def _end(self, *runs: int) -> None:
-        """Make the processes of these runs end after their present messages."""
+        """Make the processes of these runs end after the messages that they serve now."""
         for run in runs:
             self._clients.pop(run).stdin.close()  # type: ignore[union-attr]
 
@@ -161,7 +172,9 @@ def node(options: Sequence[str]) -> None:
 
 
 def link(options: Sequence[str]) -> None:
-    """`deploy link`: run Flower's SuperLink without its API's pages. Its children end with it.
+    """`deploy link`: run Flower's SuperLink, without the documentation pages of its API.
+
+    If the SuperLink ends, its child processes end, too.
 
     Args:
         options: first the folder for a relative hydra.run.dir, then flower-superlink's options.
@@ -178,9 +191,10 @@ def link(options: Sequence[str]) -> None:
     private.without_docs()
     superlink = private.command("flower-superlink")
     try:
-        os.chdir(folder)  # only after fedhet is imported: it may lie in the working directory
+        os.chdir(folder)  # not earlier: fedhet is perhaps imported from the old working directory
     except OSError as error:
         raise unwritable(Path(folder), error) from error
-    guard_children()  # children do not notice that a SuperLink has ended while it is a zombie
+    # As long as an ended SuperLink is a zombie, its children believe that it still runs.
+    guard_children()
     sys.argv = ["flower-superlink", *options]
     superlink()

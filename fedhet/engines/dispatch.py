@@ -13,7 +13,7 @@ from fedhet.runs.process import pinned_threads
 from fedhet.runs.record import terminal
 from fedhet.runs.record.outcome import Run, load_run
 
-ENGINES = {"local": "in_process", "ray": "ray", "flwr": "flwr"}  # -> module
+ENGINES = {"local": "in_process", "ray": "ray", "flwr": "flwr"}  # engine -> its module
 
 
 def run_job(settings: Config, task: Task | None = None) -> Run:
@@ -53,8 +53,8 @@ def run_job(settings: Config, task: Task | None = None) -> Run:
             folder = engine.run(job)
         except Exception as error:
             if job.loop is None:
-                raise  # the run had not begun (a setting was wrong), or another process records it
-            job.loop.end("failed", error)  # also if the run failed outside of its steps
+                raise  # a setting was wrong and no run has begun, or another process records it
+            job.loop.end("failed", error)  # records failures outside of the run's steps, too
             raise RunFailed(reason_of(error), str(job.folder)) from error
     run = load_run(folder)
     terminal.print_summary(run.summary, run.dir)

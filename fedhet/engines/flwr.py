@@ -35,8 +35,8 @@ from fedhet.runs.record.start import check_run
 
 STATES = "states"  # folder in the run folder: the clients' states, while the run can be resumed
 LOOK_SECONDS = 0.1  # between two looks at the run folder
-LAST_LINES = 5  # an error message quotes so many lines of Flower's output
-LAST_SECONDS = 1.0  # wait so long for the log's last lines; the run folder has all that matters
+LAST_LINES = 5  # the number of lines of Flower's output that an error message quotes
+LAST_SECONDS = 1.0  # how long to wait for the log's last lines; the run folder has the results
 SUPERLINK = '[superlink]\ndefault = "local"\n[superlink.local]\naddress = ":local:"\n'
 
 
@@ -67,8 +67,8 @@ def run(job: Job) -> Path:
         """Whether the server app has finished, including figures and a tracker's files."""
         return bool(recorded_end()) and not (folder / LOCK).exists()
 
-    _ = job.strategy  # so that a wrong setting is reported here, not in a log
-    if job.config.resumes:  # report here, too, if the run cannot be resumed
+    _ = job.strategy  # builds it, so that a wrong setting is reported here and not in a log
+    if job.config.resumes:  # if the run cannot be resumed, this is reported here, too
         Lock(folder).release()
         check_run(folder, job.config.cfg, job.partition, given=False)
     with ExitStack() as stack:
@@ -165,12 +165,12 @@ def _submit(
             copy.join(LAST_SECONDS)
         finally:
             if copy.is_alive():
-                end_processes()  # all of them: the pipe stays open while one process holds it
+                end_processes()  # ends all of them, because each of them holds the pipe open
                 copy.join(LAST_SECONDS)
     run_id = re.search(r"Successfully started run (\d+)", "".join(log))
     if not run_id or (process.returncode and not has_ended()):
         texts = ["".join(log[-LAST_LINES:])]
-        for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # will be removed soon
+        for path in Path(environment["FLWR_HOME"]).rglob("*.log"):  # they are removed soon
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             texts.append(f"; the end of {path.name}: " + "\n".join(lines[-LAST_LINES:]))
         problem = "lost" if run_id else "did not accept"

@@ -39,7 +39,7 @@ def run(job: Job) -> Path:
     if job.together:
         transport = fused = FusedTransport(make, store, job.together)
         job.workspace.batcher = fused.batcher
-    loop = begin(job)  # before workers are forked and a step is timed
+    loop = begin(job)  # must come before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:
         if workers > 1:
             folder = stack.enter_context(TemporaryFolder("fedhet-state-"))

@@ -48,8 +48,8 @@ class PoolExchange:
     Attributes:
         waiting: the messages that no worker has got yet.
         idle: the workers without a message.
-        enough: after so many replies the server waits only `replies.grace` seconds longer; None:
-            it waits for all replies.
+        enough: the number of replies after which the server waits only `replies.grace` seconds
+            longer; None: it waits for all replies.
         busy: worker -> its message.
         due: worker -> its deadline, on the monotonic clock.
         closing: when the server stops waiting for all replies, on the monotonic clock.
@@ -151,7 +151,7 @@ class Pool(ABC):
             exchange.idle.append(worker)
         except (EOFError, OSError):
             code = self._remove(worker)
-            # A batch system may have sent SIGTERM to all processes: then wait for our own.
+            # If a batch system sends SIGTERM to all processes, wait until it reaches this one.
             if code in (-signal.SIGTERM, None):
                 time.sleep(TOGETHER_SECONDS)
             cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
@@ -169,14 +169,14 @@ class Pool(ABC):
 
     @abstractmethod
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
-        """Wait at most so many seconds, and return the workers that have replied or died."""
+        """Wait at most `seconds`, and return the workers that have replied or died."""
 
     @abstractmethod
     def _send(self, worker: Any, message: Broadcast) -> Any:
         """Send to this worker, or to a new worker if this one has died since its last reply.
 
         Returns:
-            The worker that has got the message.
+            The worker to which the message was sent.
         """
 
     @abstractmethod
@@ -247,7 +247,7 @@ class PoolTransport(Pool):
         deadline = time.monotonic() + (END_SECONDS if error is None else 0.0)
         for worker in self._workers.values():
             worker.process.join(timeout=max(0.0, deadline - time.monotonic()))
-            worker.process.kill()  # nobody will read the rest of its work
+            worker.process.kill()  # nobody will read its replies any more
             worker.process.join()
 
     def _begin(self, plan: list[Broadcast]) -> None:

@@ -43,7 +43,8 @@ SIGNAL_SECONDS = 0.05  # signals are noticed within this time: Ray's own calls i
 INTERRUPTED = 130  # exit code
 REACH_SECONDS = 8.0  # a cluster must answer within this time
 PROBE = Path(__file__).with_name("cluster_probe.py")
-# Ray reads these when it is imported: how often and how long it tries to reach a silent cluster.
+# Ray reads these variables when it is imported. They say how often and how long it tries to reach a
+# silent cluster.
 PATIENCE = {"RAY_NUM_REDIS_GET_RETRIES": "3", "RAY_gcs_server_request_timeout_seconds": "3"}
 
 
@@ -130,7 +131,7 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
             raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {text}")
         yield
     finally:
-        logging.getLogger("ray").setLevel(logging.CRITICAL)  # no log of connections cut here
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # hides the loss of connections
         if started.is_set():
             ray.shutdown()
             ended.set()
@@ -152,7 +153,7 @@ class ClientStates:
 
 
 class RayTransport(Pool):
-    """Serves clients in Ray actors: as many processes as fit.
+    """Serves clients in Ray actors: as many processes as the cluster has resources for.
 
     Args:
         job: the run that they serve.
@@ -250,7 +251,8 @@ class RayClients:
         """Return the reply to a message, and the client's states after it."""
         try:
             return self._job.client(store).handle(replace(msg, weights=weights)), store
-        except Exception as error:  # `handle` returns client errors as Failures; this is the node's
+        # `handle` turns the client's own errors into Failures. This is an error of the node.
+        except Exception as error:
             logging.getLogger("fedhet").debug("client %d", msg.pid, exc_info=True)
             cause = f"its node cannot serve this run: {type(error).__name__}: {error}"
             return Failure(msg.pid, msg.phase, msg.step, cause), store

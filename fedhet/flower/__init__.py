@@ -59,8 +59,8 @@ def train(
         task: the task of the node, or a function of `context` that returns it. Its `clients` are
             either the `ClientData` of the node's own client, or all clients in order; then the node
             takes client `partition-id` of `num-partitions` (both in `context.node_config`).
-        loop: your own training loop, (model, data, config) -> metrics, instead of fedhet's. It
-            trains the model in place, and returns numbers by name, one number (recorded as
+        loop: your own training loop, which replaces fedhet's: a function of (model, data, config).
+            It trains the model in place, and returns numbers by name, one number (recorded as
             "train_loss") or None. `data` is a TensorDataset of the client's training samples.
             `config` has the run's "server-round", "lr", "local-epochs" and "batch-size", and the
             `train_config` of `Strategy.start`. A method that needs fedhet's local steps refuses the

@@ -121,7 +121,7 @@ class Rounds(Callback):
 
         Args:
             arrived: node -> its result in Flower's form.
-            read: (message, node, Flower's result) -> the reply.
+            read: a function of (message, node, Flower's result) that returns the reply.
             silent: the cause of failure for clients without a result.
         """
         for pid, msg in self.awaited.items():
@@ -188,7 +188,7 @@ class ManagerMembers:
         return set(self.manager.all())
 
     def ask(self, ids: Collection[str], seconds: float) -> Iterator[tuple[str, Answer]]:
-        """Yield each node's properties. Flower waits so many seconds for each node."""
+        """Yield each node's properties. Flower waits `seconds` for each node."""
         nodes = self.manager.all()
 
         def properties_of(cid: str) -> Answer:
@@ -315,8 +315,8 @@ class StrategyAdapter(Rounds, Strategy):
         """Yield the replies of the clients that were asked.
 
         Some of Flower's failures are pairs of a node and its result, and belong to that node's
-        client. The others are exceptions that name no node; all clients without a reply get them
-        as their cause.
+        client. The other failures are exceptions that name no node. Every client without a reply
+        gets these exceptions as the cause of its failure.
         """
         pairs = [*results, *(failed for failed in failures if isinstance(failed, tuple))]
         arrived = {proxy.cid: res for proxy, res in pairs}

@@ -71,7 +71,7 @@ FLOWER_NAMES = {
 
 
 def answer(message: Message, context: Context, make: Callable[[], NumPyClient]) -> Message:
-    """Return the reply to a message of a run: a step, an evaluation, or the question who it is.
+    """Return the reply to a message of a run: a step, an evaluation, or a question about the node.
 
     If this machine cannot serve the run, because it lacks a component, a package or data, the reply
     is a Flower error with the `public_text` of the reason.
@@ -253,7 +253,7 @@ def client_at(
     job = job_of(settings, whole.at(*place.values()), Limits.of(context.node_config))
     with foreign():
         sizes = dict(zip(PARTS, job.task.part_sizes[place["partition-id"]], strict=True))
-        return job.client(store, place | sizes)  # the node reports how many samples it has
+        return job.client(store, place | sizes)  # with `sizes`, the node reports its samples
 
 
 # ---- at the server
@@ -286,7 +286,7 @@ class ConfiguredStrategy(Strategy):
         return self._sites or Nodes(job.config.run.replies, job.data_digest)
 
     def _loop(self, job: Job) -> Loop:
-        if self._sites:  # by now the sites have described their data as the strategy needs it
+        if self._sites:  # by now, the sites have sent the descriptions that the strategy needs
             data = LocalData.agreed_on(job.config.cfg, self._sites.agreed_on)
             self.job = replace(job, local=data)
         return begin(self.job)

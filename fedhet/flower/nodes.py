@@ -16,8 +16,8 @@ from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import HeldClients
 
 POLL_SECONDS = 1.0
-MOST_NODES = 1_000_000  # a larger claim by a node would fill the server's memory
-ASK_SECONDS = 60.0  # the server waits at least so long for a node's properties
+MOST_NODES = 1_000_000  # if a node claimed more nodes, they would fill the server's memory
+ASK_SECONDS = 60.0  # the shortest time that the server waits for a node's properties
 OWN_LOOP = "own-loop"  # the property of a node that trains by its owner's loop
 PLACE = ("partition-id", "num-partitions")  # in a node's config and in its properties
 Answer = dict[str, Any] | str  # a node's properties, or the reason why there are none
@@ -95,7 +95,7 @@ class Nodes:
             self.clients.begin()
 
     def hosts(self, pids: Iterable[int], members: Members) -> dict[int, str | None]:
-        """Return client -> the node that hosts it, or None if the node is not connected.
+        """Return a dict: client -> the node that hosts it, or None if this node is not connected.
 
         Raises:
             RunFailed: too few nodes have joined within `limits.join` seconds.
@@ -183,7 +183,7 @@ class Nodes:
         """Note the node's partition-id.
 
         Raises:
-            ValueError: the answer lacks it, or contradicts the other nodes.
+            ValueError: the answer has no partition-id, or contradicts the other nodes.
         """
         partition, total = (answer.get(name) for name in PLACE)
         if type(partition) is not int or type(total) is not int or not 0 <= partition < total:

@@ -21,12 +21,12 @@ from fedhet.core.messages import Broadcast
 from fedhet.core.trees import AnyTree
 from fedhet.core.workspace import Workspace
 
-# (model, data, config) -> metrics
+# A function of (model, data, config) that returns metrics.
 OwnLoop = Callable[[nn.Module, TensorDataset, dict[str, Any]], Mapping[str, float] | float | None]
 LOSS = "train_loss"  # the name of a single number that a loop returns
 REFUSES = "refuses a training loop of your own:"
-# Word of fedhet.core.kernel.WORDS -> why a component that needs it, or a method that breaks it,
-# refuses the loop.
+# Word of fedhet.core.kernel.WORDS -> why a component that needs this property, or a method that
+# breaks it, refuses the loop.
 NEEDS = {
     "local steps": "it adds to fedhet's local steps",
     "sgd steps": "it relies on local steps of SGD",
@@ -106,7 +106,7 @@ class OwnersContext(ClientContext):
                 f"the method, or a plug-in, {REFUSES} it trains with {changed[0]}; without one,"
                 " fedhet trains"
             )
-        # A copy: moving a model to another device replaces its buffers.
+        # Train a copy, because moving a model to another device replaces its buffers.
         model = deepcopy(self.model(start)).train()
         metrics = self._loop(model, TensorDataset(self.data.x, self.data.y), dict(self._config))
         if isinstance(metrics, Real):

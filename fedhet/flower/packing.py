@@ -19,7 +19,8 @@ from fedhet.core.errors import Rejected, clean
 
 RECORD = "fedhet.parcel"  # name of the record
 DATA = "fedhet.parcel.data"  # name of the second record, with the content of large arrays
-ARRAYS, SIZES = "arrays", "sizes"  # keys in the record: content of small arrays; sizes of all
+# Keys in the record: the content of small arrays, and the sizes of all arrays.
+ARRAYS, SIZES = "arrays", "sizes"
 INLINE_BYTES = 2**18  # arrays up to this total size travel in the first record
 # Flower raises these for bytes that none of its own SuperNodes would send.
 UNDECODABLE = (

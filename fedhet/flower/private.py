@@ -16,10 +16,10 @@ import flwr
 
 from fedhet.core.errors import RunFailed
 
-# Path -> the parameters that fedhet passes to this function, or that Flower passes to fedhet's
+# Path of a function -> the parameters that fedhet passes to it, or that Flower passes to fedhet's
 # replacement. A path begins with the name of a command. The names after it are looked up one by
-# one: after a function, among the global variables of its module, if the module's functions use
-# the name; otherwise among the attributes.
+# one. After a function, a name is looked up among the global variables of the function's module, if
+# the functions of this module use it. Otherwise it is looked up among the attributes.
 SUPERNODE = "flower-supernode"
 START = f"{SUPERNODE}:start_client_internal"
 _CLIENT = "flwr-clientapp:run_clientapp"
@@ -60,7 +60,7 @@ def _missing(name: str) -> RunFailed:
 
 
 def _part(owner: Any, name: str) -> Any:
-    """Return a name's value in a module, a class, or the module of a function; None without one."""
+    """Return a name's value in a module, a class, or the module of a function; None if unknown."""
     if not inspect.isfunction(owner):
         return getattr(owner, name, None)
     found = owner.__globals__.get(name)
@@ -90,7 +90,7 @@ def without_docs() -> None:
 
     Call it before Flower is imported: the import already makes the server of a SuperNode.
     """
-    with suppress(ModuleNotFoundError):  # then Flower has other servers
+    with suppress(ModuleNotFoundError):  # without fastapi, Flower has other servers
         from fastapi import FastAPI
 
         FastAPI.__init__ = partialmethod(FastAPI.__init__, openapi_url=None)  # type: ignore[assignment]

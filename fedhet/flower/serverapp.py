@@ -48,7 +48,7 @@ from fedhet.runs.record.run_folder import Recorder
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EVALUATED, SERVER = "evaluate.", "server."  # prefixes of the scores by the owner's functions
-# Setting that Flower's own `start` cannot obey -> its value in the run.
+# Setting that Flower's own `start` cannot obey -> a function that returns its value in the run.
 NOT_THERE: dict[str, Callable[[FedStrategy], object]] = {
     "replies.deadline": lambda method: method.setup.replies.deadline,
     "replies.enough": lambda method: method.setup.replies.enough,
@@ -110,7 +110,7 @@ class Strategy(FlowersStrategy):
                 fraction_evaluate=fraction_evaluate, min_evaluate_nodes=1, min_available_nodes=1
             )
         self.history: list[Row] = []
-        self._rounds: Rounds | None = None  # of Flower's own start
+        self._rounds: Rounds | None = None  # the rounds under Flower's own start
         self._given = ArrayRecord()
 
     def start(
@@ -139,8 +139,8 @@ class Strategy(FlowersStrategy):
             train_config: further settings for your own training loop, in addition to the run's;
                 refused without such a loop.
             evaluate_config: the settings for your own evaluate function.
-            evaluate_fn: (round, arrays) -> your scores of the global model; is called before the
-                first round and after each round.
+            evaluate_fn: a function of (round, arrays) that returns your scores of the global model.
+                It is called before the first round and after each round.
             run_dir: a folder on the server's machine that records the run, like fedhet's own run
                 folders; None: the run is not recorded.
             resume: whether to resume the run in that folder from its last checkpoint.
@@ -338,8 +338,8 @@ class FlowersResult(Callback):
 
     Args:
         evaluate_fn: see `Strategy.start`.
-        ask: (round, arrays) -> the mean scores by the nodes' own evaluate functions; None: there
-            are no such functions.
+        ask: a function of (round, arrays) that returns the mean scores by the nodes' own evaluate
+            functions; None: there are no such functions.
 
     Attributes:
         result: Flower's Result, filled so far.
@@ -400,7 +400,7 @@ def _evaluated(
     server_round: int,
     arrays: ArrayRecord,
 ) -> MetricRecord | None:
-    """Return the means of the scores that the nodes' own functions send within the seconds."""
+    """Return the means of the scores that the nodes' own functions send within `seconds`."""
     asked = own.configure_evaluate(server_round, arrays, config or ConfigRecord(), grid)
     return own.aggregate_evaluate(server_round, grid.send_and_receive(asked, timeout=seconds))
 
@@ -468,6 +468,6 @@ def job_of(settings: Config, task: Task, limits: Limits = UNLIMITED) -> Job:
     Raises:
         ConfigError: the settings contradict each other or the task.
     """
-    job = Job(settings, task, "flwr", limits=limits)  # its clients may be real ones
+    job = Job(settings, task, "flwr", limits=limits)  # "flwr": clients may be real
     check_task(job.workspace)
     return job

@@ -48,8 +48,8 @@ class OwnData:
     Attributes:
         site: the site's name.
         files: the files with its data.
-        shares: whether it sends how many samples of each class it has.
-        limits: its limits on what leaves it and on what a run may build there.
+        shares: whether the site sends how many samples of each class it has.
+        limits: the site's limits on what leaves it, and on what a run may build there.
     """
 
     site: str
@@ -112,7 +112,7 @@ class SiteClient(NumPyClient):
                 f" into shares, but this SuperNode is the site {own.site!r} with data of its own;"
                 " it takes part only in runs with dataset=local"
             )
-        noise = allowed_here(settings.run.noise)  # at least the noise that this machine demands
+        noise = allowed_here(settings.run.noise)  # refuses less than this machine demands
         self._declared, scheme = declared_elsewhere(settings)
         if noise and self._declared.auto:
             raise ConfigError(

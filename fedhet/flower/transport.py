@@ -27,19 +27,22 @@ from fedhet.flower import packing, wire
 from fedhet.flower.nodes import Answer, Nodes
 from fedhet.runs.config import Config, sent
 
-CLOCKS_SECONDS = 5  # Flower allows its machines' clocks to differ by so much
-# Added to the deadline of a node's first message in a run: the node imports and reads its data.
+CLOCKS_SECONDS = 5  # the difference that Flower allows between the clocks of its machines
+# Added to the deadline of a node's first message in a run, because the node then imports fedhet and
+# reads its data.
 START_SECONDS = 120.0
-PATIENCE = 180.0  # seconds into a step: the log names missing clients; then at twice as many
+# After so many seconds of a step, the log names the clients without a reply. It names them again
+# after twice as many seconds, and so on.
+PATIENCE = 180.0
 
 SETTINGS = "fedhet.settings"  # the record with the run's settings, and the settings' key in it
 CONFIG = "config"  # Flower's name for the record with the owner's train_config
 ASKS = "fedhet.asks"  # the record of the question who a node is, and of the answer
 RAISED = 2  # Flower's code of an error that an app at a node has raised
-AGAIN_SECONDS = 30.0  # a silent node is asked again after so long; then after twice as long
-# Seconds between two looks for replies: few in a simulation, a growing number over HTTP.
+AGAIN_SECONDS = 30.0  # a silent node is asked again after this time, then after twice this time
+# Seconds between two looks for replies in a simulation, and the shortest and longest over HTTP.
 NEAR_SECONDS = 0.02
-LOOKS_PER_SECOND = 5000  # in a simulation, looks times clients: a look costs more with more clients
+LOOKS_PER_SECOND = 5000  # for one client in a simulation; fewer in proportion for more clients
 FAR_SECONDS = (0.1, 1.0)
 
 
@@ -147,7 +150,7 @@ def run_of(grid: Grid, name: str) -> str:
 
 
 def pause_of(grid: Grid, clients: int, looks: int) -> float:
-    """Return the seconds until the next look for replies, after so many looks without one."""
+    """Return the seconds until the next look for replies, after `looks` looks without success."""
     if near(grid):
         return max(NEAR_SECONDS, clients / LOOKS_PER_SECOND)
     low, high = FAR_SECONDS
@@ -163,7 +166,7 @@ class GridExchange:
         asked: message id -> (the message, its node).
         until: when the server stops waiting for replies, on the monotonic clock.
         why: (cause, reason) of the failure of clients that have not replied by then.
-        enough: after so many replies the server waits only `grace` seconds longer.
+        enough: the number of replies after which the server waits only `grace` seconds longer.
         held: client -> its reply, if the reply arrived before its turn.
         began: when the messages were sent, on the monotonic clock.
     """
@@ -295,7 +298,7 @@ def read_message(msg: Broadcast, node: int, reply: Message | Rejected, more_byte
         msg: the message that was sent.
         node: the node that received it.
         reply: Flower's message that has arrived, or why it could not be decoded.
-        more_bytes: the reply may have so many bytes more than twice the bytes of `msg`.
+        more_bytes: the bytes that the reply may have in addition to twice the bytes of `msg`.
     """
     if isinstance(reply, Rejected):
         return wire.refusal(msg, reply)

@@ -55,10 +55,10 @@ from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.forms import has_form
 from fedhet.runs.process import exit_after
 
-HANG_SECONDS = 5.0  # a client's process may take so long after its deadline to end the work
-MOST_PINNED = 100  # a message asks a client to keep its states of at most so many earlier rounds
+HANG_SECONDS = 5.0  # how long a client's process may continue after its deadline
+MOST_PINNED = 100  # most earlier rounds for which a message may ask a client to keep its states
 REASONS = ("failed", LOST)  # reasons of a failure that a client may report itself
-AGREED = "agreed"  # field in the header of a message
+AGREED = "agreed"  # header field with the statistics that the sites have agreed on
 ECHO = ("phase", "step", "round", "pid")  # fields that a reply repeats from its message
 HEADER = "fedhet"
 ARRAY = "fedhet.array."  # followed by a number: an array among the metrics of an evaluation
@@ -71,15 +71,15 @@ _READERS: dict[tuple[int, int], Any] = {
 _WEIGHTS = ""  # the name of the weights among the parts; no extra has an empty name
 Ins = TypeVar("Ins", FitIns, EvaluateIns)
 Part = tuple[list[Any], list[str]]  # arrays, and their digest followed by their names
-LONGEST_INTEGER = 2**62
+LARGEST_INTEGER = 2**62
 MOST_METRICS = 1000
 LONGEST_NAME = 200
 
 
 class Adapter(NumPyClient):
-    """Serves Flower's messages with a method's client, and attaches itself to the client.
+    """Answers Flower's messages by a method's client, and sets itself as the client's `adapter`.
 
-    It serves Flower's evaluation messages like all others.
+    It answers Flower's evaluation messages as it answers all other messages.
 
     Args:
         client: the method's client.
@@ -274,7 +274,7 @@ def read_arrays(
         tensors: the arrays, as the bytes of .npy files.
         carried: the named values that came with them, such as the header and number of examples.
         limit: a reply with more bytes is refused unread.
-        failed: the parts of the cause, if Flower reports that there is no reply.
+        failed: if Flower reports that there is no reply, the texts that say why; else ().
     """
     size = _size([*tensors, *carried, *carried.values(), *failed])
     if size > limit:
@@ -348,7 +348,7 @@ def unpack(
         Rejected: the message is damaged, or not from fedhet.
     """
     header = read_header(carried)
-    parts, extras = _layout(header)
+    parts, extras = _take_parts(header)
     expected = sum(len(names) for _, *names in parts.values())
     if len(arrays) != expected:
         raise Rejected(
@@ -359,7 +359,7 @@ def unpack(
         content = list(islice(rest, len(names)))
         if digest_of(content) != digest:
             part = f"extra {name!r}" if name else "the weights"
-            raise Rejected("corrupt", f"{part}: the content does not have the digest in the header")
+            raise Rejected("corrupt", f"{part}: the content does not match the header's digest")
         tree = dict(zip(names, map(_tensor, content), strict=True))
         if name == _WEIGHTS:
             weights = tree
@@ -395,10 +395,11 @@ def read_header(carried: Any) -> dict[str, Any]:
 
 
 def read_array(data: bytes) -> np.ndarray:
-    """Return the array in the bytes of a .npy file; refuse a shape that needs other bytes.
+    """Return the array that the bytes of a .npy file hold.
 
     Raises:
-        Rejected: the bytes are not such a file, or the array is not numeric.
+        Rejected: the bytes are not such a file, the array is not numeric, or its type and shape
+            need more or fewer bytes than there are.
     """
     try:
         file = io.BytesIO(data)
@@ -425,12 +426,12 @@ def digest_of(arrays: Iterable[np.ndarray]) -> str:
 
 
 def seal(header: Mapping[str, Any]) -> str:
-    """Return the digest of a header that does not have its field "digest"."""
+    """Return the digest of a header, which is computed without the field "digest"."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
-def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
-    """Remove from the header its parts, as `part_of` lists them, and its scalar extras."""
+def _take_parts(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
+    """Take the parts (as `part_of` lists them) and the scalar extras out of the header."""
     parts, scalars = header.pop("parts", None), header.pop("scalars", None)
     good = has_form([parts], [{str: [str]}]) and all(parts.values()) and _WEIGHTS in parts
     good = good and all(len({*names}) == len(names) for _, *names in parts.values())
@@ -438,8 +439,8 @@ def _layout(header: dict[str, Any]) -> tuple[dict[str, list[str]], Extras]:
     if not good or not {type(value) for value in scalars.values()} <= {bool, int, float, str}:
         raise Rejected(
             "unreadable",
-            "parts in the header must be lists of a digest and different names, and scalars must be"
-            " values by name",
+            "the header's parts must map each name to a list [digest, different tensor names ...],"
+            " and its scalars must map other names to bool, int, float or str",
         )
     return parts, scalars
 
@@ -466,7 +467,7 @@ def read(
         header: the header.
         name: the field.
         kind: its type.
-        low: the smallest int allowed.
+        low: for an int, the smallest value allowed; the largest is LARGEST_INTEGER.
         good: a function that returns whether a value of this type is allowed.
 
     Raises:
@@ -475,7 +476,7 @@ def read(
     value: Any = header.get(name)
     if type(value) is not kind:
         raise Rejected("unreadable", f"{name} in the header is not a {kind.__name__}")
-    outside = low is not None and not low <= value <= LONGEST_INTEGER
+    outside = low is not None and not low <= value <= LARGEST_INTEGER
     if outside or (good and not good(value)):
         raise Rejected(
             "unreadable", f"{name} in the header is {clean(repr(value), 50)}, which is not allowed"

@@ -1,9 +1,9 @@
 """FedNorm: aggregation weights normalised by latent similarity (Kundalwal et al. 2024).
 
 Kundalwal, Saraswat, Mishra and Mishra, "Client contribution normalization for enhanced federated
-learning". The server compares the mean latents z of the participants. A client with latents unlike
-the latents of the other clients gets more weight. FedNorm is a plug-in for any base method: w_r
-replaces the aggregation weight nu_r of the base method.
+learning". The server compares the mean latents z of the participants. A client gets more weight if
+its mean latent differs from the other clients' mean latents. FedNorm is a plug-in for any base
+method: w_r replaces the aggregation weight nu_r of the base method.
 
     z_r      = mean of h(x) over all training samples x of client r
     S_rp     = cos(z_r, z_p), S_rr = 1                      (eq. 3, 4)
@@ -31,14 +31,15 @@ similar to each other, so they keep the weights of the base method.
 Deviations and choices:
 - The paper computes z both before the training and in its last epoch. Here `z_when` chooses.
   `after_training`, the default, uses the model that the client sends. `before_training` uses the
-  model that the client received. `last_epoch` is the mean over the last epoch, as the model in
-  train mode computed z for each sample, generated samples included.
+  model that the client received. `last_epoch` averages the z that the model computed in train mode
+  during the last epoch. Samples that plug-ins generated count, too.
 - The paper requires T to be less than 1, which sharpens the softmax, but prints no value. The
   default is .5.
 - Line 3 of algorithm 1 draws a "random group of clients" once, before the loop over the rounds, and
   does not say how many. Here every round draws its clients anew, as the base methods do
   (`fraction`). With `fraction=1`, the default, everyone takes part and both readings are the same.
-  Taken literally, clients outside the group would never train, as in a federation of fewer clients.
+  If line 3 is meant literally, clients outside the group never train. This is the same as a
+  federation of fewer clients.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def similarity(z: Tensor) -> Tensor:
         z: (R, d) the participants' mean latents.
     """
     z = z.double()
-    scaled = z / z.abs().amax(1, keepdim=True).clamp_min(_TINY)  # so that the norm cannot overflow
+    scaled = z / z.abs().amax(1, keepdim=True).clamp_min(_TINY)  # scaled, so that no norm overflows
     norm = scaled.norm(dim=1, keepdim=True)
     unit = torch.where(norm > 0, scaled / norm.clamp_min(_TINY), 0.0)
     s = unit @ unit.T
@@ -140,7 +141,10 @@ def latents(params: AnyTree, batch: Batch, own: Tree) -> tuple[Tensor, Tree]:
 
 @dataclass(frozen=True, kw_only=True)
 class FedNormPlugin(Plugin):
-    """Replaces the base method's weights nu by w, in everything that the base method averages."""
+    """Replaces the base method's aggregation weights nu by w.
+
+    This affects everything that the base method averages.
+    """
 
     name = "fednorm"
     needs = frozenset({"used weights"})
@@ -213,7 +217,7 @@ class FedNormPlugin(Plugin):
         # Clients that withhold z keep their nu; the other clients share the rest.
         scale, total = (nu.sum(), sum(new.values())) if "withheld" in recorded else (1.0, 1.0)
         new |= zip(pids, (weights * scale).tolist(), strict=True)
-        weights = weights * scale / total  # as used: the weights of all clients sum to 1
+        weights = weights * scale / total  # as the merge uses them: over all clients, they sum to 1
         recorded |= {
             "similarity": similarity,
             "factors": factors,

@@ -20,9 +20,9 @@ c <- c + (1/N) sum_i (c_i+ - c_i), over the participants i.
 
 A plug-in such as FedNorm sets other w_i. Then lambda_j is the weight of client j in its last round,
 scaled so that the weights of that round have the mean 1 (lambda_j = R w_j, with R participants and
-weights that sum to 1). If the client never took part, lambda_j is 1. A plain mean of the control
-variates would pull x back to the fixed point of unweighted SCAFFOLD. The server therefore averages
-the control variates under the same weights as the updates. With `control_weights=uniform`, lambda
+weights that sum to 1). If the client never took part, lambda_j is 1. With a plain mean of the
+control variates, x would return to the fixed point of unweighted SCAFFOLD. Therefore the server
+gives the control variates the same weights as the updates. With `control_weights=uniform`, lambda
 is always 1.
 
 `control` chooses the option:
@@ -31,9 +31,10 @@ is always 1.
   momentum, weight decay, clipping and Adam. It also refuses plug-ins that change gradients in
   another way than by a term of the loss, such as FedLEx, which scales them. K is the number of
   optimiser steps that the client took.
-- `gradient` is option I. It costs one more pass over the data, and allows all of these. The client
-  computes the gradient of the local loss, with the terms, weights and data that plug-ins add.
-  Plug-ins that scale the gradients of the steps do not scale this gradient.
+- `gradient` is option I. It costs one more pass over the data. It allows momentum, weight decay,
+  clipping, Adam and plug-ins that change gradients. The client computes the gradient of the local
+  loss, with the terms, weights and data that plug-ins add. Plug-ins that scale the gradients of the
+  steps do not scale this gradient.
 
 Deviations and choices: in the paper the client sends c_i+ - c_i. Here it sends c_i+, which has the
 same size. Under option II the server recovers the difference as -c - (y - x) / (K lr). Under option
@@ -92,8 +93,8 @@ def replaced(u: Update, state: State) -> AnyTree:
         return state["known"].get(u.pid) or trees.map(torch.zeros_like, u["c_plus"])
     if "c_i" in u:
         return u["c_i"]  # type: ignore[no-any-return]
-    moved = option_ii(u.sent["c"], u.change, u["steps"] * u.sent.local.lr)
-    return trees.add(u["c_plus"], moved, -1.0)
+    control_change = option_ii(u.sent["c"], u.change, u["steps"] * u.sent.local.lr)
+    return trees.add(u["c_plus"], control_change, -1.0)
 
 
 class ScaffoldClient(Client):
@@ -103,16 +104,16 @@ class ScaffoldClient(Client):
     def train(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
         c = msg["c"]
         c_i = state.get("c_i") or trees.map(torch.zeros_like, c)
-        x, by_steps = msg.weights, self.options.control == "steps"
-        if not by_steps:
+        x, option_2 = msg.weights, self.options.control == "steps"
+        if not option_2:
             index = torch.arange(len(ctx.data), device=ctx.workspace.device)
             c_plus = trees.pick(ctx.gradient(x, index, FORWARD_BATCH)[0], c)  # line 12, option I
         y = ctx.fit(x, [Term("gradient", as_given, {name: c[name] - c_i[name] for name in c})])
-        if by_steps:
+        if option_2:
             dy = trees.Difference(trees.pick(y.params, c), x)
-            moved = option_ii(c, dy, y.steps * msg.local.lr)
-            c_plus = trees.cast(trees.add(c_i, moved), c)
-        extras = {"c_plus": c_plus, **({"steps": y.steps} if by_steps else {"c_i": c_i})}
+            control_change = option_ii(c, dy, y.steps * msg.local.lr)
+            c_plus = trees.cast(trees.add(c_i, control_change), c)
+        extras = {"c_plus": c_plus, **({"steps": y.steps} if option_2 else {"c_i": c_i})}
         return Result(y.params, extras), {"c_i": c_plus}
 
 
@@ -181,7 +182,8 @@ class Scaffold(Method):
                 known[u.pid] = u["c_plus"]
         scale = len(w) / sum(w.values())  # R / sum_i w_i
         # line 17: c <- c + 1/N sum_i (c_i+ - c_i) if lambda = 1.
-        # The total changes by sum_i w_i c_i+ - sum_i lambda_i c_i; `pop` frees memory at once.
+        # The total changes by scale * sum_i w_i c_i+ - sum_i lambda_i c_i. `pop` frees the memory
+        # of each tensor at once.
         total = {
             name: total + scale * added.tree.pop(name) - removed.tree.pop(name)
             for name, total in state["total"].items()

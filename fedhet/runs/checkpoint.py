@@ -105,7 +105,7 @@ class CheckpointFolder:
 
     @property
     def needs(self) -> Needs:
-        """The clients' states that the kept checkpoints need, client -> versions."""
+        """The versions of the clients' states that the kept checkpoints need, by client."""
         return all_needs(checkpoint.states for checkpoint in self._kept.values())
 
     # ---- writing
@@ -131,8 +131,8 @@ class CheckpointFolder:
             room: the bytes that must stay free on the disk for the run's own files.
 
         Raises:
-            WriteError: the checkpoint cannot be written, or leaves less space; earlier checkpoints
-                stay unchanged.
+            WriteError: the checkpoint cannot be written, or would leave less than `room` bytes
+                free; earlier checkpoints stay unchanged.
             ValueError: a state is missing.
         """
         folder = self.home / f"{round:06d}"
@@ -157,7 +157,7 @@ class CheckpointFolder:
                 text = json.dumps(manifest)
                 digest = hashlib.sha256(text.encode()).hexdigest()
                 write_text(part / MANIFEST, f"{digest}\n{text}\n")
-                if (self.home / STATES).exists():  # it does not if clients keep no state
+                if (self.home / STATES).exists():  # not if clients keep no state
                     sync(self.home / STATES)
                 if (left := shutil.disk_usage(part).free) < room:
                     raise OSError(
@@ -306,7 +306,7 @@ class Checkpoints(Callback):
             put_back(callback, nodes.get(callback.name, {}), tensors, device)
         if set(strategy.weights) != set(before):
             raise ValueError(f"it has the slots {sorted(strategy.weights)}")
-        for name, tree in before.items():  # diverged weights may be of any value
+        for name, tree in before.items():  # checks no values, because weights may have diverged
             trees.check_form(f"the slot {name!r}", strategy.weights[name], tree)
         lengths = tuple(entry.rounds for entry in continued(strategy.phases, found))
         strategy.run = replace(strategy.run, lengths=lengths)
@@ -323,8 +323,8 @@ class Checkpoints(Callback):
     def step_ended(self, loop: Loop, row: Row) -> None:
         """Write a checkpoint if it is due, or after the last step if the run already has one.
 
-        If the evaluation of the step failed, none is written, so that a resumed run repeats the
-        step with its evaluation.
+        If the evaluation of the step failed, no checkpoint is written, so that a resumed run
+        repeats the step with its evaluation.
         """
         if self._every is None or loop.row is not None:
             return

@@ -52,7 +52,7 @@ def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
     """Return the learning problem that a configuration defines on the data."""
     dataset = data.dataset
     scale = target_scale(dataset)
-    if dataset.target == "class":  # the counts of [label, prediction]
+    if dataset.target == "class":  # the array counts the samples by [label, prediction]
         outputs = len(dataset.outputs)
         limits.check_array(f"dataset.classes={outputs}", outputs, outputs, width=8)
     target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))

@@ -24,7 +24,7 @@ from fedhet.runs.guard import TemporaryFolder
 
 MEMORY_BYTES = 2**29  # limit for the states that one process keeps in memory
 STATE_DAYS = 7  # the states of a run are removed after this many days without use
-HASH_BYTES = 32  # of SHA-256
+HASH_BYTES = 32  # the length of a SHA-256
 MARK = ".fedhet"  # the file that marks folders which may be removed
 
 
@@ -53,7 +53,7 @@ class MemoryStore:
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         before, _ = self._states.pop(pid, ({}, ()))
         versions = {v: t for v, t in before.items() if v in keep}
-        # Clones: a stored state must not change with the model from which it was read.
+        # Store clones: a stored state must not change with the model from which it was read.
         versions[version] = {name: t.clone() for name, t in state.items()}
         self._states[pid] = versions, keep
         self._bytes += _size(versions) - _size(before)
@@ -68,7 +68,7 @@ class MemoryStore:
         pid, (versions, keep) = next(iter(self._states.items()))
         for version in sorted(versions):
             self._spilled[1].save(pid, version, versions[version], keep)
-        # Not before the states are saved: if the disk is full, only the current client fails.
+        # Remove the states only after they are saved: if the disk is full, only one client fails.
         self._bytes -= _size(versions)
         del self._states[pid]
 
@@ -78,7 +78,7 @@ def _size(versions: dict[int, Tree]) -> int:
 
 
 class DiskStore:
-    """Stores states in files: the SHA-256 of the rest, and then the content of a safetensors file.
+    """Stores each state in a file: the SHA-256 of a safetensors file, and then its content.
 
     It is for clients that share a node, and for processes that end after each message.
     """
@@ -101,7 +101,7 @@ class DiskStore:
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
         home = self._folder / str(pid)
-        # Clones: two components may keep the same tensor, and safetensors refuses that.
+        # Save clones: two components may keep the same tensor, and safetensors refuses that.
         whole = torch.contiguous_format
         clones = {name: t.cpu().clone(memory_format=whole) for name, t in state.items()}
         content = safetensors.torch.save(clones)

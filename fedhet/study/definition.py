@@ -67,7 +67,8 @@ def refuse_conflicts(
 
 
 def _refuse_tuned(axes: Mapping[str, Sequence[Value]], tuning: Tuning) -> None:
-    others = {axis: values for axis, values in axes.items() if axis != SEED}  # not tuned for
+    # The seed is left out, because nothing is tuned for a seed.
+    others = {axis: values for axis, values in axes.items() if axis != SEED}
     for values in product(*others.values()):
         space = tuning.space_of([value.label for value in values])
         for axis, value in zip(others, values, strict=True):
@@ -136,7 +137,7 @@ class Experiment:
 
     @property
     def labels(self) -> dict[str, list[Label]]:
-        """Return axis -> the labels of its values."""
+        """Return a dict: axis -> the labels of its values."""
         return {axis: [value.label for value in values] for axis, values in self.axes.items()}
 
     def wants(self, axes: Mapping[str, Label]) -> bool:

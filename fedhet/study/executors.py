@@ -1,4 +1,4 @@
-"""Planned runs, and executors that make them: here, in processes of this machine, Ray, Slurm.
+"""Planned runs, and their executors: in this process, in other processes, on Ray or on Slurm.
 
 Executors for other processes can start a run, wait, and say whether its process has ended. The run
 folder then says how the run ended.
@@ -75,10 +75,10 @@ class PlannedRun:
         label: its name for people.
         overrides: its overrides.
         folder: absolute path of its run folder.
-        any_code: whether the run may use other code than the experiment's command; None if the run
-            belongs to no experiment.
-        trial: whether the terminal shows its validation score. Nobody may choose a trial by its
-            test score.
+        any_code: whether the run may use code that differs from the code of the command that
+            started the experiment; None if the run belongs to no experiment.
+        trial: whether the run is a trial. The line for an ended trial shows its validation score
+            instead of its test score, because nobody may choose a trial by its test score.
         alone: whether the process that it first shared with other runs has died. The run then gets
             a process of its own.
     """
@@ -115,7 +115,7 @@ class PlannedRun:
         return replace(settings, run_dir=str(self.folder))
 
     def make(self, settings: Config) -> Run:
-        """Make the run with these settings in this process; raise its error if it fails."""
+        """Execute the run with these settings in this process; raise its error if it fails."""
         if self.any_code is None:
             return make(cells.as_cell(settings, self.folder) if self.alone else settings)
         with cells.recorded(self.folder, any_code=self.any_code):
@@ -125,7 +125,7 @@ class PlannedRun:
         """Whether its folder says how the run has ended.
 
         Args:
-            problem: the problem that has ended its process, or "".
+            problem: why its process ended abnormally; "" if it did not.
         """
         state = cells.state_of(self.folder)
         if not state and self.any_code is None:
@@ -136,10 +136,12 @@ class PlannedRun:
         return state.get("status") in (cells.FINISHED, cells.FAILED)
 
     def failure(self, problem: str) -> str | None:
-        """Return why the run has failed, from its folder; call it after its process has ended.
+        """Return why the run has failed, as its folder says. Its process must have ended.
+
+        If the folder does not say how the run has ended, write the reason into the folder.
 
         Args:
-            problem: the problem that has ended its process, or "".
+            problem: why its process ended abnormally; "" if it did not.
 
         Returns:
             "" if the run has not failed. None if it has found other code and has not begun; the
@@ -158,7 +160,7 @@ class PlannedRun:
 
 @exits_as_errors()
 def make(settings: Config) -> Run:
-    """Make a run in this process; raise its error if it fails."""
+    """Execute a run in this process; raise its error if it fails."""
     instantiate(settings.cfg.partition)  # refuses wrong settings before torch and data are loaded
     if "fedhet.engines.dispatch" in sys.modules:
         # Reference cycles hold models and data of an earlier run; Python may keep them for long.
@@ -188,7 +190,7 @@ def clients_together(settings: Config) -> int:
 
 
 def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None:
-    """Make a run for the user of this process, and print its folder.
+    """Execute a run for the user of this process, and print its folder.
 
     After an error other than RunFailed, nothing is printed.
 
@@ -215,10 +217,10 @@ def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None
 
 
 def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
-    """Make runs in this new process, on this machine or another. Their folders hold the outcome.
+    """Execute the runs in this process, which was started for them on this or another machine.
 
-    Several runs are made at the same time, so that their clients can train in one batch
-    (fedhet/engines/fused).
+    The run folders hold the outcome. Several runs are executed at the same time, so that their
+    clients can train in one batch (fedhet/engines/fused).
 
     Args:
         runs: the runs and their settings.
@@ -237,7 +239,7 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
     first, settings = runs[0]
     with _logged(first.folder):
         if len(runs) == 1:
-            _announce(first, settings)
+            _run_and_report(first, settings)
             return
         from fedhet.engines.fused.scheduler import Scheduler
 
@@ -247,8 +249,8 @@ def carry_out(runs: Sequence[tuple[PlannedRun, Config]], home: str) -> None:
             Scheduler().gather([partial(_beside_others, *run) for run in runs])
 
 
-def _announce(run: PlannedRun, settings: Config) -> None:
-    """Make a run. If it fails, print the error and record the reason in its folder."""
+def _run_and_report(run: PlannedRun, settings: Config) -> None:
+    """Execute a run. If it fails, print the error and record the reason in its folder."""
     try:
         run.make(settings)
     except OtherCode:
@@ -259,18 +261,18 @@ def _announce(run: PlannedRun, settings: Config) -> None:
 
 
 def _beside_others(run: PlannedRun, settings: Config) -> None:
-    """Make a run in a process that it shares with other runs."""
+    """Execute a run in a process that it shares with other runs."""
     timing.SHARE.set(timing.Share())
     with (run.folder / LOG).open("a", encoding="utf-8") as file:
         OWN_LOG.set(file)
-        _announce(run, settings)
+        _run_and_report(run, settings)
 
 
 OWN_LOG: ContextVar[TextIO] = ContextVar("log")
 
 
 class OwnLog:
-    """Replaces stdout in a process with several runs: each run writes to its own log."""
+    """Replaces stdout and stderr in a process with several runs: each writes to its own log."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(OWN_LOG.get(sys.__stderr__), name)  # type: ignore[arg-type]
@@ -300,19 +302,27 @@ def _redirect(out: int, err: int) -> None:
 # ---- executors
 CGROUP = Path("/sys/fs/cgroup")
 PRELOAD = "fedhet.study.preload"
-# Runs that share a process agree in these settings and in all choices of groups but the partition.
-SHAPING = ("engine.", "model.", "client.batch_size", "fraction", "partition.clients", "replies.")
+# Runs may share a process only if they have the same values of these settings, and the same choice
+# in every group except `partition`.
+SHARED_SETTINGS = (
+    "engine.",
+    "model.",
+    "client.batch_size",
+    "fraction",
+    "partition.clients",
+    "replies.",
+)
 MOST_RUNS = 10  # in one process; if it is killed, each run is repeated in its own process
 LISTEN_SECONDS = 0.25  # longest wait before the display is updated and interrupts are checked
 END_SECONDS = 20.0  # time for interrupted runs to write their record before they are killed
 
 
 class Executor(ABC):
-    """Makes planned runs.
+    """Executes planned runs.
 
     Attributes:
         places: the largest number of processes at once.
-        reads_here: whether the runs read their data on this machine.
+        reads_here: whether all runs certainly read their data on this machine.
     """
 
     places = sys.maxsize
@@ -320,7 +330,7 @@ class Executor(ABC):
 
     @abstractmethod
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        """Make the runs. Return the failed runs with their reasons.
+        """Execute the runs. Return the failed runs with their reasons.
 
         A failed run does not stop the others. If a run finds that the code has changed, no more
         runs are started.
@@ -335,7 +345,7 @@ class Executor(ABC):
 
 
 class Here(Executor):
-    """Makes one run after another in this process."""
+    """Executes one run after another in this process."""
 
     places = 1
     reads_here = True
@@ -359,7 +369,7 @@ class Here(Executor):
 
 
 class Elsewhere(Executor):
-    """Base of executors that make runs in other processes, several at once."""
+    """Base of executors that execute runs in other processes, several at once."""
 
     @abstractmethod
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
@@ -371,7 +381,7 @@ class Elsewhere(Executor):
 
     @abstractmethod
     def ended(self, handle: Any) -> str | None:
-        """Return None while the process runs; after its end, "" or the problem that ended it."""
+        """Return None while the process runs; then why it ended abnormally, or "" if it did not."""
 
     @abstractmethod
     def interrupt(self, handle: Any) -> None:
@@ -381,7 +391,7 @@ class Elsewhere(Executor):
         """End the process at once, if the executor can do this."""
 
     def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
-        """Group the runs; one process makes each group."""
+        """Group the runs. Each group is executed by one process."""
         return [[run] for run in runs]
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
@@ -401,7 +411,8 @@ class Elsewhere(Executor):
                             watch.begins(run)
                         composed = [(run, run.composed(bases)) for run in group]
                         calls.append(partial(carry_out, composed, str(Path.cwd())))
-                    with signals_deferred():  # else a started run could be missing in `running`
+                    # An interrupt in between would leave started runs out of `running`.
+                    with signals_deferred():
                         running |= zip(self.start(calls), batch, strict=True)
                 self.wait([*running])
                 for handle, group in [*running.items()]:
@@ -431,7 +442,10 @@ class Elsewhere(Executor):
         return {run: failed[run] for run in runs if run in failed}
 
     def _end(self, handles: list[Any]) -> None:
-        """End all runs as after Ctrl-C. Kill runs that do not end, or all at a second Ctrl-C."""
+        """Interrupt all runs, as Ctrl-C does.
+
+        After END_SECONDS, or at a second Ctrl-C, kill the runs that have not ended.
+        """
         until = time.monotonic() + END_SECONDS
         try:
             for handle in handles:
@@ -445,10 +459,10 @@ class Elsewhere(Executor):
 
 
 class Processes(Elsewhere):
-    """Makes each run in its own process on this machine, by default one process per core.
+    """Executes runs in processes on this machine; by default, as many at once as there are cores.
 
-    Runs that can train in one batch may share a process. The fork server of multiprocessing forks
-    the processes; it has already imported the modules that runs need.
+    A process has one run, or several runs that can train in one batch. The fork server of
+    multiprocessing forks the processes; it has already imported the modules that runs need.
 
     Args:
         workers: number of processes at once; None: the number of cores that this process may use.
@@ -469,7 +483,8 @@ class Processes(Elsewhere):
         path = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         try:
-            resource_tracker.ensure_running()  # leaves all signals unblocked, so it comes first
+            # This call unblocks all signals, so it must come before they are blocked.
+            resource_tracker.ensure_running()
             with signals_deferred():  # the fork server then keeps these signals blocked
                 forkserver.ensure_running()
         finally:
@@ -477,12 +492,12 @@ class Processes(Elsewhere):
             os.environ.update({} if path is None else {"PYTHONPATH": path})
 
     def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
-        # Runs are alike if they agree in all choices but the partition, and in SHAPING.
+        # Runs are alike if they may share a process, as SHARED_SETTINGS says.
         alike: dict[tuple[str, ...], list[PlannedRun]] = {}
         shaping = catalogue.groups().keys() - {"partition"}
         for run in runs:
             lines = [line for line in run.overrides if key_of(line) in shaping]
-            lines += [line for line in run.overrides if key_of(line).startswith(SHAPING)]
+            lines += [line for line in run.overrides if key_of(line).startswith(SHARED_SETTINGS)]
             alike.setdefault(tuple(lines), []).append(run)
         groups = []
         for some in alike.values():
@@ -508,7 +523,7 @@ class Processes(Elsewhere):
 
     def ended(self, handle: ForkServerProcess) -> str | None:
         if handle.pid is None:
-            return "no process can be started for it"
+            return "the system cannot start a process for this run"
         code = handle.exitcode
         if not code:
             return None if code is None else ""
@@ -537,7 +552,7 @@ def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
         with interruptible():
             signal.signal(signal.SIGTERM, _interrupt_once)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            end_with_parent(os.getppid())  # the fork server, which ends with the command
+            end_with_parent(os.getppid())  # the parent, the fork server, ends with the command
             command = multiprocessing.parent_process()
             if command is not None and not command.is_alive():
                 os._exit(1)
@@ -548,7 +563,10 @@ def _in_process(call: Callable[[], None], variables: dict[str, str]) -> None:
 
 
 def _interrupt_once(number: int, frame: Any) -> None:
-    """Handle a signal like Ctrl-C. Ignore a second one, which would disturb the first's record."""
+    """Handle a signal like Ctrl-C.
+
+    Ignore a second signal: it would interrupt the run while it writes its record.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     interruptions.interrupt(number, frame)
 
@@ -566,11 +584,11 @@ def usable_cores() -> int:
 
 
 class Ray(Elsewhere):
-    """Makes each run as a task of a Ray cluster.
+    """Executes each run as a task of a Ray cluster.
 
-    The nodes get the code of this process (engines/ray.py), and each run its composed
-    configuration. They need the same packages, and the working directory under the same path,
-    because each run writes its own run folder.
+    Ray sends the code of this process to the nodes (engines/ray.py). Each run gets its composed
+    configuration. All nodes need the same packages. They also need the working directory under the
+    same path, because each run writes its own run folder.
 
     Args:
         address: `<host>:<port>` of a cluster's head; "auto": the cluster of this machine; None:
@@ -602,7 +620,7 @@ class Ray(Elsewhere):
                 signal.signal(signal.SIGTERM, handler)  # Ray has replaced the handler
                 return super().launch(runs, watch)
             finally:
-                ray.shutdown()  # runs that still go on end with this process's connection
+                ray.shutdown()  # by disconnecting, this ends the runs that have not finished
 
     def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
         task: Any = self.ray.remote(lambda call: call()).options(**self.needs, max_retries=0)
@@ -619,7 +637,7 @@ class Ray(Elsewhere):
         except self.ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             first = str(cause).strip().partition("\n")[0]
-            return f"Ray has lost it: {type(cause).__name__}: {first}"
+            return f"its Ray task failed: {type(cause).__name__}: {first}"
         return ""
 
     def interrupt(self, handle: Any) -> None:
@@ -627,7 +645,7 @@ class Ray(Elsewhere):
 
 
 class Submitit(Elsewhere):
-    """Makes each run as a job of Slurm, or as a local process of submitit.
+    """Executes each run as a job of Slurm, or as a local process of submitit.
 
     Args:
         cluster: slurm, or local for processes of this machine.

@@ -50,8 +50,8 @@ class Tuning:
 
     Attributes:
         budget: number of trials of each method in each setting. None: try the whole grids, which
-            must then have equal sizes. If one grid is smaller than the budget, all must have its
-            size.
+            must then have equal sizes. If one grid is smaller than the budget, all grids must have
+            the size of this grid.
         seeds: the seeds of the trials; each trial is run with all of them.
         space: the settings that are tuned in all runs.
         own: label of a value of an axis -> the settings that are tuned for this value in addition.
@@ -97,7 +97,7 @@ def points(space: Space, budget: int | None) -> list[Point]:
     The same space and budget always give the same points.
 
     Raises:
-        ConfigError: an interval without a budget.
+        ConfigError: the space has an interval, but there is no budget.
     """
     grid = all(not isinstance(values, Interval) for values in space.values())
     if grid:

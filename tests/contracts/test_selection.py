@@ -83,7 +83,10 @@ def test_the_best_model_by_validation_is_kept(
     assert (stopped["round"], stopped["planned"]) == (len(recorded), 8)
     assert "early_stopping.patience: 3 evaluations in a row" in stopped["reason"]
     (line,) = [r for r in caplog.records if r.levelno >= logging.WARNING]  # which Python prints
-    assert f"stops after round {len(recorded)}: 3 evaluations in a row" in line.getMessage()
+    assert (
+        f"stops after round {len(recorded)} of its phase: 3 evaluations in a row"
+        in line.getMessage()
+    )
     assert f"after round {len(recorded)}: early_stopping" in capsys.readouterr().out
     kept = safetensors.torch.load_file(run.dir / "best_val.safetensors")
     shorter = launch(*lines, f"rounds={best['step']}", task=validated())

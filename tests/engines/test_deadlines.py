@@ -73,7 +73,7 @@ def test_a_time_limit_ends_what_runs_too_long(where: Callable[..., None]) -> Non
                     ended.append("caught")
 
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"longer than its deadline, 0.1 s"):
+    with pytest.raises(TimeoutError, match=r"longer .* 0.1 s"):
         where(hang)
     assert time.monotonic() - began < 10 and not ended
 

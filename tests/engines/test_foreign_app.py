@@ -1,4 +1,4 @@
-"""docs/flower.md has a whole app in the classic API, whose weights are those of fedhet.run."""
+"""docs/flower.md changes an app in the classic API; its weights are those of fedhet.run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import runpy
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import tomllib
 import venv
@@ -45,8 +46,10 @@ from fedhet.runs.guard import TemporaryFolder
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text().partition("\n## The classic API\n")[2]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
-FILES = ("my_app/task.py", "my_app/server_app.py", "my_app/client_app.py", "pyproject.toml")
-FILES += ("load.py", "make.py", "config.toml")  # which the page does not name
+FILES = ("my_app/task.py", "my_app/server_app.py", "my_app/client_app.py", "config.toml")
+# What an owner's app has before: a model and pyproject.toml; and what makes the nodes' files.
+APP = Path(__file__).with_name("classic_app")
+BEFORE = {"my_app/model.py": "model.py", "pyproject.toml": "pyproject.toml", "make.py": "make.py"}
 
 
 # ---- the page, word for word but for the path of fedhet and the ports
@@ -109,7 +112,8 @@ class App:
         self.ports = f"ports=({' '.join(map(str, nodes))}); "
         self.server = server
         files = [text for kind, text in BLOCKS if kind in ("python", "toml")]
-        for name, text in zip(FILES, files, strict=True):
+        texts = {name: (APP / file).read_text() for name, file in BEFORE.items()}
+        for name, text in {**texts, **dict(zip(FILES, files, strict=True))}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(self._here(text))
         (Path(home.name) / "config.toml").write_text(SUPERLINK + (folder / FILES[-1]).read_text())
@@ -154,23 +158,27 @@ class App:
             )
 
     def python(self, file: str) -> None:
-        """Execute a file of the page."""
+        """Execute a file of the app."""
         command = ["python", file]
         subprocess.run(command, cwd=self.folder, env=self.environment, check=True, timeout=120)
 
     def check(self, nodes: list[dict[str, Any]]) -> None:
-        """The saved model is that of `fedhet.run`, and its file and the history can be read."""
+        """The saved model is that of `fedhet.run`, and fits the page's class; so is the history."""
         output = self.log.read_text()
         assert "App dependencies installed successfully" in output, output[-9000:]
         assert (self.folder / "model.pt").exists(), output[-9000:]
-        self.python("load.py")
-        page = runpy.run_path(str(self.folder / "my_app" / "task.py"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(self.folder)
+            patch.delitem(sys.modules, "my_app.model", raising=False)
+            patch.delitem(sys.modules, "my_app", raising=False)
+            page = runpy.run_path(str(self.folder / "my_app" / "task.py"))
         clients = [page["own_data"](SimpleNamespace(node_config=node)) for node in nodes]
         chosen = page["METHOD"]
         lines = [f"method={chosen['method']}", f"plugin=[{','.join(chosen['plugins'])}]"]
         lines += [*chosen["overrides"], f"hydra.run.dir={self.folder / 'run'}"]
         run = fedhet.run(lines, task=page["task"](clients))
         weights = torch.load(self.folder / "model.pt", weights_only=True)
+        page["Net"]().load_state_dict(weights)
         assert trees.sha256({"model": weights}) == trees.sha256({"model": run.weights})
         history = json.loads((self.folder / "history.json").read_text())
         assert [row["weights_sha256"] for row in history] == [
@@ -342,7 +350,7 @@ def test_a_node_reads_its_own_client_alone() -> None:
         (
             {"train": 10**6},
             "sizes",
-            r"1000000 training samples, .*24 before",
+            r"1000000 training samples; .*before, 24",
         ),
         ({"train": -1}, "number", r"'train': -1.*whole numbers .*0 "),
         ({"val": 10**10}, "number", r"'val': 10000000000.*whole numbers .*0 "),

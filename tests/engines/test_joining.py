@@ -74,4 +74,4 @@ def test_a_site_refuses_a_normalisation_that_is_none(folder: Path) -> None:
     mean = {"mean": [0.0] * 64}
     for agreed in (None, {}, mean, {**mean, "std": [0.0] * 64}, "auto"):
         reply = node.serve(msg, agreed)
-        assert isinstance(reply, Failure) and "agreed normalisation" in reply.cause
+        assert isinstance(reply, Failure) and "no valid statistics" in reply.cause

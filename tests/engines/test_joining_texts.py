@@ -160,7 +160,7 @@ def test_no_text_of_a_site_is_told(tmp_path: Path, lines: list[str]) -> None:
     frame.iloc[3, 0] = None
     frame.to_parquet(tmp_path / "b" / "t.parquet", index=False)
     reason = Joining(tmp_path, lines).refusal()
-    assert "DataError; the node's own log says more" in reason and "row" not in reason
+    assert "DataError; the log on that node has the details" in reason and "row" not in reason
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_server_learns_no_cell_and_no_column(
     home: Path, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reason = problem(home, f"dataset.train={file}")
-    assert "DataError; the node's own log" in reason
+    assert "DataError; the log on that node" in reason
     assert SECRET not in reason and "61234" not in reason
     assert SECRET in caplog.text
 

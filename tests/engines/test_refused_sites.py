@@ -263,6 +263,6 @@ def test_values_and_folders_of_a_site_stay_in_its_own_log(
     np.savez(folder / "a.npz", **arrays | {"x_train": x})
     reason = Deployment(folder).refusal()
     assert reason.endswith(
-        "site 'a' cannot serve this run: DataError; the node's own log says more"
+        "site 'a' cannot serve this run: DataError; the log on that node has the details"
     )
     assert "row 7" in caplog.text and "inf" in caplog.text

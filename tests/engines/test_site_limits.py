@@ -80,7 +80,7 @@ def test_a_column_that_no_site_tells_has_mean_0_and_std_1(
 ) -> None:
     _, agreed = moments_of(tmp_path, a=[1] * 3)
     assert agreed.statistics["mean"][1] == 0 and agreed.statistics["std"][1] == 1
-    assert "mean and std are 0 and 1 for the columns or channels [1]" in caplog.text
+    assert "no site reports mean and std of the columns or channels [1]" in caplog.text
     files = "dataset.files={a: a.npz, b: b.npz, c: c.npz}"
     lines = ["dataset.shape=[2]", "partition.split=[1,0,0]", files, f"data_dir={tmp_path}"]
     simulated = LocalData.simulated(config.compose([*RUN, *lines]).cfg, "local")

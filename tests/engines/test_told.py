@@ -34,7 +34,7 @@ from fedhet.runs.job import Job
 from fedhet.runs.stores import MemoryStore, store_at_site
 
 CELLS = ("John Smith", "Ann Lee", "61234")
-TOLD = "the node of site 'a' cannot serve this run: DataError; the node's own log says more"
+TOLD = "the node of site 'a' cannot serve this run: DataError; the log on that node has the details"
 ONE = ("dataset=local", "dataset.sites=[a]", "dataset.shape=[1]")
 TABLE = (*ONE[:2], "dataset.features=[age]", "dataset.label=name")
 
@@ -88,7 +88,7 @@ def test_no_cell_of_a_table_of_texts(tmp_path: Path, caplog: pytest.LogCaptureFi
         *("dataset.dtype=int64", "dataset.vocabulary=15", "dataset.padding=1"),
     )
     reason = problem(tmp_path, tmp_path / "t.csv", *lines)
-    assert "own log" in reason and CELLS[0] not in reason and CELLS[0] in caplog.text
+    assert "log on that node" in reason and CELLS[0] not in reason and CELLS[0] in caplog.text
 
 
 def test_no_token_of_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +99,7 @@ def test_no_token_of_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         *("dataset.dtype=int64", "dataset.target=next_char", "dataset.vocabulary=9"),
     )
     reason = problem(tmp_path, tmp_path / "t.npz", *lines)
-    assert "own log" in reason and "61234" not in reason and "61234" in caplog.text
+    assert "log on that node" in reason and "61234" not in reason and "61234" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_no_folder_of_the_data(tmp_path: Path, data: str) -> None:
     reason = problem(tmp_path, data, *ONE, "dataset.classes=2")
     hidden = ("secret-ward/", "/secret", "John", "tab", "yyy")
     assert not any(part in reason for part in hidden)
-    assert "own log says more" in reason
+    assert "log on that node" in reason
 
 
 @pytest.mark.parametrize("at", ["secret ward/state", "file/state"])
@@ -173,7 +173,7 @@ def test_no_folder_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sites.models[0] = cast("Path", "")
     reply = sites.serve(replace(msg, extras={**msg.extras, DELIVER: ""}))
     assert isinstance(reply, Failure)
-    assert reply.cause == "NotADirectoryError; the node's own log says more"
+    assert reply.cause == "NotADirectoryError; the log on that node has the details"
 
 
 def test_no_path_in_an_exception_that_flower_reports(
@@ -209,10 +209,13 @@ def test_a_simulation_keeps_its_messages(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (ConfigError("client.lr=-1: must be >= 0"), "ConfigError: client.lr=-1: must be >= 0"),
         (Rejected("corrupt", "no header"), "Rejected: no header"),
         (LostState("client 1: its state is missing"), "LostState: client 1: its state is missing"),
-        (MachineError("/srv/x: no such folder"), "MachineError; the node's own log says more"),
-        (DataError("row 7 of /srv/x"), "DataError; the node's own log says more"),
-        (OSError(2, "none", "/srv/x"), "FileNotFoundError; the node's own log says more"),
-        (KeyError("John Smith"), "KeyError; the node's own log says more"),
+        (
+            MachineError("/srv/x: no such folder"),
+            "MachineError; the log on that node has the details",
+        ),
+        (DataError("row 7 of /srv/x"), "DataError; the log on that node has the details"),
+        (OSError(2, "none", "/srv/x"), "FileNotFoundError; the log on that node has the details"),
+        (KeyError("John Smith"), "KeyError; the log on that node has the details"),
     ],
 )
 def test_an_error_is_told_by_its_class(error: Exception, text: str) -> None:

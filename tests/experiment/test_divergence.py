@@ -14,7 +14,7 @@ from fedhet.core.errors import has_diverged
             "client 8: weights, tensor 'a': holds NaN or infinite values, or values beyond 1e+15",
             True,
         ),
-        ("metric 'val.personal.loss' is nan, which it cannot be", True),
+        ("metric 'val.personal.loss' is nan; allowed for n: the client's number of samples", True),
         ("metric 'val.personal.loss' is inf, which it cannot be", True),
         ("client 3 failed: no reply", False),
         (None, False),

@@ -94,8 +94,8 @@ def test_on_a_terminal_the_bar_tells_what_ends_well(
     a.ends()
     watch.ends(planned(a.path), "")
     assert "2/3" in text(watch) and output.getvalue() == ""
-    watch.ends(planned(tmp_path / "b"), "no process can be started for it")
-    line = "[3/3] run b: failed: no process can be started for it\n"
+    watch.ends(planned(tmp_path / "b"), "the system cannot start a process for this run")
+    line = "[3/3] run b: failed: the system cannot start a process for this run\n"
     assert "3/3" in text(watch) and output.getvalue() == line
 
 
@@ -134,10 +134,10 @@ def test_a_launcher_tells_what_folders_cannot(tmp_path: Path, output: io.StringI
         for run in (killed, lost):
             watch.begins(run)
         watch.ends(killed, "its process was ended by SIGKILL")
-        watch.ends(lost, "no process can be started for it")
+        watch.ends(lost, "the system cannot start a process for this run")
     assert output.getvalue().splitlines() == [
         "[1/3] run killed: failed: its process was ended by SIGKILL",
-        "[2/3] run lost: failed: no process can be started for it",
+        "[2/3] run lost: failed: the system cannot start a process for this run",
     ]
 
 

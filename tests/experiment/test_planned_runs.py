@@ -188,7 +188,9 @@ def test_a_run_for_which_there_is_no_process(
         executors.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Full)
     )
     monkeypatch.setattr(PlannedRun, "composed", lambda run, bases: None)
-    assert launcher.launch([run], Watch(1)) == {run: "no process can be started for it"}
+    assert launcher.launch([run], Watch(1)) == {
+        run: "the system cannot start a process for this run"
+    }
 
 
 def test_what_is_printed_in_a_run_folder_and_after_it(

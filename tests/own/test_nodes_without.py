@@ -64,7 +64,7 @@ def test_a_lacking_class_or_dependency_is_named(
     forget(monkeypatch, "lacking_pkg")
     assert "finds no package lacking_pkg on this machine" in answer(records)
     (site / "lacking_pkg.py").write_text("import not_installed\n")
-    assert "ModuleNotFoundError; the node's own log" in answer(records)
+    assert "ModuleNotFoundError; the log on that node" in answer(records)
     assert "No module named 'not_installed'" in caplog.text
 
 

@@ -85,8 +85,9 @@ def test_the_record_has_the_most_that_a_client_has_released(
         assert row["privacy"] == spent
     assert run.summary["privacy"] == spent
     assert most > 2
-    said = f"epsilon {spent['epsilon_replaced']:.4g} against other data,"
-    said += f" {spent['epsilon']:.4g} against no data, at delta 1e-05 ({most} releases)"
+    said = f"epsilon {spent['epsilon_replaced']:.4g} if a client's data are replaced,"
+    said += f" {spent['epsilon']:.4g} if a client's data are left out"
+    said += f", at delta 1e-05 ({most} releases)"
     assert said in capsys.readouterr().out
     assert said in (run.dir / "model_card.md").read_text()
 

@@ -1,6 +1,7 @@
-"""FedClient serves the messages to a client. Flower calls `fit`, everything else calls `handle`.
+"""FedClient answers the server's messages. Flower calls `fit` or `evaluate`; others call `handle`.
 
-context.py has the local training, and the view of a message that a method gets.
+context.py has the local training, and fedhet/core/owners.py the view of a message that a method
+gets.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ DELIVER = "eval.deliver"  # extra: the digest of the global model; the site keep
 
 
 def evaluated_views(views: Iterable[str], workspace: Workspace) -> dict[str, str]:
-    """Return the views to evaluate: their names in the record -> their names in the method.
+    """Return the views to evaluate as a dict from names in the record to names in the method.
 
-    If there is no global model, the view "global" is recorded as "personal": it has the shared
-    weights and the client's own statistics. A method's own "personal" view takes precedence, unless
-    eval.personal=false.
+    If there is no global model, the view "global" is recorded as "personal": its model has the
+    shared weights and the client's own statistics. A method's own "personal" view takes precedence,
+    unless eval.personal=false.
     """
     names = [name for name in views if workspace.evaluation.personal or name != "personal"]
     if not workspace.local_statistics:
@@ -75,10 +76,10 @@ class FedClient(NumPyClient):
     """Serves messages with a method and its plug-ins.
 
     Args:
-        workspace: what the clients of the process share.
+        workspace: the objects that the clients of the process share.
         method: the method; its client half does the work.
         plugins: the plug-ins, in their order.
-        store: keeps the states of clients; or a function run_id -> store.
+        store: keeps the states of clients; or a function from a run's id to its store.
         properties: the number of this node as `partition-id`, and the number of nodes as
             `num-partitions`. Neither is set if one process has all clients.
 
@@ -117,7 +118,7 @@ class FedClient(NumPyClient):
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Upload | Failure:
-        """Serve a message, with a random stream of its own.
+        """Answer a message, with a random stream of its own.
 
         Returns:
             The update; or, after an error, a Failure that says who failed, where and why. The
@@ -138,12 +139,12 @@ class FedClient(NumPyClient):
                         "the server delivers a model, but this client does not run at a site"
                     )
                 return self.delivery(self)
-        except Exception as error:  # the server must learn of every error which client had it
+        except Exception as error:  # for every error, the server must learn which client had it
             level = logging.WARNING if traceback_wanted() else logging.DEBUG
             log.log(level, "client %d", msg.pid, exc_info=True)
             reason = LOST if isinstance(error, LostState) else "failed"
             text, simulated = f"{type(error).__name__}: {error}", self.workspace.simulated
-            if not simulated:  # the server is another machine: it gets the public text only
+            if not simulated:  # the server is another machine, so it gets only the public text
                 log.error("client %d: %s", msg.pid, clean(text))
             return Failure(
                 msg.pid, msg.phase, msg.step, text if simulated else public_text(error), reason
@@ -168,7 +169,7 @@ class FedClient(NumPyClient):
         if msg.plugins != self._digests:
             raise ConfigError(
                 "server and client differ in their method, their plug-ins or the settings of"
-                f" them: {msg.plugins} on the server, {self._digests} here"
+                f" these: {msg.plugins} on the server, {self._digests} here"
             )
         weights = {name: t.to(device) for name, t in msg.weights.items()}
         extras = {name: messages.on_device(value, device) for name, value in msg.extras.items()}
@@ -218,7 +219,7 @@ class FedClient(NumPyClient):
         return update
 
     def _data(self, plugins: Sequence[Plugin]) -> Samples:
-        """Return the training set as the plug-ins change it, ready for the model."""
+        """Return the training set, changed by the plug-ins and ready for the model."""
         workspace = self.workspace
         changing = [plugin for plugin in plugins if plugin.overrides("data")]
         data = workspace.train_data(self.pid)
@@ -253,9 +254,10 @@ class FedClient(NumPyClient):
         return seen, StateView(self.state, component.name), self.ctx
 
     def complete(self) -> AnyTree:
-        """Return the weights of the message, for the model with the tensors that it lacks.
+        """Return the weights of the message.
 
-        These come from the client's state, or else are the initial ones.
+        For the slot "model", add the tensors that the message lacks: from the client's state, or,
+        if the state has none, the initial values.
         """
         msg, initial = self.msg, self.workspace.initial
         if msg.slot != "model" or len(msg.weights) == len(initial):
@@ -282,7 +284,9 @@ class FedClient(NumPyClient):
     def _release(self, components: Sequence[Component], update: Upload) -> None:
         """Reduce the update to what may leave the client, and commit the state."""
         workspace, msg = self.workspace, self.msg
-        if workspace.simulated:  # else the steps would reveal how many samples were generated
+        # A real client does not send its number of steps, which would reveal how many samples a
+        # plug-in has generated.
+        if workspace.simulated:
             update.metrics[STEPS] = float(self.ctx.steps)
         messages.check_extras(update.extras, update.metrics)
         few = self.num_examples < workspace.min_count
@@ -296,14 +300,15 @@ class FedClient(NumPyClient):
             workspace.release(self, update, public_names(expected))
             repair(expected, update)
         update.keeps = self.state.commit(msg.round)
-        if update.keeps and not workspace.noise:  # the size may depend on the data
+        # Under noise, the client sends no size, because the size may depend on the data.
+        if update.keeps and not workspace.noise:
             # The size of generated samples would reveal the counts of classes.
             hidden = [plugin.name for plugin in self.plugins if plugin.overrides("data")]
             size = self.state.nbytes(hidden if workspace.min_count else ())
             update.metrics[STATE_BYTES] = float(size)
 
     def _step(self) -> Step:
-        """Return what the client knows about the step."""
+        """Return the step as a client knows it: without cohort, slots and state."""
         msg = self.msg
         return Step(
             workspace=self.workspace,
@@ -320,38 +325,40 @@ class FedClient(NumPyClient):
         return self.workspace.task.sizes[self.pid]
 
     def views(self) -> dict[str, Callable[[], nn.Module]]:
-        """Return functions that build the models to evaluate, by name ("global", "personal").
+        """Return a dict from the method's views ("global", "personal") to functions.
 
-        A run without a global model evaluates "global" as "personal".
+        Each function builds the model of its view. A run without a global model evaluates "global"
+        as "personal".
         """
         return self.half.views(*self._seen(self.method))
 
     # ---- evaluation
     def assess(self, visit: Callable[[str, nn.Module], None] | None = None) -> Upload:
-        """Score every view on the client's own data; the client's state stays as it is.
+        """Score each view on the client's own data, without changing the client's state.
 
-        If the message requests models, the reply has the tensors in which they differ from the
+        If the message requests models, the reply has the tensors of each model that differ from the
         received model.
 
         Args:
-            visit: is called with each view's name and its model. The reply then has all scores, and
-                must stay at the site. None: the reply has only what may leave the site.
+            visit: is called with each view's name and its model, except for the view "finetuned",
+                which is then not scored. The reply has all scores, and must stay at the site. None:
+                the reply has only the scores that the node's limits let leave the site.
 
         Raises:
             ConfigError: the message requests something that the settings here do not allow.
         """
-        workspace, asked, leaves = self.workspace, self.msg.extras, visit is None
+        workspace, requested, for_server = self.workspace, self.msg.extras, visit is None
         evaluation = workspace.evaluation
-        kept = self.msg.text(KEEP).split(",") if KEEP in asked else []
+        kept = self.msg.text(KEEP).split(",") if KEEP in requested else []
         refused = {
             "privacy.noise: no scores leave a client; set eval.clients=false": (
-                leaves and workspace.noise
+                for_server and workspace.noise
             ),
             "the server requests scores, but the run has eval.clients=false": (
-                leaves and not evaluation.clients
+                for_server and not evaluation.clients
             ),
             "the server requests training scores, but the run has eval.train=false": (
-                leaves and TRAIN_TOO in asked and not evaluation.train
+                for_server and TRAIN_TOO in requested and not evaluation.train
             ),
             "the server requests personal models, but these never leave their site": (
                 kept and not workspace.simulated
@@ -359,18 +366,18 @@ class FedClient(NumPyClient):
         }
         for why in (why for why, is_so in refused.items() if is_so):
             raise ConfigError(why)
-        if leaves and not workspace.limits.evaluate:
+        if for_server and not workspace.limits.evaluate:
             return Upload(self.pid, self.num_examples)
-        given = self.views()
-        views = {name: given[own] for name, own in evaluated_views(given, workspace).items()}
-        if evaluation.finetune_epochs and leaves:
+        by_view = self.views()
+        views = {name: by_view[view] for name, view in evaluated_views(by_view, workspace).items()}
+        if evaluation.finetune_epochs and for_server:
             views["finetuned"] = self._finetuned
         names = ["val", "test"]
-        if TRAIN_TOO in asked and self.num_examples >= workspace.min_count:
+        if TRAIN_TOO in requested and self.num_examples >= workspace.min_count:
             names.append("train")
         parts = workspace.parts(self.pid, *names)
-        least = workspace.limits.min_test if leaves else 0
-        parts = {part: samples for part, samples in parts.items() if len(samples) >= least}
+        min_test = workspace.limits.min_test if for_server else 0
+        parts = {part: samples for part, samples in parts.items() if len(samples) >= min_test}
         metrics: dict[str, float] = {}
         models: Extras = {}
         tallies: Extras = {}
@@ -378,7 +385,7 @@ class FedClient(NumPyClient):
             model = build()
             found = assess(model, [*parts.values()], workspace.task, workspace.batcher)
             for (part, samples), (scores, tally) in zip(parts.items(), found, strict=True):
-                if least:
+                if min_test:
                     scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count
                     )

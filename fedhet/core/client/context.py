@@ -36,11 +36,11 @@ from fedhet.core.workspace import Workspace
 
 
 class ClientContext:
-    """The data of one client during one message; it trains and evaluates models on them.
+    """One client's data during one message, with functions that train and evaluate models on them.
 
     Args:
-        workspace: what the clients of the process share: the task, the names and initial values of
-            the model, and the settings of privacy.
+        workspace: the objects that the clients of the process share: the task, the names and
+            initial values of the model, and the settings of privacy.
         msg: the message.
         identity: a key of the method, the plug-ins and their options. Clients with different keys
             never train in one batch.
@@ -113,9 +113,11 @@ class ClientContext:
             start: the values of the model at the beginning.
             terms: the method's own terms.
             data: the samples, ready for the model; None: the attribute `data`.
-            loss: replaces the task's criterion; its value are (B,) losses.
+            loss: a term that replaces the task's criterion. Its value is the losses (B,) of the
+                samples.
             epochs: the number of epochs; None: the epochs or steps that the message sets.
-            patience: stop after so many epochs without a lower mean loss; None: never stop.
+            patience: stop after this number of epochs in a row without a lower mean loss; None:
+                never stop.
             lr: the learning rate; None: the message's.
             names: the parameters to train; None: all parameters of the method's `scope`.
             beside: parameters to train in addition to the model's. The terms find them in `params`.
@@ -123,7 +125,7 @@ class ClientContext:
                 change these gradients.
             momentum: the initial momentum buffers of SGD, by parameter.
             stream: the name of the random stream of dropout; "": the message's stream.
-            alone: train without the plug-ins' terms, if the result is not sent.
+            alone: leave out the plug-ins' terms. Use it if the client does not send the result.
         """
         msg, data = self._msg, self.data if data is None else data
         model, beside, batcher = self.model(start), dict(beside or {}), self.workspace.batcher
@@ -137,7 +139,7 @@ class ClientContext:
         ):
             declared = [*terms, *(() if alone else self.terms)]
             descent = self._descent(model, data, local, declared, loss, beside, momentum)
-            before, orders = self.steps, self._epochs(descent, model, local, epochs)
+            steps_before, orders = self.steps, self._epochs(descent, model, local, epochs)
             if patience is None:
                 descend(descent, orders, batcher)
             else:
@@ -146,8 +148,8 @@ class ClientContext:
         params = self._held = self.workspace.read(list(self.workspace.initial))
         records = {} if alone else joined(descent.recorded)
         self._first = start if self._first is None else self._first
-        taken = self.steps - before
-        fitted = Fitted(params, taken, records, self._first, beside, momentum)
+        steps = self.steps - steps_before
+        fitted = Fitted(params, steps, records, self._first, beside, momentum)
         if not alone:
             self.fitted = fitted
         return fitted
@@ -177,19 +179,20 @@ class ClientContext:
         The batch loss is mean_b(w_b (losses_b + terms_b)) + penalties.
         """
         workspace = self.workspace
-        of_model = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        params = {**of_model, **beside}
+        model_params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        params = {**model_params, **beside}
         weights: Tensor | None = None
         for term in terms:
             if term.kind == "weight":
                 w = term.f(params, None, term.own)
                 weights = w if weights is None else weights * w
-        # The list `own` of the steps has this order; a weight has a row for each sample instead.
+        # `Descent.own` has the terms in this order. Weights are not among them: a weight has one
+        # entry per sample, so it becomes a column.
         batch_terms = [term for term in (loss, *terms) if term and term.kind != "weight"]
         kinds = {term.kind for term in batch_terms if term is not loss}
         draws = any(term.draws for term in batch_terms)
 
-        def of_kind(kind: str, owns: list[Prepared]) -> Iterator[tuple[Term, Prepared]]:
+        def terms_of_kind(kind: str, owns: list[Prepared]) -> Iterator[tuple[Term, Prepared]]:
             for term, own in zip(batch_terms, owns, strict=True):
                 if term.kind == kind and term is not loss:
                     yield term, own
@@ -199,7 +202,8 @@ class ClientContext:
         ) -> Values:
             x, y, index, *weight = columns
             records: Tree = {}
-            # Without a head, `features` need not be its input (torchvision has a classifier).
+            # If the model has no `head`, ignore its `features`: models of torchvision have
+            # `features` and `classifier`, and the classifier need not accept them as they are.
             features = getattr(module, "features", None) if hasattr(module, "head") else None
             with workspace.autocast():
                 z = None if features is None else features(x)
@@ -209,22 +213,23 @@ class ClientContext:
                     losses = workspace.task.criterion(logits, y)
                 else:
                     losses = value(loss, params, batch, owns[0], records)
-            for term, own in of_kind("loss", owns):
+            for term, own in terms_of_kind("loss", owns):
                 losses = losses + value(term, params, batch, own, records)
             for w in weight:
                 losses = losses * w
             if "penalty" not in kinds:
                 return losses, None, records
             values = (
-                value(term, params, batch, own, records) for term, own in of_kind("penalty", owns)
+                value(term, params, batch, own, records)
+                for term, own in terms_of_kind("penalty", owns)
             )
             return losses, sum(values, torch.zeros((), device=x.device)), records
 
         def change(grads: Tree, params: Tree, owns: list[Prepared]) -> None:
-            of_model_only = dict(zip(of_model, grads.values(), strict=False))
+            model_grads = dict(zip(model_params, grads.values(), strict=False))
             for kind in ("gradient", "scale"):
-                for term, own in of_kind(kind, owns):
-                    alter(term, of_model_only, params, own)
+                for term, own in terms_of_kind(kind, owns):
+                    alter(term, model_grads, params, own)
 
         def draw(n: int) -> list[Prepared]:
             return [term.draws(n) if term.draws else {} for term in batch_terms]
@@ -233,16 +238,16 @@ class ClientContext:
             local, list(params.values()), [momentum[n] for n in params] if momentum else ()
         )
         owns = [term.own for term in batch_terms]
-        for term, own in of_kind("step", owns):
+        for term, own in terms_of_kind("step", owns):
             factors = term.f(params, None, own)
             optimizer = optimizers.ScaledSteps(optimizer, *trees.columns(factors, params, factors))
         augment = workspace.task.augment and partial(
             workspace.augmented, generator=self.stream("augment")
         )
         index = torch.arange(len(data), device=workspace.device)
-        # Only the plain loss of the parameters that the run trains is compiled.
-        usual = not (loss or kinds & {"loss", "penalty"})
-        usual &= [*map(id, params.values())] == [*map(id, workspace.parameters)]
+        # torch.compile has compiled only the plain loss of the parameters that the run trains.
+        plain = not (loss or kinds & {"loss", "penalty"})
+        plain &= [*map(id, params.values())] == [*map(id, workspace.parameters)]
         return Descent(
             params,
             (data.x, data.y, index, *(() if weights is None else (weights,))),
@@ -257,12 +262,16 @@ class ClientContext:
             beside=len(beside),
             draw=draw if draws else None,
             augment=augment,
-            quick=workspace.compiled if usual and workspace.speed.compile else None,
+            quick=workspace.compiled if plain and workspace.speed.compile else None,
             common=self._common(local, loss, terms) if workspace.batcher else None,
         )
 
     def _common(self, local: LocalSettings, loss: Term | None, terms: Sequence[Term]) -> Hashable:
-        """Return a key; clients with equal keys take the same steps, and can do so in one batch."""
+        """Return a key of the functions that the client's steps compute.
+
+        Clients with equal keys compute the same functions on different tensors. So one batch can
+        compute the steps of all of them.
+        """
         task, msg = self.workspace.task, self._msg
         extras = {k: v for k, v in msg.extras.items() if isinstance(v, Scalar)}
         functions = [
@@ -272,7 +281,8 @@ class ClientContext:
         ]
         read = repr((msg.phase, extras, replace(local, lr=0.0), task.scoring, functions))
         of_target = isinstance(getattr(task.criterion, "__self__", None), Target)
-        # A bound method is compared by the identity of its object, so any criterion can be used.
+        # Python compares bound methods by the identity of their objects, so this works for a
+        # criterion of any type.
         return self._identity, read, None if of_target else task.criterion.__call__  # type: ignore[operator]
 
     def gradient(
@@ -280,8 +290,8 @@ class ClientContext:
     ) -> tuple[Tree, AnyTree]:
         """Compute the gradient of the local loss with the plug-ins' terms, in train mode.
 
-        It is summed over chunks. The sum is exact except for batch norm, which normalises each
-        chunk separately.
+        The gradient is summed over chunks. The sum is exact except for batch norm, which normalises
+        each chunk separately.
 
         Args:
             params: the values of the model.
@@ -295,15 +305,15 @@ class ClientContext:
         model = self.model(params)
         self._held = None
         descent = self._descent(model, self.data, self._msg.local, self.terms)
-        whole = replace(descent, size=chunk, quick=None, change=None, clip=None)
+        summing = replace(descent, size=chunk, quick=None, change=None, clip=None)
         index = index[: self._train_mode(model, len(index), chunk)]
-        total = [torch.zeros_like(p) for p in whole.params.values()]
+        total = [torch.zeros_like(p) for p in summing.params.values()]
         rest = len(index) % chunk
         for part, size in ((index[: len(index) - rest], chunk), (index[len(index) - rest :], rest)):
             if len(part):
-                whole.optimizer = optimizers.Adding(total, size / len(index))
-                descend(whole, [part], self.workspace.batcher)
-        grads = dict(zip(whole.params, total, strict=True))
+                summing.optimizer = optimizers.Adding(total, size / len(index))
+                descend(summing, [part], self.workspace.batcher)
+        grads = dict(zip(summing.params, total, strict=True))
         with torch.no_grad():
             for kind in ("gradient", "scale")[: 1 + scaled]:
                 for term in (term for term in self.terms if term.kind == kind):
@@ -325,17 +335,17 @@ class ClientContext:
     ) -> None:
         """Take steps of a given optimiser, instead of the run's, on the model's loss.
 
-        FedALA needs it instead of `fit`, because it learns values that are no parameters. Neither
-        terms of the method or of plug-ins nor client.clip change the gradient. The order of the
-        samples is the same in each epoch. The model is not returned.
+        FedALA uses this function instead of `fit`, because FedALA learns values that are not
+        parameters of the model. The gradient has no terms of the method or of plug-ins, and is not
+        clipped. The order of the samples is the same in each epoch. The model is not returned.
 
         Args:
             start: the values of the model at the beginning.
             names: the parameters; the optimiser gets their gradients.
-            optimizer: (the parameters) -> the optimiser, which changes them in place.
+            optimizer: makes the optimiser from these parameters; its steps change them in place.
             index: the client's own samples in their order.
             epochs: the largest number of passes over the samples.
-            until: (the mean losses of the epochs so far) -> whether to stop.
+            until: a function of the mean losses of the epochs so far: whether to stop.
             stream: the name of the random stream of dropout.
         """
         workspace, msg = self.workspace, self._msg
@@ -353,10 +363,10 @@ class ClientContext:
                 losses.append(float(descend(descent, [index], workspace.batcher)) / used)
 
     def _train_mode(self, model: nn.Module, n: int, size: int) -> int:
-        """Set the mode and return how many of n samples to use in batches of this size.
+        """Put the model into train mode, and return how many of n samples to use.
 
-        Batch norm cannot train on one sample, so a last batch of one sample is left out. If every
-        batch has one sample, batch norm runs in eval mode instead.
+        Batches have `size` samples. Batch norm cannot train on one sample, so a last batch of one
+        sample is left out. If every batch has one sample, batch norm runs in eval mode instead.
         """
         model.train()
         used = usable(model, n, size)
@@ -366,9 +376,9 @@ class ClientContext:
                 norm.eval()
         return used
 
-    # ---- random streams, of this message
+    # ---- the random streams of this message
     def _orders(self, n: int) -> Iterator[Tensor]:
-        """Yield the order of n samples in each epoch, a function of (seed, phase, step, client)."""
+        """Yield an order of n samples for each epoch, by (seed, phase, step, client) and epoch."""
         generator = self.stream("batches")
         while True:
             yield torch.randperm(n, generator=generator)

@@ -36,18 +36,18 @@ class Descent:
         module: the module that has the parameters, in the mode in which it is trained; None if
             `terms` reads only `params`.
         own: further tensors that `terms` and `change` read.
-        change: (gradients by name, params, own): changes the gradients in place; or None.
+        change: (gradients by name, params, own) -> None; changes the gradients in place; or None.
         exact: whether a batch must not be padded, because more samples would change its loss.
         clip: the largest L2 norm of a gradient; None for no limit.
-        beside: so many of the last `params` do not belong to the module; their gradient is clipped
-            separately.
-        draw: n -> random draws for a batch of n samples, one dict for each entry of `own`, which
-            they join; or None.
+        beside: the number of parameters, at the end of `params`, that do not belong to the module.
+            Their gradient is clipped separately.
+        draw: a function that makes random draws for a batch of n samples: one dict for each entry
+            of `own`, which the draws join; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), instead of `terms`; or None.
         common: a key of everything that `terms` and `change` read besides their arguments, except
             tensors.
-        recorded: name -> the tensors that `terms` has recorded, one for each batch.
+        recorded: the tensors that `terms` has recorded, one for each batch, by name.
     """
 
     params: dict[str, Any]
@@ -84,12 +84,13 @@ class Descent:
         """Take a step on each batch of an epoch, and return the sum of all samples' losses."""
         order = order.to(self.columns[0].device, non_blocking=True)
         names, in_order = list(self.params), list(self.params.values())
-        # On the device: reading the loss of each batch would make every step wait for it.
+        # The total stays on the device: reading the loss of each batch would make each step wait.
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         for batch in self.batches(order):
             n = len(batch[0])
             penalty: Tensor | None = None
-            if self.quick and n == self.size:  # every other size would need a compilation
+            # `quick` would have to be compiled again for every other size.
+            if self.quick and n == self.size:
                 losses, grads = self.quick(batch)
             else:
                 own = self.own

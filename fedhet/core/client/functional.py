@@ -47,8 +47,8 @@ def compiled(workspace: Workspace) -> Callable[[tuple[Tensor, ...]], tuple[Tenso
     batches only.
 
     Returns:
-        The columns of a batch -> (the loss times the number of samples, the gradients). The model's
-        buffers change as in an eager step.
+        A function from the columns of a batch to (the loss times the number of samples, the
+        gradients). It changes the model's buffers as an eager step does.
     """
     model, criterion = workspace.model, workspace.task.criterion
     parameters = {

@@ -64,7 +64,7 @@ class Optimizer(Protocol):
 
 
 def clip_norm(grads: list[Tensor], limit: float, *, rows: bool = False) -> None:
-    """Scale the gradient in place to an L2 norm of at most `limit`, as torch's clip_grad_norm_.
+    """Scale the gradient in place to an L2 norm of at most `limit`, as clip_grad_norm_ of torch.
 
     Args:
         grads: the gradient.
@@ -160,7 +160,7 @@ class Adam:
 
 
 class Adding:
-    """Takes no step, but adds `factor` times each gradient to `total`, to sum up gradients."""
+    """Sums up gradients: it takes no step, but adds `factor` times each gradient to `total`."""
 
     def __init__(self, total: list[Tensor], factor: float) -> None:
         self.total = total

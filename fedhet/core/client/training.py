@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def z(self) -> Tensor:
-        """(B, d) the features; raises ValueError if the model has none."""
+        """The features (B, d). Raise ValueError if the model has none."""
         if self.features is None:
             raise ValueError("the model has no features(x) and head(f)")
         return self.features
@@ -87,15 +87,18 @@ def value(term: Term, params: Tree, batch: Batch, own: Prepared, records: Tree) 
     expected = () if term.kind == "penalty" else (len(batch.y),)
     if getattr(result, "shape", None) != expected:
         raise TypeError(
-            f"the {term.kind} {named(term.f)[1]} is {trees.kind(result)}; expected a tensor of"
-            f" shape {expected}: {KINDS[term.kind]}"
+            f"the {term.kind} {named(term.f)[1]} returned {trees.kind(result)}; expected a tensor"
+            f" of shape {expected} (kind {term.kind!r}: {KINDS[term.kind]})"
         )
     records.update(recorded)
     return result  # type: ignore[no-any-return]
 
 
 def alter(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
-    """Change the gradients in place by a term: "gradient" adds its value, "scale" multiplies."""
+    """Change the gradients in place by a term.
+
+    A "gradient" term adds `factor` times its value; a "scale" term multiplies by its value.
+    """
     if found := term.f(params, None, own):
         columns = trees.columns(found, grads, found)
         if term.kind == "scale":
@@ -107,7 +110,8 @@ def alter(term: Term, grads: Tree, params: AnyTree, own: Prepared) -> None:
 def named(f: Callable[..., Any] | None) -> tuple[str, str]:
     """Return the module and name of a function, to compare functions of different clients.
 
-    Two bound methods of the same name can differ only by the options of their objects.
+    Two bound methods with the same module and name run the same code. Only the options of their
+    objects can differ.
     """
     return getattr(f, "__module__", ""), getattr(f, "__qualname__", "")
 
@@ -138,7 +142,8 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 def usable(model: nn.Module, n: int, size: int) -> int:
     """Return how many of n samples training uses in batches of this size.
 
-    Batch norm cannot train on one sample: a single sample after the last full batch is left out.
+    Batch norm cannot train on one sample. If the model has batch norm, a single sample after the
+    last full batch is left out.
     """
     left_out = bool(norms(model)) and n % size == 1 and n > 1 and size > 1
     return n - left_out

@@ -5,7 +5,8 @@ could take over the model. There, the server also compares the norms of replies 
 
 1. It refuses a reply if a norm exceeds `replies.max_jump` times the median of the phase's previous
    step.
-2. If most replies exceed this bound, it accepts all of them: then the method itself diverges.
+2. If most replies exceed this bound, it accepts all of them, because then the method itself
+   diverges.
 3. If the phase has no previous step to compare with, it compares the replies of the step with each
    other, and repeats the step without the outliers.
 4. It undoes a step if the loss is not finite after it, and the norm of one reply is far larger than
@@ -59,15 +60,16 @@ def checked(strategy: FedStrategy, step: OpenStep, replies: Iterable[Reply]) -> 
                     expected = step.expected[component.GROUP]
                     check_extras(component.name, expected, reply, step.shapes)
                     unexpected -= prefixed(component.name, expected).keys()
-                if unexpected:  # they would only occupy the server
+                if unexpected:  # these extras would only use the server's memory
                     raise ValueError(
                         f"unexpected extras {trees.shown(sorted(unexpected))}; a reply may have"
-                        " only the extras that `expects` of the method and the plug-ins names"
+                        " only the extras that the method and the plug-ins declare in `expects`"
                     )
                 reply.weight = strategy.weight(step, reply)
             except ValueError as error:
                 reply = step.failure(reply.pid, str(error), "refused")
-                sizes = {REFUSED: sum(sizes.values())}  # the client has chosen the names
+                # The client has chosen the names of its extras, so the record leaves them out.
+                sizes = {REFUSED: sum(sizes.values())}
             step.count("up", sizes)
         if isinstance(reply, Failure):
             step.record(reply)
@@ -115,25 +117,26 @@ def quorum(
         setup: gives `replies.least`, `replies.bad_steps` and `merge`.
         step: the step.
         states: its "quorum" gets the number of consecutive steps with too few updates.
-        admitted: the updates that were accepted.
+        admitted: the updates that have passed all checks.
 
     Raises:
         RunFailed: too many consecutive steps had too few updates; or the phase does not train the
             model, and so cannot continue without these updates.
     """
     phase, limits, merge = step.entry.phase, setup.replies, setup.merge
-    compared = merge.needs(step.sent, step.old) if phase.compared else 1
-    least = max(limits.least, compared)
+    needed_to_compare = merge.needs(step.sent, step.old) if phase.compared else 1
+    least = max(limits.least, needed_to_compare)
     needed = list(islice(admitted, least))
-    # The merge has compared the replies that it refused, so they count for `compared`.
+    # The merge has compared the replies that it refused as outliers. So these count towards
+    # `needed_to_compare`, too.
     outliers = sum(failure.reason == "outlier" for failure in step.failures)
-    if len(needed) >= limits.least and len(needed) + outliers >= compared:
+    if len(needed) >= limits.least and len(needed) + outliers >= needed_to_compare:
         states["quorum"] = {"in_row": 0}
         return chain(needed, admitted)
     in_row = states.get("quorum", {}).get("in_row", 0) + 1
     states["quorum"] = {"in_row": in_row}
     causes = "; ".join(map(str, step.failures)) or f"{len(step.cohort)} clients take part"
-    reason = "replies.least" if limits.least >= compared else f"merge={merge.name}"
+    reason = "replies.least" if limits.least >= needed_to_compare else f"merge={merge.name}"
     if in_row > limits.bad_steps or not phase.trains:
         few = f"{len(needed)} of at least {least} replies accepted ({reason}): "
         raise RunFailed(f"{few if least > 1 else ''}{causes}")
@@ -150,10 +153,12 @@ def quorum(
 
 # ---- what a single reply may change
 OUTLIERS = "outliers"  # the owner of a state
-# Up to this multiple of the others' median, a reply is no outlier: then all replies diverge.
-ALIKE = 10.0
-# If the phase has no previous step: the limit as a multiple of the median of the step itself.
-FIRST = 30.0
+# A reply can make the server undo a step only if its norm is above this multiple of the other
+# replies' median. Below it, all replies diverge alike, and no client is to blame.
+UNDO_FACTOR = 10.0
+# If the phase has no previous step to compare with, this is the limit of a norm, as a multiple of
+# the step's own median. A smaller `replies.max_jump` takes its place.
+FIRST_STEP_FACTOR = 30.0
 
 
 class TakenAgain(Exception):
@@ -168,8 +173,8 @@ class Outliers:
             by themselves how much a reply can change.
 
     Attributes:
-        limit: the largest norm of a change, or of an extra, as a multiple of the median of the
-            phase's previous step; None for no limit.
+        limit: the largest allowed norm of a change, or of an extra, as a multiple of the median of
+            the phase's previous step; None for no limit.
     """
 
     def __init__(self, setup: RunSetup) -> None:
@@ -177,9 +182,9 @@ class Outliers:
 
     @staticmethod
     def medians(states: dict[str, State]) -> dict[str, dict[str, float]]:
-        """Return phase -> kind -> the median norm of this kind in the phase's last step.
+        """Return the median norms in the last step of each phase: a dict by phase, then by kind.
 
-        The median is 0 if fewer than three replies had a norm above 0.
+        A median is 0 if fewer than three replies had a norm above 0.
         """
         return states.get(OUTLIERS, {}).get("medians", {})  # type: ignore[no-any-return]
 
@@ -212,7 +217,7 @@ class Outliers:
             return
         norms, phase = step.norms, step.entry.name
         last = self.medians(states).get(phase, {})
-        last = last if any(last.values()) else {}  # without any median there is no comparison
+        last = last if any(last.values()) else {}  # medians of 0 are nothing to compare with
         refused: list[tuple[Upload, str]] = []
         for update in updates:
             norms[update.pid] = norms_of(update, step.sent, _norm)
@@ -224,12 +229,12 @@ class Outliers:
             yield from (update for update, _ in refused)
         else:
             for update, cause in refused:
-                del norms[update.pid]  # the medians leave out refused replies
+                del norms[update.pid]  # refused replies do not count in the medians
                 step.record(step.failure(update.pid, cause, "outlier"))
         kinds = sorted({kind for own in norms.values() for kind in own})
         medians = {k: median_of(n[k] for n in norms.values() if k in n) for k in kinds}
         if repeats and not last:
-            factor = min(FIRST, self.limit)
+            factor = min(FIRST_STEP_FACTOR, self.limit)
             beyond = {pid: self._beyond(norms[pid], factor, medians, "this") for pid in norms}
             failures = [step.failure(pid, why, "outlier") for pid, why in beyond.items() if why]
             for failed in failures:
@@ -251,24 +256,27 @@ class Outliers:
             if usual.get(kind) and norm > factor * usual[kind]:
                 return (
                     f"the norm of its {kind} is {norm:.3g}, more than {factor:g} times the median"
-                    f" of {which} step, {usual[kind]:.3g} (replies.max_jump={self.limit:g})"
+                    f" of {which} step, {usual[kind]:.3g} (replies.max_jump={self.limit:g}; at most"
+                    f" {FIRST_STEP_FACTOR:g} if there is no previous step to compare with)"
                 )
         return ""
 
     @staticmethod
     def found(step: OpenStep) -> list[Failure]:
-        """Return the failure of the step's outlier, if the loss is not finite after the step.
+        """Return the failure of the step's outlier, for a step after which the loss is not finite.
 
-        The list is empty if no norm is far larger than the others' (`ALIKE`).
+        The outlier is the client with the largest norm. The list is empty if this norm is not above
+        UNDO_FACTOR times the median of the other clients' norms.
         """
         changes = {pid: max(norms.values(), default=0.0) for pid, norms in step.norms.items()}
         pid = max(changes, key=changes.__getitem__, default=-1)
         others = [norm for other, norm in changes.items() if other != pid]
-        if not others or not changes[pid] > ALIKE * median(others):
+        if not others or not changes[pid] > UNDO_FACTOR * median(others):
             return []
         cause = (
-            f"the loss is not finite after this step; the norm of its reply is {changes[pid]:.3g},"
-            f" more than {ALIKE:g} times the median of the others, {median(others):.3g}"
+            f"the loss is not finite after this step, and this client's norm, {changes[pid]:.3g},"
+            f" is more than {UNDO_FACTOR:g} times the median of the other clients' norms,"
+            f" {median(others):.3g}"
         )
         return [step.failure(pid, cause, "outlier")]
 
@@ -304,20 +312,24 @@ class Backup:
     def undo(self, opened: OpenStep, note: Callable[[Failure], None]) -> OpenStep | None:
         """Undo a step after which the loss is not finite, if it had an outlier.
 
-        This restores the state of the run before the step, except for the norms that the step
-        measured. Return the step without its replies, or None if it had no outlier.
+        Restore the state of the run before the step, but keep the step's number and the median
+        norms that it has measured.
 
         Args:
             opened: the step.
             note: is called with the failure of the outlier's client.
+
+        Returns:
+            The step without its replies. None if nothing was undone, because the step had no
+            outlier, the previous step was undone, or the step cannot be undone (`possible`).
 
         Raises:
             RunFailed: the step had an outlier, and `on_failure` is "stop".
         """
         strategy = self._strategy
         measured = strategy.run.states.get(OUTLIERS, {})
-        again = measured.get("undone", -1) == opened.round - 1
-        failures = Outliers.found(opened) if self.possible and not again else []
+        undone_before = measured.get("undone", -1) == opened.round - 1
+        failures = Outliers.found(opened) if self.possible and not undone_before else []
         for failed in failures:
             note(failed)
             strategy.setup.survive(failed)
@@ -333,7 +345,7 @@ class Backup:
 
 
 def _norm(tree: AnyTree) -> float:
-    """Return the norm as `trees.norm` does, in fewer passes and less exactly.
+    """Return the norm of a tree, in fewer passes and less exactly than `trees.norm`.
 
     Only the order of magnitude matters here.
     """

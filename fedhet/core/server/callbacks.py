@@ -13,7 +13,7 @@ Row = dict[str, Any]  # one line of rounds.jsonl
 
 
 class Callback:
-    """Is called at six moments of a run; by default it does nothing.
+    """Base of callbacks. A run calls each of them at six moments; by default they do nothing.
 
     A run calls its callbacks in the order in which it lists them. An exception ends the run. If the
     run should survive a callback's error, the callback must catch it.
@@ -30,13 +30,16 @@ class Callback:
     accounts: ClassVar[bool] = False
 
     def begun(self, loop: Loop) -> None:
-        """Called before the first step, or before the first one that is left."""
+        """Called before the first step, or before the first remaining step of a resumed run."""
 
     def planned(self, loop: Loop, plan: list[Broadcast]) -> None:
-        """Called before messages are sent, also for evaluations; it may add extras to them."""
+        """Called before messages are sent, also for evaluations. It may add extras to messages."""
 
     def accepted(self, loop: Loop, update: Upload) -> None:
-        """Called with each update that has passed the checks, before the update takes effect."""
+        """Called with each accepted update, before the update takes effect.
+
+        An accepted update has passed the checks and, in a step, was selected by `merge`.
+        """
 
     def evaluated(self, loop: Loop, row: Row, updates: Sequence[Upload]) -> bool | None:
         """Called after the clients have evaluated the model; true ends the phase."""

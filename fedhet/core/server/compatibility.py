@@ -1,8 +1,9 @@
 """Checks whether methods, plug-ins, merges and settings fit together.
 
-Each component states words (`fedhet.core.kernel.WORDS`): those that it needs, and those that it
-breaks, which means makes untrue. Two components do not fit if one of them needs a word that the
-other breaks. So no component needs to know the names of others.
+Each component states words for properties of the training (`fedhet.core.kernel.WORDS`): the
+properties that it needs, and the properties that it breaks, which means makes untrue. Two
+components do not fit if one of them needs a word that the other breaks. So no component needs to
+know the names of others.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ WITHOUT_STEPS = (
 
 
 def broken(method: Method, workspace: Workspace) -> dict[str, str]:
-    """Return the words that the method makes untrue for this model -> why."""
+    """Return the words that the method makes untrue for this model, each with the reason."""
     without = {} if workspace.mergeable else {"model": "", "weights": ""}
     return {**without, **method.breaks}
 

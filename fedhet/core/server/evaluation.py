@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedhet.core.server.run_setup import RunSetup
     from fedhet.core.server.strategy import FedStrategy
 
-PARTS = ("val", "test")  # what clients evaluate on in every run
-SHARES = (  # in [0, 1]
+PARTS = ("val", "test")  # the parts of their data on which clients evaluate in every run
+UNIT_SCORES = (  # scores in [0, 1]
     *("accuracy", "f1", "f1_micro", "f1_macro", "subset_accuracy"),
     *("auc", "sensitivity", "specificity", "recall_macro", "ece"),
 )
@@ -35,14 +35,17 @@ Moment = dict[str, Any]  # step, round, weights, extras, versions
 
 
 def global_scores(strategy: FedStrategy) -> Scores:
-    """Return the global model's scores on the global test set; {} if a run lacks one of them."""
+    """Return the scores of the global model on the global test set.
+
+    Return {} if the run has no global model or no global test set.
+    """
     return _on_test_set(strategy)[0]
 
 
 def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores, Tally]:
-    """Return the global model's scores on the first `most` test samples, or on all, and the tally.
+    """Return the scores of the global model on the global test set, and their tally.
 
-    The scores are computed from the tally.
+    With `most`, use only the first `most` samples.
     """
     workspace = strategy.workspace
     if "global" not in strategy.views or (data := workspace.test_data) is None:
@@ -57,7 +60,7 @@ def sound_scores(
 ) -> tuple[Scores, Tally, OpenStep]:
     """Undo the step if an outlier spoilt it. Then score the model on the global test set.
 
-    If no evaluation is due, the server only checks on a part of the test set whether the loss is
+    If no evaluation is due, the server only checks whether the loss on a part of the test set is
     finite.
 
     Returns:
@@ -78,7 +81,7 @@ def sound_scores(
 
 
 def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
-    """Whether most losses of the first view, over clients and parts, are not finite."""
+    """Whether most losses of the first view, over all clients and parts, are not finite."""
     losses = [
         update.metrics[f"{part}.{strategy.views[0]}.loss"]
         for update in updates
@@ -89,7 +92,7 @@ def mostly_diverged(updates: Sequence[Upload], strategy: FedStrategy) -> bool:
 
 
 def evaluation_moment(strategy: FedStrategy) -> Moment:
-    """Return what identifies an evaluation of the current model, so that it can be repeated."""
+    """Return the values with which the server can repeat an evaluation of the current model."""
     method = strategy.method
     state = strategy.run.states[method.GROUP]
     return {
@@ -104,14 +107,15 @@ def evaluation_moment(strategy: FedStrategy) -> Moment:
 def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> list[Broadcast]:
     """Return the messages that ask every client with data to evaluate a model.
 
-    The messages carry the configuration's settings of local training, not the step's settings: if
-    an evaluation fine-tunes, a rate that was lowered for the training must not weaken it.
+    The messages carry the configuration's settings of local training, not the step's settings: a
+    learning rate that the schedule has lowered for training would weaken the fine-tuning of an
+    evaluation.
 
     Args:
         strategy: the run's strategy.
-        moment: the earlier evaluation to repeat; None evaluates the current model. If it is given,
-            the messages only collect the models of that evaluation. Clients then skip the scores
-            of their training data.
+        moment: the earlier evaluation to repeat; None evaluates the current model. With `moment`,
+            the messages request no scores of training data, because the caller only collects
+            models.
     """
     train = {TRAIN_TOO: 1} if strategy.workspace.evaluation.train and moment is None else {}
     moment = moment or evaluation_moment(strategy)
@@ -140,10 +144,10 @@ def received(
     note: Callable[[Failure], None] = lambda failure: None,
     accept: Callable[[Upload], None] = lambda update: None,
 ) -> list[Upload]:
-    """Return the clients' scores without the clients that failed.
+    """Return the replies of the clients that have not failed.
 
-    Every failure is passed to `note`, and logged; if the run fails, its error names the clients.
-    Every update that has passed the checks is passed to `accept`.
+    Every failure is passed to `note`, and logged. If the run fails, its error names the clients
+    that failed. Every update that has passed the checks is passed to `accept`.
 
     Raises:
         RunFailed: a client failed and `on_failure` is "stop", or no client succeeded.
@@ -191,26 +195,35 @@ def check_scores(
         scored: the parts and views that the client may score, such as "test.global".
         target: the kind of target; clients send its tallies if it is `tallied`.
         extras: the further extras that the message requested.
-        sizes: part of the data -> the client's number of samples in it, which weighs its scores.
+        sizes: the client's number of samples in each part of its data, by part. The server weighs
+            the client's scores by it.
 
     Raises:
         ValueError: a metric or an extra is unknown or missing, or a value is out of its range.
     """
-    sized: dict[str, float] = {}  # "test.global" -> the number of samples
+    sized: dict[str, float] = {}  # the number of samples, by part and view, such as "test.global"
     for name, value in update.metrics.items():
         where, _, metric = name.rpartition(".")
-        if where not in scored or metric not in (*target.keys, *SHARES, "loss", "n"):
-            raise ValueError(f"unexpected metric {trees.shown(name)}")
+        if where not in scored or metric not in (*target.keys, *UNIT_SCORES, "loss", "n"):
+            raise ValueError(
+                f"unexpected metric {trees.shown(name)}; allowed: loss, n and the scores of the"
+                f" target, for {', '.join(scored)}"
+            )
         if metric == "n":
             sized[where] = value
             possible = value == sizes[where.partition(".")[0]] > 0
-        elif metric in SHARES:
+        elif metric in UNIT_SCORES:
             possible = 0.0 <= value <= 1.0
-        else:  # may be infinite: a model that diverged is a result
-            huge = isinstance(value, int) and abs(value) > EXACT  # too large for files of scores
+        else:  # the value may be infinite, because a model that diverged is a result
+            # Files of scores store numbers as float64, which cannot hold larger integers exactly.
+            huge = isinstance(value, int) and abs(value) > EXACT
             possible = not (huge or math.isnan(value)) and (metric != "r2" or value <= 1.0)
         if not possible:
-            raise ValueError(f"metric {name!r} is {trees.shown(value)}, which it cannot be")
+            raise ValueError(
+                f"metric {name!r} is {trees.shown(value)}; allowed for n: the client's number of"
+                " samples, > 0; for scores such as accuracy: 0 to 1; for r2: at most 1; for all"
+                f" others: no NaN, and integers up to {EXACT}"
+            )
     if uncounted := {name.rpartition(".")[0] for name in update.metrics} - sized.keys():
         raise ValueError(f"the number of samples is missing for {trees.shown(sorted(uncounted))}")
     expected = {*extras, *(scored if target.tallied else ())}
@@ -219,7 +232,7 @@ def check_scores(
     for where, n in sized.items() if target.tallied else ():
         samples = int(target.check(update.extras.get(where))["samples"])
         if samples != n:
-            raise ValueError(f"a tally of {samples} samples for {where}.n={n}")
+            raise ValueError(f"the tally of {where} counts {samples} samples, but {where}.n is {n}")
 
 
 def client_means(
@@ -227,9 +240,10 @@ def client_means(
 ) -> dict[str, float]:
     """Return the mean scores and losses over the clients, under their names in rounds.jsonl.
 
-    The first view is called "clients" (acc_clients_mean, acc_val_weighted, ...). Only its deciding
-    score has a worst decile (acc_clients_worst_decile). Every view except "global" also has its own
-    name (acc_personal_mean, acc_personal_val_weighted, ...).
+    The names of the first view's scores do not name the view: acc_clients_mean, acc_val_weighted,
+    ... For its deciding score, there is also acc_clients_worst_decile. The scores of every view
+    except "global" are also given under the view's name: acc_personal_mean,
+    acc_personal_val_weighted, ...
     """
     means: dict[str, float] = {}
     key = f"test.{views[0]}.{target.score()}"
@@ -250,7 +264,7 @@ def client_means(
 def client_details(
     updates: Sequence[Upload], views: Sequence[str], target: Target
 ) -> dict[str, Any]:
-    """Return view -> `Target.details` of all clients' test samples together."""
+    """Return `Target.details` of all clients' test samples together, by view."""
     tallies = {
         view: [u.extras[f"test.{view}"] for u in updates if f"test.{view}" in u.extras]
         for view in views
@@ -260,7 +274,7 @@ def client_details(
 
 
 def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) -> dict[str, float]:
-    """Return the plain mean and the mean weighted by samples, over the clients with this part.
+    """Return two means over the clients with this part: the plain one, and one weighted by samples.
 
     If the target's scores are pooled, the weighted mean is the score of all samples together.
     """
@@ -285,7 +299,7 @@ def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) ->
 class Selection(Callback):
     """Selects the best model by the clients' validation data alone.
 
-    It records the best round so far in the loop, and can stop the training early. It compares
+    It writes the best round so far into the loop, and can stop the training early. It compares
     models by the deciding score on all clients' validation samples together, or by the loss if this
     score is not defined.
 
@@ -309,7 +323,7 @@ class Selection(Callback):
             if self._stopping.patience is not None:
                 raise RunFailed(
                     f"early_stopping.patience={self._stopping.patience} needs validation scores,"
-                    " but no client has validation samples, or no site sends scores of them; see"
+                    " but no client has validation samples, or no site sends validation scores; see"
                     " partition.split"
                 )
             return False
@@ -324,7 +338,7 @@ class Selection(Callback):
         if not [stop(past) for past in self._values][-1]:
             return False
         log.warning(  # a run shows messages of this level
-            "training stops after round %d: %s in a row without a better validation",
+            "training stops after round %d of its phase: %s in a row without a better validation",
             current.step,
             counted(stop.stale, "evaluation"),
         )

@@ -36,7 +36,7 @@ from fedhet.core.timing import now
 
 
 class Clock:
-    """Seconds by name, for one step."""
+    """Measures the seconds of each named part of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -45,7 +45,8 @@ class Clock:
     def __call__(self, name: str) -> Iterator[None]:
         """Add the block's seconds to `name`.
 
-        Every part of a step runs in such a block. So no part begins after an interruption.
+        Every part of a step runs in such a block. Because the block first checks for interruptions,
+        no part begins after one.
         """
         raise_if_interrupted()
         began = now()
@@ -71,10 +72,10 @@ class Transport(Protocol):
     def store(self) -> Store | None: ...
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterable[Reply]:
-        """Carry the messages; all of them belong to one phase.
+        """Carry the messages, which all belong to one phase.
 
-        The clock gets the seconds of `broadcast` (packing), `clients` (while clients work) and
-        `upload` (unpacking).
+        The transport adds to the clock the seconds of `broadcast` (packing), `clients` (while
+        clients work) and `upload` (unpacking).
         """
         ...
 
@@ -91,14 +92,15 @@ class Loop:
         round: the number of the last step, from 1; 0 before the first.
         current: the step in progress, or the last one.
         plan: the messages that were sent last.
-        row: the line of rounds.jsonl for the step in progress; None between two steps.
+        row: the line of rounds.jsonl for a finished step while the run evaluates it; else None. If
+            the evaluation fails, the row stays.
         best: the round of the best model so far by the clients' validation; 0 while there is none.
         failures: the failures of clients so far, with their rounds.
         notes: values that callbacks add to summary.json.
         transport: carries messages; the driver of the loop sets it.
 
     Raises:
-        ConfigError: replies are noised, and no callback accounts for the noise.
+        ConfigError: clients add noise to replies, and no callback accounts for the noise.
     """
 
     transport: Transport
@@ -116,7 +118,7 @@ class Loop:
         self.best = 0
         self.failures: list[dict[str, Any]] = []
         self.notes: dict[str, Any] = {}
-        self._over = False
+        self._has_ended = False
         if method.workspace.noise and not any(callback.accounts for callback in self.callbacks):
             raise ConfigError(
                 f"privacy.noise={method.workspace.noise.multiplier:g} needs a privacy account: add"
@@ -137,7 +139,8 @@ class Loop:
         """Take all remaining steps, and end the run.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or the
+                merged weights are not finite.
         """
         self.transport = transport
         with self.ending():
@@ -157,7 +160,8 @@ class Loop:
         """Take the remaining steps, and yield their messages as requests.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or no client succeeded.
+            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or the
+                merged weights are not finite.
         """
         for callback in self.callbacks:
             callback.begun(self)
@@ -198,7 +202,8 @@ class Loop:
         """Finish the step in progress; if it has outliers, repeat it without their clients.
 
         Raises:
-            RunFailed: a client failed and on_failure is "stop", or too few succeeded.
+            RunFailed: a client failed and on_failure is "stop", too few clients succeeded, or the
+                merged weights are not finite.
         """
         while True:
             try:
@@ -215,8 +220,8 @@ class Loop:
     def _evaluation(self, row: Row, backup: Backup) -> Steps:
         """Add the scores on the clients' data to the row.
 
-        If these show that an outlier has made the model useless, undo the step, and let the clients
-        evaluate the restored model.
+        If the scores show that an outlier has made the model useless, undo the step, and let the
+        clients evaluate the restored model.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop", or no client succeeded.
@@ -230,7 +235,7 @@ class Loop:
             diverged = row["loss_global"] is None and mostly_diverged(updates, method)
             if diverged and (undone := backup.undo(self.current, outliers.append)):
                 self.current = undone
-                failures = outliers  # all clients are asked again, also those that failed
+                failures = outliers  # the server asks all clients again, also those that failed
                 row |= {"accepted": 0, "metrics": {}}
                 row["weights_sha256"] = trees.sha256(method.weights)
                 row["client_state"] = state_sizes(method.run.state_bytes)
@@ -262,7 +267,7 @@ class Loop:
             callback.planned(self, plan)
 
     def accept(self, update: Upload) -> None:
-        """Call the callbacks' `accepted` with an update that has passed the checks."""
+        """Call the callbacks' `accepted` with an accepted update."""
         for callback in self.callbacks:
             callback.accepted(self, update)
 
@@ -272,7 +277,7 @@ class Loop:
     # ---- the end
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Call `end` with the way in which the run ends inside the block."""
+        """When the block ends, call `end` with "ok", "failed" or "interrupted"."""
         try:
             with exits_as_errors():
                 yield
@@ -285,20 +290,21 @@ class Loop:
         self.end("ok")
 
     def end(self, status: str, error: BaseException | None = None) -> None:
-        """Call the callbacks' `ended`, once in a run.
+        """Call `ended` of every callback. Only the first call of this function has an effect.
 
-        If the evaluation of the last step failed, `step_ended` is called before, because this step
-        is over, too.
+        If the last step's evaluation failed, call `step_ended` first, because the step itself is
+        over.
 
         Raises:
-            Exception: a callback failed. If the run itself ended with a `WriteError`, this error is
-                the one to report, and the callback's is not raised.
+            Exception: a callback failed. But if the run itself ended with a `WriteError`, that
+                error is reported, and the callback's error is dropped.
         """
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         problem: BaseException | None = None
-        for row in [None] if self.row is None else [self.row, None]:  # None stands for `ended`
+        # A row means a call of `step_ended`, and None the call of `ended`.
+        for row in [None] if self.row is None else [self.row, None]:
             for callback in self.callbacks:
                 try:
                     with exits_as_errors():
@@ -310,7 +316,8 @@ class Loop:
                     status, error, problem = "interrupted", stopped, stopped
                 except Exception as failed:  # noqa: BLE001 -- the other callbacks are called first
                     status = "failed"
-                    if not isinstance(error, WriteError):  # the first file error is reported
+                    # If the run already failed with a file error, that one is reported.
+                    if not isinstance(error, WriteError):
                         error, problem = failed, problem or failed
         if problem is not None:
             raise problem
@@ -319,15 +326,16 @@ class Loop:
 def step_row(strategy: FedStrategy, current: OpenStep, clock: Clock, digest: str) -> dict[str, Any]:
     """Return one line of rounds.jsonl.
 
-    The clients' own seconds are scaled to at most the time that the server waited for them.
+    If the clients report more seconds than the server waited for them, their seconds are scaled
+    down to the waiting time.
     """
     seconds = clock.seconds
     train = current.seconds.get("seconds.train", 0.0)
     extras = current.seconds.get("seconds.extras", 0.0)
     waited = seconds.get("clients", 0.0)
     unpacking = seconds.get("upload", 0.0)
-    evaluating = seconds.get("evaluate", 0.0)  # so far, on the server's own data
-    # Every line has these scores; without an evaluation they are null.
+    evaluating = seconds.get("evaluate", 0.0)  # so far, only the server has evaluated
+    # Every line has these scores; if no evaluation is due, they are null.
     keys = strategy.workspace.task.scoring.keys.values()
     on_clients = [f"{key}_clients_{mean}" for key in keys for mean in ("mean", "weighted")]
     share = min(1.0, waited / (train + extras)) if train + extras else 0.0

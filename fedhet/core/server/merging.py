@@ -65,8 +65,8 @@ class Mean(Checked):
 
     Attributes:
         name: its name in the configuration.
-        needs_words: the words that must hold for it (`fedhet.core.kernel.WORDS`).
-        breaks: the words that it makes untrue -> why.
+        needs_words: the properties of the training (`fedhet.core.kernel.WORDS`) that it needs.
+        breaks: the properties that it makes untrue, each with the reason.
     """
 
     name: ClassVar[str] = "mean"
@@ -124,10 +124,10 @@ class Once(Iterator[AnyUpdate]):
 
 
 def normalised(updates: list[Upload]) -> list[Upload]:
-    """Scale the weights of the received updates to the sum 1, and return the updates.
+    """Scale the aggregation weights of the updates to the sum 1, and return the updates.
 
     Raises:
-        RunFailed: a weight is negative, or the sum of the weights is not positive and finite.
+        RunFailed: an aggregation weight is negative, or their sum is not positive and finite.
     """
     weights = [update.weight for update in updates]
     total = sum(weights)
@@ -146,16 +146,17 @@ def averaging_buffers(
     buffers: Tree,
     of: Callable[[Any], AnyTree] = lambda update: update.buffers,
 ) -> Iterator[AnyUpdate]:
-    """Yield the updates for a merge, and combine their buffers meanwhile. Merges see no buffers.
+    """Yield the updates for a merge, and combine their buffers meanwhile.
 
-    Floating-point buffers are averaged by the run's `merge`, with the updates' final weights.
-    Integer buffers (batch counters) become the maximum.
+    A merge does not combine buffers, because `change` has none. Floating-point buffers are averaged
+    by the run's `merge`, with the updates' final aggregation weights. Integer buffers (batch
+    counters) become the maximum.
 
     Args:
         updates: the updates.
         average: an average of the run's `merge`.
         buffers: gets the combined buffers after every update has been read.
-        of: update -> its buffers.
+        of: returns the buffers of an update.
     """
     averaged = False
     for update in updates:
@@ -173,7 +174,7 @@ def averaging_buffers(
 
 # ---- averages of each entry by itself
 def coordinate_median(values: Tensor) -> Tensor:
-    """(K, ...) -> (...): the median of each entry over the K clients.
+    """Return the median (...) of each entry over the K clients, given their values (K, ...).
 
     For an even K, it is the mean of the two middle values. The order of the clients does not
     matter, bit for bit.
@@ -184,17 +185,18 @@ def coordinate_median(values: Tensor) -> Tensor:
 
 
 def trimmed_mean(values: Tensor, share: float) -> Tensor:
-    """(K, ...) -> (...): the mean of each entry without its largest and its smallest values.
+    """Return the mean (...) of each entry without its largest and its smallest values.
 
     The order of the clients does not matter, bit for bit.
 
     Args:
-        values: the values of K clients.
+        values: the values (K, ...) of K clients.
         share: the share of the clients that is left out at each end, in [0, .5). The number of
             clients is rounded down.
     """
     k = len(values)
-    cut = int(round(share * k, 9))  # in floating point, .29 * 100 is slightly below 29
+    # `round` is needed because in floating point, .29 * 100 is slightly below 29.
+    cut = int(round(share * k, 9))
     return values.sort(dim=0).values[cut : k - cut].mean(dim=0)
 
 
@@ -202,10 +204,10 @@ class Coordinates(Mean):
     """Replaces the mean by another average of each entry's values."""
 
     needs_words = frozenset({"means"})
-    breaks = {"used weights": "it ignores the weights of the updates"}
+    breaks = {"used weights": "it ignores the aggregation weights of the updates"}
 
     def combine(self, values: Tensor) -> Tensor:
-        """(K, n) values of K clients -> (n,) their average."""
+        """Return the average (n,) of the values (K, n) of K clients."""
         raise NotImplementedError
 
     def average(self) -> Average:
@@ -244,15 +246,16 @@ class TrimmedMean(Coordinates):
 
 # ---- selection of whole updates by their distances
 def squared_distances(values: Tensor) -> Tensor:
-    """(K, n) -> (K, K): the squared Euclidean distance of each pair of rows."""
+    """Return the squared Euclidean distances (K, K) between the rows of the values (K, n)."""
     # Scalar products would lose the digits in which close rows differ.
     return torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def krum_scores(distances: Tensor, attackers: int) -> Tensor:
-    """(K, K) squared distances -> (K,): the sum of the K - attackers - 2 smallest of each row.
+    """Return the score of each update, (K,): the sum of its K - attackers - 2 smallest distances.
 
-    The distance of a row to itself does not count. Small scores are good.
+    `distances` has the squared distances (K, K). The distance of an update to itself does not
+    count. Small scores are good.
 
     Raises:
         ValueError: K is less than 2 attackers + 3, which the paper's proposition 1 requires.
@@ -268,7 +271,7 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Krum(Mean):
-    """Selects whole updates by the distances between them, and takes the weighted mean of these.
+    """Selects updates by the distances between them, and takes the weighted mean of the selected.
 
     The score of one of K updates is the sum of its squared distances to the K - attackers - 2
     nearest other updates. The `keep` updates with the lowest scores take effect. If scores are
@@ -296,7 +299,7 @@ class Krum(Mean):
     def select(self, step: OpenStep, updates: Iterator[Upload]) -> Iterator[Upload]:
         received = list(updates)
         if any(not update.weights for update in received):
-            return iter(received)  # the replies of this phase carry no weights
+            return iter(received)  # the replies of this phase carry no weights to compare
         scores = krum_scores(distances(received), self.attackers).tolist()
         best = sorted(zip(scores, (update.pid for update in received), strict=True))
         left_out_of_all = len(step.cohort) - self.keep if self.keep else self.attackers
@@ -394,7 +397,11 @@ class NormClip(Mean):
     norm: float | None = setting(None, open_low=0)
 
     def needs(self, sent: AnyTree, trained: Container[str]) -> int:
-        """Return 3 if the clients' changes are compared; buffers always are, if there are any."""
+        """Return 3 if the norms of changes are compared, and else 1.
+
+        Norms of averaged buffers are always compared. Norms of the other weights are compared
+        unless `norm` is set.
+        """
         buffers = any(sent[name].is_floating_point() for name in sent if name not in trained)
         return LEAST if self.norm is None or buffers else 1
 

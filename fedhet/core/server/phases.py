@@ -13,22 +13,23 @@ from fedhet.core.kernel import Expected, Method, Phase, Plugin, State, Step
 from fedhet.core.messages import Broadcast, Failure, LocalSettings, Recorded
 from fedhet.core.trees import Tree
 
-ByClient = dict[int, int]  # client -> a number; a step never changes it, but makes a new one
+ByClient = dict[int, int]  # a number for each client; a step makes a new dict, and changes none
 
 
 @dataclass(frozen=True, eq=False)
 class RunState:
     """The state of a run after a step.
 
-    A checkpoint stores this value. To undo a step, the server restores the value before it.
+    A checkpoint stores this value. To undo a step, the server restores the value from before the
+    step.
 
     Attributes:
-        weights: slot -> its tensors; the slot "model" has all tensors of the model.
-        states: owner -> its state. The owners are "method", "plugin.<name>", "server_opt",
+        weights: the tensors of each slot, by slot; the slot "model" has all tensors of the model.
+        states: the states by owner. The owners are "method", "plugin.<name>", "server_opt",
             "quorum" and "outliers".
-        versions: client -> the last round in which the server accepted a client state.
-        state_bytes: client -> the size of this state.
-        pinned: view -> `versions` at the best evaluation of this view.
+        versions: the last round in which the server accepted a client's state, by client.
+        state_bytes: the size of this state, by client.
+        pinned: the `versions` at the best evaluation of each view, by view.
         lengths: the number of steps of each phase; for a phase that ended early, the steps taken.
         round: the number of the last step, from 1; 0 before the first.
     """
@@ -72,24 +73,24 @@ class OpenStep:
         plugins: the plug-ins that take part in its training; none if the phase does not train.
         index: the position of `entry` in the timetable.
         entry: the entry of the timetable, as it was when the step began.
-        round: its number over the whole run, from 1.
-        step: its number inside the phase, from 1.
+        round: the number of the step in the run, from 1.
+        step: the number of the step in the phase, from 1.
         cohort: the clients that take part, in the order of their messages.
         sent: the weights of the slot that clients receive; empty without a slot.
         old: the part of `sent` that merges may change: trained and shared.
-        local: the settings of local training in it.
-        seen: owner -> the step as its functions see it.
-        expected: owner -> the extras that it expects in a reply.
+        local: the settings of local training in this step.
+        seen: the step as each owner's functions see it, by owner.
+        expected: the extras that each owner expects in a reply, by owner.
         device: the device of the aggregation.
         survive: called with a failure; ends the run unless it can continue without the client.
         failures: the clients that failed.
         accepted: the number of updates that were merged.
-        bytes: "up" and "down" -> bytes by kind.
-        metrics: name -> the mean over the clients that reported it.
-        seconds: name -> the sum over the clients.
-        recorded: component -> its recorded values: numbers go to rounds.jsonl, tensors to arrays/.
-        shapes: extra -> its shape in the first reply, if the extra may have any size.
-        norms: client -> kind -> the norm of what its reply changes.
+        bytes: for "up" and for "down", the bytes by kind.
+        metrics: the mean of each metric over the clients that reported it, by name.
+        seconds: the sum over the clients, by name.
+        recorded: the recorded values, by component: numbers go to rounds.jsonl, tensors to arrays/.
+        shapes: the shape of each extra in the first reply, for extras that may have any size.
+        norms: the norms of what a reply changes, by client and then by kind.
     """
 
     messages: list[Broadcast]
@@ -115,7 +116,7 @@ class OpenStep:
     recorded: dict[str, Recorded] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     norms: dict[int, dict[str, float]] = field(default_factory=dict)
-    _senders: dict[str, int] = field(default_factory=dict)  # metric -> clients that sent it
+    _senders: dict[str, int] = field(default_factory=dict)  # the number of senders of each metric
 
     @property
     def owner(self) -> Method | Plugin:

@@ -51,8 +51,9 @@ class FedStrategy(Strategy):
         plugins: the plug-ins, in their order.
         run: the state of the run after the last step.
         run_id: identifies the run; a resumed run keeps it.
-        kept_back: client -> the versions of its state that checkpoints need.
-        digests: name of a plug-in, or "method" -> digest of its class and its settings.
+        kept_back: the versions of client states that checkpoints need, by client.
+        digests: the digests of the method and the plug-ins; the keys are "method" and the plug-ins'
+            names.
         adapter: answers Flower's Server; fedhet.flower.adapter attaches it.
     """
 
@@ -93,7 +94,7 @@ class FedStrategy(Strategy):
 
     @property
     def weights(self) -> dict[str, Tree]:
-        """Slot -> its tensors; the slot "model" has all tensors of the model."""
+        """The tensors of each slot; the slot "model" has all tensors of the model."""
         return self.run.weights
 
     @property
@@ -129,7 +130,10 @@ class FedStrategy(Strategy):
         return opened.entry.phase.evaluate and due
 
     def mergeable(self, slot: str) -> list[str]:
-        """Return the names that merges, plug-ins and server optimisers see, without buffers."""
+        """Return the names of the slot's tensors that merges may change; these are no buffers.
+
+        Plug-ins and server optimisers see the same tensors.
+        """
         if slot == "model":
             return self.workspace.mergeable
         return [name for name, t in self.weights[slot].items() if t.is_floating_point()]
@@ -153,7 +157,7 @@ class FedStrategy(Strategy):
         return [*([] if entry.owner else [self.method]), *plugins]
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
-        """Return owner -> the extras that a reply to the entry's first step must have."""
+        """Return the extras that a reply to the entry's first step must have, by owner."""
         step = self._step(entry, 1, 1, self.setup.local, ())
         return {component.GROUP: component.expects(step) for component in self.components(entry)}
 
@@ -259,7 +263,7 @@ class FedStrategy(Strategy):
 
     def _addressed(self, msg: Broadcast, pid: int) -> Broadcast:
         """Return the message to one client."""
-        # The best evaluations and checkpoints need states, so the client must not delete them.
+        # The client must not delete states that the best evaluations or checkpoints need.
         best = [versions[pid] for versions in self.run.pinned.values() if pid in versions]
         return replace(
             msg,
@@ -286,26 +290,28 @@ class FedStrategy(Strategy):
             quorum                 waits for replies.least updates before it yields the first
             setup.merge.select     selects or shortens updates (merge=krum, norm_clip)
             _registered            records their metrics and the sizes of clients' states
-            _weighted              lets plug-ins change their weights, the last plug-in first
-            normalised             if a component needs it: keeps all, scales weights to the sum 1
+            _weighted              lets plug-ins change aggregation weights, the last plug-in first
+            normalised             only if a component needs all updates at once: collects them, and
+                                   scales the aggregation weights to the sum 1
             averaging_buffers      averages buffers, which the merge does not see
             phase.merge
 
         Args:
             opened: the step.
             replies: the clients' replies, in the cohort's order.
-            accept: is called with each update that has passed the checks.
+            accept: is called with each update that has passed the checks and that `merge` selects.
             repeats: whether the caller can repeat the step, as `Loop` does.
 
         Raises:
             RunFailed: a client failed and on_failure is "stop"; too few clients succeeded; or the
                 merge returned a tensor that is not finite, or that is unknown.
             TakenAgain: the step has outliers, and must be repeated without their clients.
+            TypeError: the merge did not return a Merged, or read the updates twice.
         """
         run, rule = self.run, self.setup.merge
         phase, states = opened.entry.phase, dict(run.states)
         owner = opened.owner
-        kept: ByClient = {}
+        new_sizes: ByClient = {}
         sound = self.outliers.refuse(
             opened, states, checked(self, opened, replies), repeats=repeats
         )
@@ -314,7 +320,7 @@ class FedStrategy(Strategy):
         ended = opened.step == opened.entry.rounds
         if enough is not None:
             updates: Iterable[Upload] = rule.select(opened, enough)
-            updates = self._registered(opened, updates, accept, kept)
+            updates = self._registered(opened, updates, accept, new_sizes)
             for plugin in reversed(opened.plugins):
                 updates = self._weighted(opened, plugin, iter(updates))
             if self.method.needs_all or any(one.overrides("weights") for one in opened.plugins):
@@ -324,18 +330,20 @@ class FedStrategy(Strategy):
                 updates = held = list(updates)
             buffers: Tree = {}
             passing = averaging_buffers(updates, rule.average(), buffers)
-            read = Once(self.read(opened, owner, update) for update in passing)
+            readable = Once(self.read(opened, owner, update) for update in passing)
             step = replace(opened.seen[owner.GROUP], slots=run.weights)
             old = self.mergeable_of(phase.slot)
-            merged = phase.merge(step, run.states[owner.GROUP], old, read)
+            merged = phase.merge(step, run.states[owner.GROUP], old, readable)
             if not isinstance(merged, Merged):
                 raise TypeError(
                     f"the merge of phase {opened.entry.name!r} returned a {type(merged).__name__};"
                     " it must return a Merged"
                 )
-            for _ in passing:  # a merge may stop early, but every reply is checked and counted
+            # A merge may stop early; this loop then checks and counts the remaining replies.
+            for _ in passing:
                 pass
-            for failure in opened.failures:  # if all clients failed, quorum's message names them
+            # If too few clients succeeded, the message of `quorum` has named the failures instead.
+            for failure in opened.failures:
                 log.warning("%s", failure)
             weights = self._new_weights(opened, owner, merged, buffers, states, held)
             ended |= phase.until is not None and phase.until(states[owner.GROUP])
@@ -343,8 +351,8 @@ class FedStrategy(Strategy):
             run,
             weights=weights,
             states=states,
-            versions={**run.versions, **dict.fromkeys(kept, opened.round)},
-            state_bytes={**run.state_bytes, **kept},
+            versions={**run.versions, **dict.fromkeys(new_sizes, opened.round)},
+            state_bytes={**run.state_bytes, **new_sizes},
             round=max(run.round, opened.round),
         )
         self.forget(opened.failures)
@@ -384,7 +392,7 @@ class FedStrategy(Strategy):
     def _weighted(
         self, opened: OpenStep, plugin: Plugin, updates: Iterator[Upload]
     ) -> Iterator[Upload]:
-        """Yield the updates with the weights that a plug-in gives them."""
+        """Yield the updates with the aggregation weights that a plug-in gives them."""
         step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
         if plugin.overrides("weight"):
             for update in updates:
@@ -413,25 +421,27 @@ class FedStrategy(Strategy):
     ) -> dict[str, Tree]:
         """Return the slots after the merge, the plug-ins and the server optimiser.
 
-        `states` gets the new states of these.
+        Their new states are written into `states`.
 
         Raises:
             RunFailed: a tensor is unknown, or not finite.
         """
         optimizer = self.setup.server_opt
         phase, new = opened.entry.phase, merged.weights
-        old = self.mergeable_of(phase.slot)  # not opened.old: other steps may have changed the slot
+        # This is not opened.old, because other steps may have changed the slot since the planning.
+        old = self.mergeable_of(phase.slot)
         if unknown := sorted(new.keys() - old.keys()):
             raise RunFailed(
-                f"phase {opened.entry.name!r}: the merge returned {unknown[:3]}; expected the"
-                f" names of `old`, {list(old)[:3]}{' ...' * (len(old) > 3)}"
+                f"phase {opened.entry.name!r}: the merge returned tensors with the unknown names"
+                f" {unknown[:3]}; allowed are the names in `old`: {list(old)[:3]}"
+                f"{' ...' * (len(old) > 3)}"
             )
         weights = dict(self.run.weights)
         self._take(opened, owner, merged, states, weights)
         for plugin in reversed(opened.plugins):
             key = plugin.GROUP
-            kept = [self.read(opened, plugin, update) for update in held if plugin.needs_all]
-            after = plugin.after(opened.seen[key], states[key], old, dict(new), kept)
+            seen = [self.read(opened, plugin, update) for update in held if plugin.needs_all]
+            after = plugin.after(opened.seen[key], states[key], old, dict(new), seen)
             self._take(opened, plugin, after, states, weights)
             new = after.weights
         if not new:
@@ -464,15 +474,15 @@ class FedStrategy(Strategy):
         weights[slot] = {**weights[slot], **trees.cast(values, weights[slot])}
 
     def end_phase(self, opened: OpenStep) -> None:
-        """End the phase with this step, even if steps are left."""
+        """End the phase with this step, even if its planned length is not reached."""
         lengths = list(self.run.lengths)
         lengths[opened.index] = opened.step
         self.run = replace(self.run, lengths=tuple(lengths))
 
     def forget(self, failures: Iterable[Any]) -> None:
-        """Let each client that lost its state restart, as if it had never taken part.
+        """With on_lost_state=restart, let each client that lost its state begin again.
 
-        This depends on `on_lost_state`.
+        The server then treats the client as if it had never taken part.
         """
         run = self.run
         lost = {failure.pid for failure in failures if self.setup.starts_afresh(failure.reason)}
@@ -492,7 +502,7 @@ class FedStrategy(Strategy):
         )
 
     def pin(self, view: str) -> None:
-        """Let clients keep the states of this evaluation, which is the best one of the view."""
+        """Make clients keep the states of this evaluation, the best one of the view so far."""
         self.run = replace(self.run, pinned={**self.run.pinned, view: self.run.versions})
 
     # ---- Flower's methods

@@ -25,7 +25,7 @@ LIMITS = (*(-limit for limit in reversed(_HALF)), *_HALF[1:])
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Return the loss of each sample: (B, classes), (B,) -> (B,)."""
+    """Return the loss (B,) of each sample, given the outputs (B, classes) and targets (B,)."""
     if is_batchedtensor(output):  # under vmap the call below takes a third longer; bits are equal
         return -output.log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
     return functional.cross_entropy(output, y, reduction="none")

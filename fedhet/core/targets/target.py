@@ -27,7 +27,7 @@ class Target(ABC):
     Attributes:
         name: the kind, as in `dataset.target` and `Task.target`.
         title: the deciding score in words, for tables and figures; "" if there is none.
-        keys: score -> the beginning of its keys in rounds.jsonl, the deciding score first.
+        keys: for each score, the beginning of its keys in rounds.jsonl; the deciding score first.
         pooled: whether the scores of several clients are computed from their joined tallies. If
             not, the mean weighted by samples already is the score of all samples together.
         tallied: whether clients send their tallies.

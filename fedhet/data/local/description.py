@@ -104,8 +104,8 @@ class SiteDescription:
         check_sizes(declared, site, sizes)
         form = [lambda n: n is None or (_whole(n) and n <= sum(sizes))]
         classes = 0 if declared.target == "number" else len(declared.outputs)
-        good = classes and has_form(counts, form) and len(counts) == classes
-        if counts is not None and not good:
+        valid = classes and has_form(counts, form) and len(counts) == classes
+        if counts is not None and not valid:
             raise Rejected("wrong content", f"site {site!r}: its label counts are invalid")
         each = {"x": math.prod(declared.shape_of_sample[1:]), "y": 1}
         if (
@@ -118,18 +118,19 @@ class SiteDescription:
         ):
             raise Rejected(
                 "wrong content",
-                f"site {site!r}: the moments of its training samples must be numbers for each"
-                f" column or channel, of values of at most {LARGEST:g}",
+                f"site {site!r}: the moments of its training samples must have one mean and one sum"
+                " of squares for each column or channel, computed from values of at most"
+                f" {LARGEST:g}",
             )
         return cls(**value)
 
 
 def _reported(samples: np.ndarray, least: int) -> dict[str, Any]:
-    found, few = moments([samples]), counts_few(samples, least)
+    found, reveals_few = moments([samples]), counts_few(samples, least)
     counts = np.atleast_1d(found.count)
-    few = [hidden or not count for hidden, count in zip(few, counts, strict=True)]
+    hidden = [few or not count for few, count in zip(reveals_few, counts, strict=True)]
     mean, squares = (
-        [None if hidden else value for value, hidden in zip(values.tolist(), few, strict=True)]
+        [None if hide else value for value, hide in zip(values.tolist(), hidden, strict=True)]
         for values in (found.mean, found.squares)
     )
     count = samples.size // samples.shape[1]  # the number of values per column, including NaN
@@ -137,7 +138,7 @@ def _reported(samples: np.ndarray, least: int) -> dict[str, Any]:
 
 
 def check_sizes(declared: Declaration, site: str, sizes: Iterable[int]) -> None:
-    """Refuse parts of a site that have more samples than `dataset.max_samples`.
+    """Refuse a site if one of its parts has more samples than `dataset.max_samples`.
 
     Raises:
         DataError: a part is too large; the message names the site and both numbers.
@@ -177,12 +178,13 @@ def _number(value: Any, most: float = LARGEST) -> bool:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The server's agreement with the sites before the first round.
+    """What the server and the sites agree on before the first round.
 
     Attributes:
         descriptions: the descriptions of the sites, in the order of the sites; None for a site that
             has not joined.
-        statistics: the numbers that replace "auto".
+        statistics: setting ("mean", "std", "target_mean", "target_std") -> the numbers that replace
+            its value "auto".
     """
 
     descriptions: tuple[SiteDescription | None, ...]
@@ -204,9 +206,9 @@ class Agreement:
             columns = [_agreed(parts, column) for column in range(declared.columns_of[name])]
             if hidden := [column for column, found in enumerate(columns) if found is None]:
                 log.warning(
-                    "%s: %s are 0 and 1 for the columns or channels %s: no site reports them;"
-                    " they would reveal how many samples have a rare value (privacy.min_count), or"
-                    " there is no value",
+                    "%s: no site reports %s of the columns or channels %s, so the run uses 0 for a"
+                    " mean and 1 for a std. Either the statistics would reveal how many samples"
+                    " have a rare value (privacy.min_count), or the column has no values",
                     *(declared.name, " and ".join(wanted), hidden),
                 )
             arrays = {
@@ -240,14 +242,21 @@ def read_statistics(declared: Declaration, value: Any) -> dict[str, list[float]]
     """Check the agreed statistics that a site receives, and return them.
 
     Raises:
-        Rejected: the statistics that are "auto" are incomplete, or not numbers of at most LARGEST.
+        Rejected: the statistics that are "auto" are incomplete or not numbers of at most LARGEST,
+            or a std is not above 0.
     """
-    good = isinstance(value, dict) and set(value) == set(declared.auto)
-    for key in declared.auto if good else ():
+    valid = isinstance(value, dict) and set(value) == set(declared.auto)
+    for key in declared.auto if valid else ():
         count = declared.columns_of["x" if key in STATISTICS[:2] else "y"]
-        one = value[key]
-        good = good and isinstance(one, list) and len(one) == count and all(map(_number, one))
-        good = good and (not key.endswith("std") or min(one) > 0)
-    if not good:
-        raise Rejected("wrong content", f"the agreed normalisation must have valid {declared.auto}")
+        given = value[key]
+        valid = (
+            valid and isinstance(given, list) and len(given) == count and all(map(_number, given))
+        )
+        valid = valid and (not key.endswith("std") or min(given) > 0)
+    if not valid:
+        raise Rejected(
+            "wrong content",
+            "the server sent no valid statistics: expected finite numbers for each of"
+            f" {declared.auto}, and std > 0",
+        )
     return dict(value)

@@ -8,12 +8,12 @@ from fedhet.core.errors import ConfigError
 from fedhet.engines.fused.clients import obstacle
 from fedhet.runs.job import Job
 
-# Largest number of parameters -> the largest batch size for which fused training is faster than one
-# client after another, as measured by scripts/bench (docs/performance.md). If memory or arithmetic
-# is the limit, fused training is not faster.
+# Largest number of a model's parameters -> the largest batch size with which fused training of such
+# a model is faster than training one client after another, as scripts/bench has measured
+# (docs/performance.md). If memory or arithmetic is the limit, fused training is not faster.
 TABLE = {20_000: 128, 52_000: 32}
-AT_ONCE = 60  # clients in one batch; more gain little
-FEWEST = 3  # clients in a round; with fewer, fused training is slower
+AT_ONCE = 60  # the number of clients in one batch; more clients gain little
+FEWEST = 3  # with fewer clients in a round, fused training is slower
 
 
 def together(job: Job) -> int:

@@ -57,7 +57,7 @@ class Fused:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._refused: dict[Hashable, str] = {}  # kind of training, or form of pass -> reason
+        self._refused: dict[Hashable, str] = {}  # kind of training or form of pass -> the reason
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
         training = Training(descent, list(orders), alone=ALONE.get())

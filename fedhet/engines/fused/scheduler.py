@@ -37,7 +37,7 @@ _ACTIVE = threading.local()
 class Scheduler:
     """Calls functions side by side in one thread; each runs until it makes a request.
 
-    Once all of them wait, their requests are computed. Each function has its own state of torch's
+    Once all functions wait, their requests are computed. Each function has its own state of torch's
     global random stream, and its own context variables.
     """
 
@@ -124,7 +124,7 @@ class Scheduler:
                 self._ready.extend(_carried_out(self._asking))
                 self._asking = []
         finally:
-            # After an interruption, end all other tasks as if it had reached them, too.
+            # After an interruption, end all other tasks as if they had been interrupted, too.
             waiting = [entry[0] for entry in (*self._asking, *self._ready)]
             self._asking, self._ready = [], deque()
             for task in (*waiting, *tasks):
@@ -142,7 +142,7 @@ def _share(task: greenlet) -> Share | None:
 
 
 def _carried_out(asking: Sequence[tuple[greenlet, Request]]) -> list[tuple[greenlet, Any]]:
-    """Compute all requests, and return for each task the result, or the exception raised."""
+    """Compute all requests. Return for each task its result, or the exception that was raised."""
     by_form: dict[Hashable, list[int]] = {}
     for i, (_, request) in enumerate(asking):
         by_form.setdefault((type(request), request.form), []).append(i)

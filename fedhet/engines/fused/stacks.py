@@ -22,7 +22,10 @@ _LAYERS: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
 
 
 def form(value: Any) -> Hashable:
-    """Return a key that values must share to be stacked: all except tensors' entries and rates."""
+    """Return a key that values must share to be stacked.
+
+    Everything counts for the key, except the entries of tensors and the rates.
+    """
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device
     if isinstance(value, PLAIN):
@@ -62,7 +65,10 @@ def layers(module: nn.Module) -> Hashable:
 
 
 def _compared(value: Any) -> Hashable:
-    """Return a layer's attribute as a key: a function itself, a plain value's repr, else its id."""
+    """Return a key for a layer's attribute.
+
+    It is a function itself, the repr of a plain value, or the id of any other object.
+    """
     if isinstance(value, (dict, list, set, tuple, *PLAIN)):
         return repr(value)
     return value if isinstance(value, FunctionType | BuiltinFunctionType | type) else id(value)
@@ -124,7 +130,10 @@ def _combined(
 
 
 def at_rows(value: Any, rows: slice | Tensor) -> Any:
-    """Return a stack of only these rows of a stacked value; for a slice, its tensors are views."""
+    """Return a stack of only these rows of a stacked value.
+
+    If `rows` is a slice, the tensors of the new stack are views.
+    """
     return mapped(lambda t: t[rows], value)
 
 
@@ -138,7 +147,7 @@ def put_back(
         row: the row of the value in the stack.
         into: the original value.
         steps: how many steps were taken; an optimiser may count them.
-        moves: gets pairs (tensor of `into`, tensor to be copied into it).
+        moves: this function appends pairs (tensor of `into`, tensor to be copied into it).
     """
     if isinstance(into, Tensor):
         moves.append((into, value[row]))

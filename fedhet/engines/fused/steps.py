@@ -23,21 +23,23 @@ from fedhet.engines.fused import stacks
 from fedhet.engines.fused.stacks import at_rows, mapped, put_back, put_rows, stack, tensors
 from fedhet.engines.fused.traces import traces_of
 
-# Relative tolerance of the check: bfloat16 stays within it; a term with wrong tensors does not.
-CLOSE = 0.02
-NOTHING = 1e-5  # gradients of this norm are only rounding errors, for example of a constant loss
+# Tolerances of the check of a gradient. Errors of bfloat16 stay within the relative tolerance;
+# errors of a term with wrong tensors do not. Gradients below the absolute tolerance are only
+# rounding errors, for example the gradient of a constant loss.
+RELATIVE_TOLERANCE = 0.02
+ABSOLUTE_TOLERANCE = 1e-5
 LEAST_WIDTH = 64  # a batch padded to this width takes hardly longer than a smaller batch
 State = tuple[Tree, Tree, list[Prepared], Any]  # parameters, other parameters, own, optimiser
 
 
 @dataclass
 class Training:
-    """One client's request for training: the steps of epochs with these orders of its samples.
+    """One client's request to train its model for some epochs.
 
     Attributes:
         descent: the model, the loss and the optimiser.
         orders: the order of the samples in each epoch.
-        alone: whether the request must be computed without others.
+        alone: whether the request must be computed without other requests.
     """
 
     descent: Descent
@@ -51,7 +53,7 @@ class Training:
 
     @cached_property
     def kind(self) -> Hashable:
-        """The key that trainings must share so that the hooks of one of them work for all."""
+        """A key. If trainings have equal keys, the hooks of one of them work for all of them."""
         d = self.descent
         columns = tuple((c.shape[1:], c.dtype, c.device) for c in d.columns)
         layers = None if d.module is None else (stacks.layers(d.module), d.module.training)
@@ -82,13 +84,14 @@ class Training:
         step = StackedStep(trainings[0].descent, trainings[0].kind)
         exact = step.like.exact
         stacked = stack([training.state for training in trainings])
-        # Stacked rates are not on the device yet.
+        # `stack` creates the tensors of learning rates on the CPU, so move them to the device.
         every: State = mapped(lambda t: t.to(device, non_blocking=True), stacked)
         state, rows = every, len(trainings)
         totals = torch.zeros(rows, dtype=torch.float64, device=device)
         for t in range(len(lengths[0])):
             going = sum(len(own) > t for own in lengths[:rows])
-            if going < rows:  # views of `every`, which keeps the final states of the other rows
+            if going < rows:
+                # Views of `every`, which keeps the final states of the rows that have dropped out.
                 state, rows = at_rows(state, slice(0, going)), going
             parts = _parts([own[t] for own in lengths[:rows]] if exact else widths[:rows], device)
             for part, chosen, width_ in parts:
@@ -172,7 +175,7 @@ class StackedBatches:
         counts = lengths.double()
         for row, (each, own) in enumerate(zip(trainings, self.lengths, strict=True)):
             counts[row, : len(own) - -(-len(each.orders[-1]) // each.descent.size)] = 0
-        # One transfer of each to an accelerator, for any number of steps.
+        # Copy each tensor to the accelerator once, and not once per step.
         self._index = pad_sequence(index, batch_first=True).to(self.device, non_blocking=True)
         self.counts = counts.to(self.device, non_blocking=True)
         lengths = lengths.float().to(self.device, non_blocking=True)[..., None]
@@ -202,11 +205,12 @@ class StackedBatches:
         return columns, self._weights[chosen, t, :width]
 
 
-Part = tuple[list[int], Any, int]  # rows that take a step at once; their index; their width
+# The rows that take a step together, the same rows as an index, and the width of their batches.
+Part = tuple[list[int], Any, int]
 
 
 def _parts(widths: list[int], device: torch.device) -> list[Part]:
-    """Split a step by the widths of the rows' batches: each part has one width."""
+    """Split a step into parts, so that all batches of a part have the same width."""
     different = sorted({*widths})
     if len(different) == 1:
         return [(list(range(len(widths))), slice(len(widths)), widths[0])]
@@ -216,7 +220,7 @@ def _parts(widths: list[int], device: torch.device) -> list[Part]:
 
 
 class StackedStep:
-    """A gradient step of several models; their descents have one form.
+    """A gradient step of several models. Their trainings have equal `kind`.
 
     Args:
         like: one of the descents.
@@ -250,8 +254,8 @@ class StackedStep:
             weights: the weights of the samples' losses.
             trainings: the trainings, in the order of the state's rows.
             sizes: the numbers of samples in their batches.
-            check: whether to compare the last training's gradient with the gradient by its own
-                hooks.
+            check: whether to compute the last training's gradient also by its own hooks, and to
+                compare the two gradients.
         """
         params, fixed, own, optimizer = state
         descents = [training.descent for training in trainings]
@@ -309,9 +313,15 @@ def _check(
     batch: tuple[Tensor, ...],
     found: list[Tensor],
 ) -> None:
-    """Compare a client's first gradient with the gradient by its own terms.
+    """Compute a client's first gradient with its own terms, and compare it with `found`.
 
-    In a batch, all clients use the terms of one client.
+    In a batch, the gradients of all clients are computed with the terms of one client.
+
+    Args:
+        descent: the client's model and terms.
+        own: the client's tensors for the terms.
+        batch: the client's first batch.
+        found: the client's gradient from the batch of all clients.
 
     Raises:
         Impure: the gradients differ, so a term reads a client's tensor that is not in its `own`.
@@ -326,5 +336,5 @@ def _check(
         torch.stack(torch._foreach_norm(each)).norm()
         for each in (grads, torch._foreach_sub(grads, found))
     )
-    if difference > CLOSE * exact + NOTHING:
+    if difference > RELATIVE_TOLERANCE * exact + ABSOLUTE_TOLERANCE:
         raise Impure("a term of one client reads a tensor that is not in its `own`")

@@ -26,7 +26,7 @@ class Traces:
     """Traces of steps of one form, by shape.
 
     Attributes:
-        checked: whether it was checked that the form's hooks read only their arguments.
+        checked: whether a check has shown that the form's hooks read only their arguments.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Traces:
         return f(*given)
 
 
-# Limited: if a number in a message changes every round, each round has its own form.
+# The cache is limited: if a number in a message changes every round, each round has its own form.
 @lru_cache(maxsize=FORMS)
 def traces_of(kind: Hashable) -> Traces:
     """Return the traces of this form of training in this process."""

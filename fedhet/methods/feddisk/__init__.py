@@ -1,4 +1,4 @@
-"""FedDisk: samples weighted by the global over the local density (Nguyen, Wu and Chang).
+"""FedDisk: each sample is weighted by the ratio of the global to the local density.
 
 Nguyen, Wu and Chang, "Federated learning for distribution skewed data using sample weights".
 FedDisk is a plug-in for any base method, in three phases:
@@ -18,15 +18,18 @@ classifier was trained on n_local local and n_global global samples.
     loss    = (1 / |B|) sum_b w_b l_b                     (eq. 10, phase 3)
 
 Phase 1 ends when the n_k-weighted mean of the clients' validation losses no longer falls. A client
-withholds its loss if it holds out fewer than `privacy.min_count` samples. If it has fewer training
-samples than that, it returns the MADE unchanged. `privacy.min_count=0` is the paper's method.
+withholds this loss if it holds out fewer than `privacy.min_count` samples. It withholds
+`feddisk.nll`, the training loss of its last epoch, if it trains on fewer samples than that. If it
+has fewer training samples in total, it returns the MADE unchanged. `privacy.min_count=0` is the
+paper's method.
 
-    density  down: slot `density`               up: slot `density`, `feddisk.val`; (0,): withheld
+    density  down: slot `density`               up: slot `density`, `feddisk.val` ((0,): withheld),
+                                                    the metric `feddisk.nll`
     weigh    down: slot `density`               up: the metric `feddisk.ess`
     train    down: what the base method sends   up: what the base method sends
 
 Under ratio=raw there is no MADE, so there is no phase 1 and no slot, and `weigh` sends no MADE.
-Under privacy.noise, clients send neither `feddisk.val` nor `feddisk.ess`.
+Under privacy.noise, clients send none of `feddisk.val`, `feddisk.nll` and `feddisk.ess`.
 
     client keeps: w (n_k,)
     server keeps: the best global MADE with its loss, and the number E_1 of rounds of `density`
@@ -35,13 +38,15 @@ Only the weights of a MADE travel. Masks and initial weights are functions of th
 local MADEs start from the same weights as the global MADE.
 
 The option `ratio` chooses the inputs of the classifier:
-- "sampled" (section 5.5): n_k samples drawn from the local MADE against n_k samples drawn from the
-  global MADE. The classifier is evaluated at the client's own samples. Its inputs are the outputs
-  of the local MADE for all these samples. This estimates a density ratio.
-- "outputs" (section 5.3, literally): both MADEs' outputs for the client's own samples. The
-  classifier then distinguishes the networks rather than the samples, so w is mostly 1.
-- "raw" (FedDiskAb, section 6): the client's pixels against n_k samples of the union of all clients'
-  data. No real federation has this union, so "raw" is for simulations only.
+- "sampled" (section 5.5): the classifier learns to distinguish n_k samples of the local MADE from
+  n_k samples of the global MADE. It is then evaluated at the client's own samples. For every
+  sample, its input is the local MADE's output. This estimates a density ratio.
+- "outputs" (section 5.3, literally): the classifier distinguishes the local MADE's outputs for the
+  client's own samples from the global MADE's outputs for the same samples. So it distinguishes the
+  networks rather than the samples, and w is mostly 1.
+- "raw" (FedDiskAb, section 6): the classifier distinguishes the client's pixels from n_k samples of
+  the union of all clients' data. No real federation has this union, so "raw" is for simulations
+  only.
 
 Deviations and choices: MADEs are trained by Adam at 1e-3 as in the authors' program; the paper
 prints SGD at 1e-2. Phase 1 has a patience of 3 rounds; the paper ends it once the loss starts to
@@ -210,15 +215,16 @@ class FedDiskPlugin(Plugin):
         largest = MOST_SAMPLES if workspace.task.unsized else max(workspace.task.sizes)
         if self._held_out(largest) < max(1, workspace.min_count):
             log.warning(
-                "feddisk: no client validates the global MADE, because no client has at least"
-                " min_samples=%d samples and holds out at least privacy.min_count=%d of them: all"
-                " made_max_rounds=%d rounds are executed",
+                "feddisk: no client has enough samples to validate the global MADE: it needs at"
+                " least min_samples=%d samples, and must hold out at least privacy.min_count=%d of"
+                " them. So the phase `density` cannot stop early, and takes all"
+                " made_max_rounds=%d rounds",
                 self.min_samples,
                 workspace.min_count,
                 self.made_max_rounds,
             )
 
-    def _weighed(self, workspace: Workspace) -> int:
+    def _min_for_ratio(self, workspace: Workspace) -> int:
         """Return the smallest number of samples with which a client estimates density ratios."""
         return max(self.min_samples, workspace.min_count)
 
@@ -241,18 +247,18 @@ class FedDiskPlugin(Plugin):
     def expects(self, step: Step) -> Mapping[str, Expected]:
         if step.workspace.noise:  # clients send no loss, so all rounds are executed
             return {}
-        if step.phase == "density":  # a negative log-likelihood of bits
+        if step.phase == "density":  # val is a mean binary cross-entropy, so it is >= 0
             return {"val": Expected(low=0, statistic=True)}
-        share = Expected(metric=True, low=0, high=1 + 1e-6)  # an effective sample size over n_k
+        share = Expected(metric=True, low=0, high=1 + 1e-6)  # the effective sample size / n_k
         return {"ess": share} if step.phase == "weigh" else {}
 
     def _average(self, step: Step, state: State, old: Tree, updates: Iterator[Update]) -> Merged:
         """Merge the phase `density`, by equation 12.
 
-        The weights are n_k, also if the base method has other weights. The clients have validated
-        the MADE with which the round began. The last merge puts the MADE with the lowest loss back.
-        But if this is the MADE with which the last round began, the merge keeps the MADE that the
-        last round trained from it, although no client has validated that.
+        The weights are n_k, even if the base method uses other weights. The clients have validated
+        the MADE with which the round began. The last merge restores the MADE with the lowest loss.
+        There is one exception: if the last round began with this MADE, the server keeps the MADE
+        that the round has trained, although no client has validated it.
         """
         change = step.average()
         total_loss = 0.0
@@ -282,21 +288,21 @@ class FedDiskPlugin(Plugin):
         """Merge the phase `weigh`: record the effective sample sizes, and change no weights."""
         costs = self._costs(step, state)
         shares = {update.pid: update["ess"] for update in updates if "ess" in update}
-        if not shares:  # under privacy.noise clients do not send them
+        if not shares:  # under privacy.noise, clients send no effective sample size
             return Merged({}, state, costs)
-        low = [pid for pid, share in shares.items() if share < 0.5]
-        if low:
-            worst = min(low, key=shares.__getitem__)
+        low_pids = [pid for pid, share in shares.items() if share < 0.5]
+        if low_pids:
+            worst = min(low_pids, key=shares.__getitem__)
             log.warning(
                 "feddisk: the effective sample size is below n_k / 2 for %d of %s, the"
                 " lowest %.2f n_k for client %d: the weights make their updates noisier",
-                len(low),
+                len(low_pids),
                 counted(len(shares), "client"),
                 shares[worst],
                 worst,
             )
         ess = torch.tensor(list(shares.values()), dtype=torch.float64)
-        sizes, least = step.workspace.task.sizes, self._weighed(step.workspace)
+        sizes, least = step.workspace.task.sizes, self._min_for_ratio(step.workspace)
         recorded: Recorded = {
             "ess": ess,
             "pids": torch.tensor(list(shares)),
@@ -317,11 +323,11 @@ class FedDiskPlugin(Plugin):
         The cost is equation 19, or equation 18 without a MADE. `trained` is E_2.
         """
         model = trees.pick(step.workspace.initial, step.workspace.shared)
-        clf, made = (
+        model_size, made_size = (
             sum(t.numel() for t in tree.values() if t.is_floating_point())
             for tree in (model, step.slots.get(SLOT, {}))
         )
-        return {"E1": state["E1"], "cost": comm_cost(clf, trained, made, state["E1"])}
+        return {"E1": state["E1"], "cost": comm_cost(model_size, trained, made_size, state["E1"])}
 
     # ---- client
     @serves
@@ -339,12 +345,12 @@ class FedDiskPlugin(Plugin):
             masks, made = self._masks(ctx, train), trainable(made)
             if len(held_out) >= max(1, least) and not noise:
                 val = densities.mean_nll(made, masks, held_out)
-            how, draws = self._training(self.made_local_epochs), ctx.stream("feddisk.made")
+            settings, draws = self._training(self.made_local_epochs), ctx.stream("feddisk.made")
             for loss in densities.made_epochs(
-                "global MADE", made, masks, train, how, draws, ctx.workspace.batcher
+                "global MADE", made, masks, train, settings, draws, ctx.workspace.batcher
             ):
                 if len(train) >= least:
-                    metrics["feddisk.nll"] = loss  # in the end the loss of the last epoch
+                    metrics["feddisk.nll"] = loss  # at the end, the loss of the last epoch
         extras = {} if noise else {"val": val}
         return Result(trees.map(Tensor.detach, made), extras, metrics), state
 
@@ -353,7 +359,7 @@ class FedDiskPlugin(Plugin):
         """Compute the sample weights and keep them; discard the networks that gave them."""
         x = self._inputs(ctx, msg.pid)
         w = torch.ones(len(x))
-        if len(x) >= self._weighed(ctx.workspace):
+        if len(x) >= self._min_for_ratio(ctx.workspace):
             r = self._density_ratio(msg, ctx, x)
             w = densities.sample_weights(r, self.lo, self.hi, self.normalise).float()
         ess = densities.effective_size(w.double()) / len(x)
@@ -362,7 +368,7 @@ class FedDiskPlugin(Plugin):
     def _density_ratio(self, msg: Message, ctx: ClientContext, x: Tensor) -> Tensor:
         """Return r (n,), the global over the local density at x (n, D) (eq. 16)."""
         z_local, z_global, z = self._classifier_inputs(msg, ctx, x)
-        how = LocalSettings(
+        settings = LocalSettings(
             lr=self.clf_lr, epochs=self.clf_max_epochs, batch_size=self.clf_batch_size
         )
         with ctx.workspace.seeded("feddisk.classifier", pid=msg.pid):
@@ -371,7 +377,7 @@ class FedDiskPlugin(Plugin):
                 z_global,
                 z,
                 self.clf_hidden,
-                how,
+                settings,
                 EarlyStopping(self.clf_patience, self.clf_tolerance),
                 ctx.stream("feddisk.classifier"),
                 ctx.workspace.batcher,
@@ -447,7 +453,10 @@ class FedDiskPlugin(Plugin):
         return x
 
     def _split(self, ctx: ClientContext, pid: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the training part and the held-out part, which is empty below `min_samples`."""
+        """Return the training part and the held-out part.
+
+        With fewer than `min_samples` samples, the held-out part is empty.
+        """
         draws = streams.generator(ctx.workspace.seed, "feddisk.split", pid=pid)
         order = torch.from_numpy(draws.permutation(len(x)))
         held_out = self._held_out(len(x))

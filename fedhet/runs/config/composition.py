@@ -42,8 +42,8 @@ HYDRA_VERSION = "1.3"
 # Keys of an experiment's file that describe the experiment itself; a single run has none of them.
 EXPERIMENT_KEYS = ("axes", "tune", "report", "scale", "scales", "on_other_code", "paper")
 _LOCK = threading.Lock()  # Hydra's state is one object per process
-# Hydra's settings that do not affect the composition.
-_FOLDERS = ("hydra.run.", "hydra.sweep.")
+# These settings of Hydra do not affect the composition.
+_OUTPUT_SETTINGS = ("hydra.run.", "hydra.sweep.")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Config:
 
     @cached_property
     def run(self) -> RunSettings:
-        """The settings that name no class, as checked objects."""
+        """The settings that are plain values (not a `_target_` class), as checked objects."""
         return validation.validate(self.cfg)
 
     @property
@@ -80,12 +80,12 @@ class Config:
 
 
 class Bases:
-    """Composes like `load`, but reads the files only once for runs with the same choices.
+    """Composes configurations as `load` does, but faster.
 
     Hydra takes a tenth of a second for each configuration, and most runs of a sweep make the same
-    choices. So the configuration of the choices is composed once, and the values of each run are
-    set in a copy, as Hydra sets them. Use one object for one sweep: it does not notice files that
-    change.
+    choices. So `Bases` reads the files and composes the configuration only once for all runs that
+    make the same choices. It sets the values of each run in a copy, as Hydra sets them. Use one
+    object for one sweep: it does not notice files that change.
 
     Args:
         load: composes a configuration from overrides, with Hydra's settings.
@@ -102,7 +102,7 @@ class Bases:
         try:
             return self._from_base(lines)
         except (HydraException, OmegaConfBaseException, ValueError):
-            return self._load(list(lines))  # its error message is better
+            return self._load(list(lines))  # again, because Hydra's own error message is clearer
 
     def _from_base(self, lines: Sequence[str]) -> DictConfig:
         parsed = self._parser.parse_overrides(list(lines))
@@ -125,7 +125,7 @@ class Bases:
         if override.type != OverrideType.CHANGE or override.package is not None or "/" in key:
             return False
         if override.is_hydra_override():
-            return key.startswith(_FOLDERS)
+            return key.startswith(_OUTPUT_SETTINGS)
         return key.partition(".")[0] not in self._groups or "." in key
 
 
@@ -172,36 +172,36 @@ def compose(lines: Sequence[str], *, bases: Bases | None = None) -> Config:
 def cached(lines: tuple[str, ...]) -> Config:
     """Compose the overrides of an app once, because a node needs them for every message.
 
-    `run_dir` is "": the folder's name contains the time, and two runs with the same overrides need
-    two folders.
+    `run_dir` is "", because two runs with the same overrides need two folders: a folder's name
+    contains the time.
     """
     return replace(compose(lines), run_dir="")
 
 
 def sweep_runs(lines: Sequence[str], bases: Bases) -> list[tuple[str, ...]]:
-    """Return the overrides of each run of a sweep, after all values were checked.
+    """Check the values of a sweep, and return the overrides of each of its runs.
 
-    To be quick, it composes not every run, but enough for every combination of choices and every
-    value to occur once; values inside a range are skipped. This is sufficient, because the names
-    and limits of two settings do not depend on each other.
+    It does not compose every run. It composes enough runs that every combination of choices, and
+    every value, occurs at least once. Of a range, it composes only the two ends. This is enough,
+    because the names and limits of two settings do not depend on each other.
 
     Args:
         lines: the overrides of the sweep.
         bases: composes the sweep's runs.
 
     Raises:
-        ConfigError: as in `compose`; it names the first run that is wrong.
+        ConfigError: as in `compose`; the message names the first wrong run.
     """
     parsed = overrides.parse(lines)
     runs = overrides.product(parsed)
     groups = catalogue.groups()
     ranges = [each for each in parsed if isinstance(each.value(), RangeSweep)]
-    checked: set[object] = {line for each in ranges for line in overrides.each_value(each)[1:-1]}
+    covered: set[object] = {line for each in ranges for line in overrides.each_value(each)[1:-1]}
     for run in runs:
-        shows = {*run, tuple(line for line in run if key_of(line) in groups)}
-        if shows <= checked:
+        covers = {*run, tuple(line for line in run if key_of(line) in groups)}
+        if covers <= covered:
             continue
-        checked |= shows
+        covered |= covers
         try:
             compose(run, bases=bases)
         except ConfigError as error:

@@ -26,7 +26,7 @@ from fedhet.core.timing import SHARE
 if TYPE_CHECKING:
     from fedhet.core.server.strategy import FedStrategy
 
-KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss, in bytes
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in one unit of ru_maxrss
 RECORDED_PACKAGES = (
     "fedhet",
     "torch",
@@ -48,7 +48,7 @@ def versions() -> dict[str, Any]:
         "cpus": os.cpu_count(),
     }
     environment |= installed_versions(RECORDED_PACKAGES)
-    if torch.cuda.is_initialized():  # else, in a run on the CPU, this would initialise the GPU
+    if torch.cuda.is_initialized():  # the next call would initialise an unused GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
 
@@ -70,7 +70,7 @@ def peak_memory() -> dict[str, int]:
     It counts from the start of the process, so it includes earlier runs in the same process. It
     does not include workers, because they are separate processes.
     """
-    peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB}
+    peak = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
     if torch.cuda.is_initialized():
         peak["gpu_peak"] = torch.cuda.max_memory_allocated()
     return peak
@@ -88,9 +88,10 @@ def method_name(summary: dict[str, Any]) -> str:
 
 
 def columns(summary: dict[str, Any]) -> dict[str, str]:
-    """Return entry of summary.json -> its column of rounds.jsonl, in the order of the entries.
+    """Return a dict: the name of each score in summary.json -> its column in rounds.jsonl.
 
-    Earlier versions did not record these columns.
+    The names are in the order of summary.json. summary.json contains this dict as "columns";
+    earlier versions of fedhet did not write it.
     """
     target = TARGETS.get(summary.get("target", Classes.name), LossOnly)
     if not (score := target.score()):
@@ -118,7 +119,7 @@ def headline(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-# The scores that eval.scores=all adds for classes -> their titles.
+# The scores that eval.scores=all adds for classes, and their titles.
 DETAILS = {
     "auc": "AUC",
     "sensitivity": "sensitivity",
@@ -129,7 +130,7 @@ DETAILS = {
 
 
 def detailed(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return "model, samples" -> the detailed scores of the last evaluation."""
+    """Return a dict: "<model>, <samples>" -> the detailed scores of the last evaluation."""
     details = summary.get("details") or {}
     clients = (details.get("clients") or {}).items()
     places = {"global model, global test set": details.get("test_set")}
@@ -146,9 +147,9 @@ def privacy_spent(summary: dict[str, Any]) -> list[tuple[str, str]]:
     spent = summary["privacy"]
     most = counted(spent["releases"], "release")
     epsilons = [
-        f"{spent[key]:.4g} against {what}"
-        for key, what in (("epsilon_replaced", "other data"), ("epsilon", "no data"))
-        if key in spent  # earlier versions recorded only the second one
+        f"{spent[key]:.4g} if a client's data are {change}"
+        for key, change in (("epsilon_replaced", "replaced"), ("epsilon", "left out"))
+        if key in spent  # earlier versions recorded only "epsilon"
     ]
     return [("privacy", f"epsilon {', '.join(epsilons)}, at delta {spent['delta']:g} ({most})")]
 
@@ -225,9 +226,10 @@ def _stopped_early(strategy: FedStrategy) -> dict[str, Any] | None:
 
 
 def lost_share(rows: Sequence[Row]) -> float:
-    """Return the share of the requested replies that were not merged.
+    """Return the share of the requested replies that failed.
 
-    Replies that the server did not await, because enough others had arrived, do not count.
+    A reply does not count as failed if the server did not wait for it, because enough other replies
+    had arrived.
     """
     lost = sum(
         failure["reason"] != "not awaited"
@@ -239,20 +241,21 @@ def lost_share(rows: Sequence[Row]) -> float:
 
 
 def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[str, Any]:
-    """Return the main score of each view; the global model has it under the name of the score.
+    """Return the deciding score of each view at three evaluations, then the other scores.
 
-    The other scores follow, at the last evaluation. In a run without a global model they belong to
-    its first view.
+    The entry of the global model has the name of the score; the entry of any other view has the
+    name of the view. The target's other scores are at the last evaluation. They are scores of the
+    global model, or of the first view if there is no global model.
     """
     if not target.score():
         return {}
     scores: dict[str, Any] = {
-        target.score(): _at_three(rows, target.key("global"), target.key("val_weighted"))
+        target.score(): _last_and_best(rows, target.key("global"), target.key("val_weighted"))
     }
     for view in views:
         if view != "global":
             own = target.clients_key(view), target.key(f"{view}_val_weighted")
-            scores[view] = _at_three(rows, *own)
+            scores[view] = _last_and_best(rows, *own)
     names = columns({**scores, "target": target.name})
     for score in list(target.keys)[1:]:
         values = [row[names[score]] for row in rows if row.get(names[score]) is not None]
@@ -260,7 +263,7 @@ def _scores(rows: Sequence[Row], views: Sequence[str], target: Target) -> dict[s
     return scores
 
 
-def _at_three(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
+def _last_and_best(rows: Sequence[Row], test: str, validation: str) -> dict[str, float | None]:
     """Return the test score at three evaluations.
 
     Args:
@@ -288,8 +291,9 @@ def measures(
 ) -> dict[str, Any]:
     """Return measures for the comparison of methods, in addition to the last score.
 
-    They use the score of the global model, acc_global, or, in a run without a global model, the
-    clients' score: acc_clients_mean, or r2_clients_weighted. The names below are for classes.
+    They use the global model's score (acc_global). In a run without a global model, they use the
+    clients' score (acc_clients_mean; for numbers, r2_clients_weighted). The names below are the
+    names for classes.
 
     Args:
         rows: the lines of rounds.jsonl.
@@ -345,11 +349,12 @@ def _cost(rows: Sequence[Row], key: str, threshold: float) -> dict[str, float | 
 
 
 def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int | None]:
-    """Return the effective rounds until the run's own best score, and their cost.
+    """Return the effective rounds of FedDisk's paper, and their cost.
 
-    The cost is the count of numbers that one client sends and receives (FedDisk, eq. 18 and 19). A
-    step before the training counts as a round if clients sent something in it. Both results are
-    None if the run has no score.
+    The effective rounds are the rounds until the global model reaches its own best score. A step
+    before the training counts as a round if clients sent something in it. The cost is the count of
+    numbers that one client sends and receives in these rounds (FedDisk, eq. 18 and 19). Both
+    results are None if the run has no score of a global model.
     """
     key = strategy.workspace.task.scoring.key("global")
     scored = [
@@ -373,7 +378,7 @@ def _communication(rows: Sequence[Row], strategy: FedStrategy) -> dict[str, int 
 
 
 def sums(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return name -> the sum of the values with this name."""
+    """Return a dict: each name -> the sum of the values with this name."""
     totals: Counter[str] = Counter()
     for named in counts:
         totals.update(named)
@@ -395,7 +400,8 @@ def _count_numbers(tree: trees.Tree) -> int:
 
 
 # ---- the score by which an experiment compares runs, given by its `report.metric`
-# `report.metric` -> kinds of the clients' own models; the first kind that a run has is scored.
+# For a `report.metric`: the kinds of the clients' own models. The first kind that a run has is
+# scored.
 OWN_MODELS = {
     "personal": ("personal", "finetuned"),
     "personal_best_val": ("personal", "finetuned"),
@@ -404,7 +410,9 @@ OWN_MODELS = {
 
 
 def own_models(summary: dict[str, Any], metric: str) -> str | None:
-    """Return which own models are scored: "personal", "finetuned", or None: the global model.
+    """Return which of the clients' own models are scored: "personal" or "finetuned".
+
+    Return None if the metric names no own models that the run has.
 
     Args:
         summary: the content of the run's summary.json.
@@ -415,7 +423,7 @@ def own_models(summary: dict[str, Any], metric: str) -> str | None:
 
 
 def own_score(summary: dict[str, Any], metric: str) -> float | None:
-    """Return the mean score, on the clients' own test data, of the models that the metric means.
+    """Return the mean score, on the clients' own test data, of the models that `metric` names.
 
     Args:
         summary: the content of the run's summary.json.
@@ -434,8 +442,8 @@ def validation_score(
 ) -> float | None:
     """Return the score on the clients' validation data by which tuning chooses a trial.
 
-    If a run lacks the own models that the metric names, the models count that its clients would use
-    instead.
+    If the run has none of the own models that `metric` names, this is the score of the run's first
+    view, which its clients would use instead.
 
     Args:
         summary: the content of summary.json of a successful run.
