@@ -92,20 +92,21 @@ def _guard(folder: str, grace: float) -> None:
 def _end_users(folder: str, grace: float = 0.0) -> None:
     """End the folder's processes; repeat until none is left, since one may have started another.
 
-    It first asks them to end (SIGTERM), and kills those that still run after `grace` seconds.
+    It first asks them to end (SIGTERM), and kills those that still run after `grace` seconds. It
+    looks twice for the last ones: a process that is being started has no environment for a moment.
     """
     import psutil  # here, so that a guard takes little time and memory
 
     until = time.monotonic() + grace
     asked: set[int] = set()
-    found = True
-    while found and time.monotonic() < until + SECONDS:
-        found = False
+    looks = 2
+    while looks and time.monotonic() < until + SECONDS:
+        looks -= 1
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
                 if process.environ().get(TAG) != folder:
                     continue
-                found = True
+                looks = 2
                 if time.monotonic() >= until:
                     process.kill()
                 elif process.pid not in asked:

@@ -136,9 +136,13 @@ class App:
         }
 
     def installed(self) -> None:
-        """Install in an empty environment what the page says, from the package index."""
-        venv.create(self.folder / "env", with_pip=True)
-        programs = [str(self.folder / "env" / "bin"), self.environment["PATH"]]
+        """Install in an empty environment what the page says, from the package index.
+
+        It lies outside of the app's folder, because Flower refuses an app with folders so deep.
+        """
+        environment = self.folder.with_name(f"{self.folder.name}-env")
+        venv.create(environment, with_pip=True)
+        programs = [str(environment / "bin"), self.environment["PATH"]]
         self.environment["PATH"] = os.pathsep.join(programs)
         self.environment.pop("PYTHONPATH", None)
         assert self.start('pip install /path/to/fedhet "flwr[').wait() == 0, self.log.read_text()
@@ -458,7 +462,7 @@ def test_a_simulation_needs_the_data(launch: Callable[..., Any]) -> None:
 
 def test_what_needs_an_input_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing is said about sizes that are unknown."""
-    needed = r"plugin 'feddisk' .*sample .*like.*example="
+    needed = r"plugin 'feddisk' .*shape .*type.*example="
     with pytest.raises(ConfigError, match=needed):
         fedhet.flower.strategy("feddisk", sizes_alone())
     example = toy_task().test.x[:1]  # type: ignore[union-attr]

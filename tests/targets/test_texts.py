@@ -145,10 +145,13 @@ def test_wrong_texts_and_settings_are_named(folder: Path, monkeypatch: pytest.Mo
     for changes, message in (
         ({"text": "words"}, "column 'words'"),
         ({"text": "stars"}, r"row 0, column 'stars': 0\.0; .*text"),
-        ({"text": "sentence", "features": ["stars"]}, "either .*text .*columns .*numbers"),
+        (
+            {"text": "sentence", "features": ["stars"]},
+            "dataset.text=sentence .*stars.*either .*text.*columns .*numbers",
+        ),
         ({"max_length": 0}, r"dataset\.max_length=0"),
         ({"text": None, "tokenizer": "."}, r"dataset\.text .*name .*column .*texts"),
-        ({"text": None, "features": None, "label": "stars"}, "dataset.text one .*texts"),
+        ({"text": None, "features": None, "label": "stars"}, "dataset.text .*texts"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             load("parquet", folder, **{**TEXT, **changes})
