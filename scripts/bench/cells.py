@@ -11,10 +11,11 @@ import os
 from collections.abc import Callable
 
 from harness import Cell, Goal, Systems
-from method_cells import METHODS
+from method_cells import METHODS, OWN_ARITHMETIC
 
 COHORT = 10  # clients in each round of W1 and W2
 STATEFUL = ("fedala", "ditto", "moon")  # methods that keep a model in each client's state
+DIGITS = ["fedavg", *OWN_ARITHMETIC]
 SCHEMES = ("iid", "dirichlet", "pathological", "shards", "quantity", "natural")
 Measured = Callable[[Systems], float]
 
@@ -241,6 +242,8 @@ CELLS = {
                 for runs in (1, 6)
                 for fused in ("off", "60")
             },
+            **{f"round, {fused}": ["fused.py", "rounds", "60", fused] for fused in ("off", "60")},
+            **_fused("first_look", "experiment=first_look"),
             **_fused("FedGMM", "experiment=first_look", "axes.method=[FedGMM]"),
             **_fused("FedDisk", "experiment=first_look", "axes.method=[FedDisk]"),
             **_fused(
@@ -265,6 +268,33 @@ CELLS = {
             ),
             *(
                 Goal(
+                    f"a client's gradient step in a batch of {10 * runs}",
+                    _of(f"{runs} runs, 60", "step", 1e-6),
+                    bound,
+                    "us",
+                )
+                for runs, bound in ((1, 60), (6, 40))
+            ),
+            Goal(
+                "60 clients evaluate the global model",
+                _of("round, 60", "evaluation", 1e-3),
+                10,
+                "ms",
+            ),
+            Goal(
+                "a round of 60 clients with 8 steps and an evaluation",
+                _ratio("round, off", "round, 60", "round"),
+                2.5,
+                least=True,
+            ),
+            Goal(
+                "first_look, the whole command",
+                _ratio("first_look, off", "first_look, auto", "wall"),
+                1.7,
+                least=True,
+            ),
+            *(
+                Goal(
                     f"{method}'s own seconds",
                     _ratio(f"{method}, off", f"{method}, auto", "own"),
                     bound,
@@ -278,6 +308,23 @@ CELLS = {
                 2.5,
                 least=True,
             ),
+        ],
+    ),
+    "auto": Cell(
+        "Runs of the default job with `engine.fused=auto` and without (fused.py).",
+        {
+            f"{method}, {fused}": ["fused.py", "digits", method, fused]
+            for method in DIGITS
+            for fused in ("off", "auto")
+        },
+        [
+            Goal(
+                f"12 rounds of {method}",
+                _ratio(f"{method}, off", f"{method}, auto", "total"),
+                1,
+                least=True,
+            )
+            for method in DIGITS
         ],
     ),
     "deployment": Cell(

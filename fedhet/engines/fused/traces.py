@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 Function = Callable[..., Any]
 PAID = 10  # tracing takes as long as it saves in so many steps of a small network
+ATEN = torch.ops.aten
+VIEWS = ATEN.detach.default, ATEN.view.default, ATEN._unsafe_view.default, ATEN.expand.default
 FORMS = 64  # traces are kept for so many forms of steps
 
 
@@ -71,7 +73,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph()
         self.complete = True
-        self._known: dict[int, tuple[Tensor, Node]] = {}  # the tensors live, so ids are unique
+        self._known: dict[int, tuple[Tensor, Node | None]] = {}  # the tensors live: ids are unique
         for i, t in enumerate(given):
             self._note(t, self.graph.placeholder(f"given_{i}"))
 
@@ -79,7 +81,7 @@ class _Recorder(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes longer than a run
 
-    def _note(self, t: Tensor, node: Node) -> None:
+    def _note(self, t: Tensor, node: Node | None) -> None:
         self._known[id(t)] = t, node
 
     def node(self, t: Tensor) -> Node | None:
@@ -92,7 +94,10 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        node = self.graph.call_function(func, *tree_map_only(Tensor, self.node, (args, kwargs)))
+        if func in VIEWS and (found.shape, found.stride()) == (args[0].shape, args[0].stride()):
+            node = self.node(args[0])  # the operation does nothing, so leave it out
+        else:
+            node = self.graph.call_function(func, *tree_map_only(Tensor, self.node, (args, kwargs)))
         if isinstance(found, Tensor):
             self._note(found, node)
         elif isinstance(found, tuple | list):  # None for a gradient that is not asked for
