@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from fused.fusing import LINES, Launch, digits, groups
 from torch import nn
 
 from fedhet.engines.fused.choice import AT_ONCE, suited
@@ -32,6 +33,22 @@ def mlp(inputs: int, *hidden: int, norm: str = "none") -> nn.Module:
 def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: int) -> None:
     assert suited(model, batch, 10) == clients
     assert suited(model, batch, 2.5) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "fused"),
+    [
+        (["method=fedavg"], True),
+        (["method=fedproto"], False),  # its penalty does not allow batches to be padded
+        (["method=fedavg", "client.epochs=1", "client.batch_size=64"], False),  # one step
+    ],
+)
+def test_auto_fuses_no_training_that_hardly_gains(
+    launch: Launch, lines: list[str], fused: bool
+) -> None:
+    with groups() as counted:
+        launch(*LINES, *lines, "engine.fused=auto", task=digits())
+    assert {name for name, _ in counted} == ({"steps", "passes"} if fused else {"passes"})
 
 
 @pytest.mark.slow

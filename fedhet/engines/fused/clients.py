@@ -53,10 +53,17 @@ class OneByOne(BaseException):
 
 
 class Fused:
-    """Computes the gradient steps and forward passes of several clients in one batch (fused)."""
+    """Computes the gradient steps and forward passes of several clients in one batch (fused).
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    Args:
+        scheduler: lets the clients wait for each other.
+        gains: whether to leave out trainings that hardly gain, as scripts/bench has measured: with
+            a single step, or with batches that must not be padded.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, gains: bool = False) -> None:
         self._scheduler = scheduler
+        self._gains = gains
         self._refused: dict[Hashable, str] = {}  # kind of training or form of pass -> the reason
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
@@ -64,7 +71,8 @@ class Fused:
         kind = training.kind
         if reason := obstacle(descent.module):
             self._refuse(kind, reason)
-        if kind in self._refused or not any(map(len, orders)):
+        hardly = self._gains and (descent.exact or len(training.lengths) == 1)
+        if hardly or kind in self._refused or not training.lengths:
             return descend(descent, orders, None)
         try:
             return self._scheduler.ask(training)  # type: ignore[no-any-return]
@@ -107,16 +115,19 @@ class FusedTransport(LocalTransport):
         make: returns a client for one message.
         store: the store of the clients' states.
         k: the number of clients at a time.
+        gains: as for `Fused`.
 
     Attributes:
         batcher: computes the clients' fused work.
     """
 
-    def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
+    def __init__(
+        self, make: Callable[[], FedClient], store: Store, k: int, *, gains: bool = False
+    ) -> None:
         super().__init__(make, store)
         self._k = k
         self._scheduler = Scheduler.here()  # shared with other runs of this thread
-        self.batcher = Fused(self._scheduler)
+        self.batcher = Fused(self._scheduler, gains=gains)
         self._workspaces: list[Workspace] = []  # one for each of the k places
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
