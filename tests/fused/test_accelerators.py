@@ -99,4 +99,6 @@ def test_what_is_copied(launch: Launch) -> None:
         ("cpu -> pretend:0, asynchronous", "__init__"): 3 * rounds,  # positions, counts, lengths
         ("cpu -> pretend:0, asynchronous", "<lambda>"): rounds,  # rates
         ("pretend:0 -> cpu", "_check"): 1,
+        # whether all clients of an evaluation have the same values
+        ("pretend:0 -> cpu", "perform"): rounds,
     }
