@@ -38,8 +38,7 @@ def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(columns))
     # Only scores may be missing (runs without a result); an empty text is a text.
     scores = [name for name, kind in columns.items() if pd.api.types.is_float_dtype(kind)]
-    empty = {name: [""] for name in scores}
-    found = pd.read_csv(path, keep_default_na=False, na_values=empty)
+    found = pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in scores})
     if [*found] != [*columns]:
         raise ConfigError(
             f"{path}: its columns are {','.join(found)}; they must be {','.join(columns)}"

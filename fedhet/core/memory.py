@@ -55,8 +55,7 @@ class MemoryPacker:
             array = torch.from_numpy(np.array(value))
             return ["scalar" if isinstance(value, np.generic) else "array", self._add(array, path)]
         if kind in CONTAINERS.values():
-            inner = [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]
-            return [kind.__name__, inner]
+            return [kind.__name__, [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]]
         if kind in (dict, OrderedDict) and all(type(key) in (int, str) for key in value):
             return ["dict", [[k, self.value(one, f"{path}.{k}")] for k, one in value.items()]]
         raise TypeError(

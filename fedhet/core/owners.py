@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fedhet.core import kernel, messages, trees
 from fedhet.core.kernel import Component, Expected, Message, Step, is_withheld
-from fedhet.core.messages import Broadcast
-from fedhet.core.trees import AnyTree
 
 
 def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{owner}.{name}": value for name, value in values.items()}
 
 
-def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
+def seen_message(owner: str, msg: messages.Broadcast, weights: trees.AnyTree) -> Message:
     """Return the message as its owner sees it."""
     phase = msg.phase.rpartition(".")[2]
     start = f"{owner}."

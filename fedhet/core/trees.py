@@ -131,14 +131,7 @@ def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
     """Return a + scale b in float64."""
-    total: Tree = {}
-    for name in a:
-        t = a[name]
-        if t.dtype == torch.float64:
-            total[name] = t.add(b[name], alpha=scale)
-        else:  # `double` makes a copy, which can be changed in place
-            total[name] = t.double().add_(b[name], alpha=scale)
-    return total
+    return {name: a[name].to(torch.float64, copy=True).add_(b[name], alpha=scale) for name in a}
 
 
 def map(f: Callable[[Tensor], Tensor], tree: AnyTree) -> Tree:

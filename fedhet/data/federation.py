@@ -226,8 +226,7 @@ class CropFlip:
         channels = torch.arange(b * c, device=x.device).view(b, c, 1)
         starts = (channels + mirrored * (b * c)) * channel_size
         starts = starts + (torch.arange(h, device=x.device) + dy) * line + dx
-        rows = padded.view(-1).unfold(0, w, 1).index_select(0, starts.flatten())
-        return rows.view(b, c, h, w)
+        return padded.view(-1).unfold(0, w, 1).index_select(0, starts.flatten()).view(b, c, h, w)
 
 
 def augmentation(dataset: Dataset) -> CropFlip | None:

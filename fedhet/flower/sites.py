@@ -155,8 +155,7 @@ class SiteClient(NumPyClient):
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.read_header(carried).get(wire.AGREED))
-        cfg = self._settings.cfg
-        data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
+        data = LocalData.at_site(self._settings.cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
         with confined():  # the run may name a file with the model's weights
             client = job.client(self._store, self._hosted)

@@ -239,8 +239,7 @@ class FlowerTransport:
                         time.sleep(pause_of(self._grid, len(plan), next(looks)))
                 else:
                     looks = count()
-            late = Failure(msg.pid, msg.phase, msg.step, *exchange.why)
-            yield exchange.held.pop(msg.pid, late)
+            yield exchange.held.pop(msg.pid, Failure(msg.pid, msg.phase, msg.step, *exchange.why))
 
     def _send(self, plan: list[Broadcast]) -> GridExchange:
         """Send the messages to the nodes that have joined."""
@@ -264,9 +263,8 @@ class FlowerTransport:
             for message in messages:
                 message.metadata.ttl = awaited + CLOCKS_SECONDS
         ids = list(self._grid.push_messages(messages))
-        asked = {id_: target for id_, target in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
-            asked,
+            {id_: target for id_, target in zip(ids, sent, strict=True) if id_},
             time.monotonic() + awaited,
             (f"no reply within {awaited:g} s ({why})", "late"),
             self._limits.enough_of(len(plan)),

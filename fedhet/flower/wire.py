@@ -403,9 +403,7 @@ def read_array(data: bytes) -> np.ndarray:
     """
     try:
         file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        reader = _READERS[version]
-        shape, fortran_order, dtype = reader(file)
+        shape, fortran_order, dtype = _READERS[np.lib.format.read_magic(file)](file)
         start = file.tell()
         if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize != len(data) - start:
             raise ValueError(f"{len(data)} bytes claim to be a {dtype} array of shape {shape}")

@@ -146,8 +146,7 @@ class Served(nn.Module):
             x = torch.where(x.isnan(), self.x_median, x)
         if self.x_mean is not None and self.x_std is not None:
             x = ((x - self.x_mean) / self.x_std).float()
-        output: Tensor = self.model(x)
-        return output
+        return self.model(x)
 
     def readable(self, output: Tensor) -> Tensor:
         """Return probabilities, or numbers in their own units."""

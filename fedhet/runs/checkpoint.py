@@ -37,7 +37,6 @@ from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import RunState, TimetableEntry
-from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, write_text, written_folder
 from fedhet.runs.record.run_folder import Recorder
@@ -79,12 +78,12 @@ class Checkpoint:
     about: dict[str, Any]
     states: dict[int, dict[int, str | None]]
 
-    def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
+    def values(self) -> tuple[dict[str, dict[str, Node]], trees.Tree]:
         """Return what the run's objects remember, and the tensors in it."""
         nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
         return nodes, safetensors.torch.load_file(self.folder / TENSORS)
 
-    def state(self, pid: int, version: int) -> Tree | None:
+    def state(self, pid: int, version: int) -> trees.Tree | None:
         """Return a client's state."""
         return DiskStore(self.folder.parent / STATES).load(pid, version)
 
@@ -114,7 +113,7 @@ class CheckpointFolder:
         round: int,
         about: dict[str, Any],
         nodes: Mapping[str, Any],
-        tensors: Tree,
+        tensors: trees.Tree,
         needs: Needs,
         store: Store | None,
         room: int,

@@ -29,7 +29,6 @@ from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.callbacks import Callback
 from fedhet.core.server.evaluation import evaluation_messages, evaluation_moment
-from fedhet.core.trees import Tree
 from fedhet.data.storage import (
     fitting,
     read_tensors,
@@ -101,7 +100,7 @@ def keep(job: Job, client: FedClient) -> Upload:
         raise ConfigError(
             "the server delivers a model, but the settings of the run have deliver=false"
         )
-    models: dict[str, Tree] = {}
+    models: dict[str, trees.Tree] = {}
 
     def take(view: str, model: nn.Module) -> None:
         if view == "personal":

@@ -64,8 +64,7 @@ class RunData:
                     " and clients have no test samples",
                     list(scheme.split),
                 )
-        labels = dataset.y.numpy()
-        partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
+        partition = scheme.assign(dataset.y.numpy(), cfg.seed, dataset.owners, dataset.owner_names)
         data = cls(cfg, scheme, dataset, partition)
         data._warn_of_left_out()
         data = replace(data, dataset=data._measured())
@@ -162,8 +161,7 @@ class RunData:
         """
         dataset = self.dataset
         kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
-        labels = labels_digest(dataset.y.numpy())
-        content = json.dumps([self.partition.hash, labels, *kind])
+        content = json.dumps([self.partition.hash, labels_digest(dataset.y.numpy()), *kind])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def partition_record(self) -> dict[str, Any]:

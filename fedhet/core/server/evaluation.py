@@ -130,9 +130,8 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         plugins=strategy.digests,
         run_id=strategy.run_id,
     )
-    versions = moment["versions"]
     return [
-        replace(msg, pid=pid, version=versions.get(pid, 0))
+        replace(msg, pid=pid, version=moment["versions"].get(pid, 0))
         for pid, n in enumerate(strategy.sizes)
         if n
     ]

@@ -87,8 +87,12 @@ class Recorder(Callback):
         self._complete = False
         self._start = now() - (past["seconds"] if past else 0.0)
         self._partition = partition
-        state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
-        self.summary: dict[str, Any] = {**state, **about}
+        self.summary: dict[str, Any] = {
+            "format": FORMAT,
+            "status": "interrupted",
+            "reason": RUNNING,
+            **about,
+        }
         self._summary_file = LastingJson(folder / "summary.json")
         try:
             self._summary_file.write(self.summary)
@@ -137,8 +141,7 @@ class Recorder(Callback):
         for component, recorded in loop.current.recorded.items():
             if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
                 phase = component if row["phase"] == "train" else row["phase"]
-                path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
-                save_tensors(path, arrays)
+                save_tensors(self.folder / "arrays" / f"{phase}-{row['step']}.safetensors", arrays)
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")

@@ -46,8 +46,8 @@ def versions() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu(),
         "cpus": os.cpu_count(),
+        **installed_versions(RECORDED_PACKAGES),
     }
-    environment |= installed_versions(RECORDED_PACKAGES)
     if torch.cuda.is_initialized():  # the next call would initialise an unused GPU
         environment["gpu"] = torch.cuda.get_device_name()
     return environment
@@ -82,8 +82,8 @@ Row = dict[str, Any]  # a line of rounds.jsonl
 
 def method_name(summary: dict[str, Any]) -> str:
     """Return the method with its plug-ins, server optimiser and merge, if these are not default."""
-    names = [summary["method"], *summary["plugins"], summary.get("server_opt") or "none"]
-    names.append(summary.get("merge") or "mean")
+    others = summary.get("server_opt") or "none", summary.get("merge") or "mean"
+    names = [summary["method"], *summary["plugins"], *others]
     return " + ".join(dict.fromkeys(name for name in names if name not in ("none", "mean")))
 
 
@@ -133,9 +133,9 @@ def detailed(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return a dict: "<model>, <samples>" -> the detailed scores of the last evaluation."""
     details = summary.get("details") or {}
     clients = (details.get("clients") or {}).items()
-    places = {"global model, global test set": details.get("test_set")}
-    places |= {
-        f"{view} model{'s' * (view != 'global')}, clients' test data": d for view, d in clients
+    places = {
+        "global model, global test set": details.get("test_set"),
+        **{f"{view} model{'s' * (view != 'global')}, clients' test data": d for view, d in clients},
     }
     return {place: found for place, found in places.items() if found}
 
@@ -391,8 +391,7 @@ def all_steps(rows: Sequence[Row]) -> int | None:
     It is None if some steps are unknown: real clients and clients with noise do not report them.
     """
     known = [row["accepted"] * row["metrics"][STEPS] for row in rows if STEPS in row["metrics"]]
-    answered = sum(row["accepted"] > 0 for row in rows)
-    return round(sum(known)) if len(known) == answered else None
+    return round(sum(known)) if len(known) == sum(row["accepted"] > 0 for row in rows) else None
 
 
 def _count_numbers(tree: trees.Tree) -> int:

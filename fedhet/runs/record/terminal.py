@@ -67,8 +67,7 @@ def _failed(failures: Sequence[Mapping[str, Any]]) -> str:
 def log_step(row: Row) -> None:
     """Log a step; this is the observer for processes with a log as their only output."""
     seconds = sum(row["seconds"].values())
-    clients = counted(len(row["cohort"]), "client")
-    log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
+    log.info("%s, %s, %.2f s", step_line(row), counted(len(row["cohort"]), "client"), seconds)
 
 
 class OneLine(logging.Formatter):
@@ -138,8 +137,7 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     task = bar.add_task("", total=steps, completed=done, title=title, count=f"{done}/{steps}")
 
     def shown(row: Row) -> None:
-        count = f"{next(numbers)}/{steps}"
-        bar.update(task, advance=1, count=count, description=step_line(row))
+        bar.update(task, advance=1, count=f"{next(numbers)}/{steps}", description=step_line(row))
 
     try:
         # An interrupt inside would leave the cursor hidden and the output redirected.
@@ -187,8 +185,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     console: Console = Output()
     if not console.is_terminal:
         # In a file or a pipe, no line is folded.
-        width = max(console.width, 40 + max(len(value) for _, value in rows))
-        console = Output(width=width)
+        console = Output(width=max(console.width, 40 + max(len(value) for _, value in rows)))
     console.print(table)
     for path in sorted((folder / "figures").glob("*.png")):
         # Outside of the table, because a table folds long paths in a narrow terminal.
