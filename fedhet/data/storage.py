@@ -145,14 +145,8 @@ def as_json(
 
     NumPy arrays of whole numbers become lists.
     """
-    text = json.dumps(
-        _plain(value),
-        indent=indent,
-        separators=separators,
-        allow_nan=False,
-        default=lambda array: array.tolist(),
-    )
-    return text + "\n"
+    form: Any = {"indent": indent, "separators": separators, "allow_nan": False}
+    return json.dumps(_plain(value), default=lambda array: array.tolist(), **form) + "\n"
 
 
 def _plain(value: Any) -> Any:

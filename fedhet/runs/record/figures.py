@@ -218,8 +218,10 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     bars = classes <= len(CLASS_COLORS)
     height = min(9.0, 1.6 + 0.2 * max(clients, classes)) if bars else min(9.0, 2 + 0.2 * clients)
     picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
-    full = partition.get("classes") or [str(label) for label in range(classes)]
-    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in full]
+    names = [
+        name if len(name) <= 24 else f"{name[:23]}…"
+        for name in partition.get("classes") or map(str, range(classes))
+    ]
     kind = "label" if partition.get("target") == "labels" else "class"
     axes = (_bars if bars else _map)(picture, means, edges, names, kind)
     axes.set_ylabel("client")
@@ -236,8 +238,8 @@ def _bars(
     picture: Picture, counts: np.ndarray, edges: np.ndarray, names: Sequence[str], kind: str
 ) -> Axes:
     axes = picture.subplots()
-    legend = 0.8 + 0.08 * max(map(len, names))  # its approximate width in inches
-    margins(picture, left=0.7, right=legend)
+    # On the right, the approximate width of the legend in inches.
+    margins(picture, left=0.7, right=0.8 + 0.08 * max(map(len, names)))
     left = np.zeros(len(counts))
     for label, own in enumerate(counts.T):
         # One patch per class: a separate bar for each client takes seconds if there are many.
@@ -285,9 +287,11 @@ def _map(
     )
     totals.set(xlabel="samples")
     totals.tick_params(left=False, labelleft=False)
-    width = max(map(len, names))
-    shown = range(0, classes, max(1, math.ceil(classes * width / 75)))
-    size = "small" if len(shown) <= 40 else "x-small"
-    axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
+    shown = range(0, classes, max(1, math.ceil(classes * max(map(len, names)) / 75)))
+    axes.set_xticks(
+        shown,
+        [names[label] for label in shown],
+        fontsize="small" if len(shown) <= 40 else "x-small",
+    )
     axes.set_xlabel(kind)
     return axes  # type: ignore[no-any-return]
