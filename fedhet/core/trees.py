@@ -37,7 +37,8 @@ class Difference(Mapping[str, Tensor]):
         self.old = old
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.new[name].double() - self.old[name]
+        # A copy, which can be changed in place.
+        return self.new[name].to(torch.float64, copy=True).sub_(self.old[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.new)

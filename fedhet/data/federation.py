@@ -128,7 +128,8 @@ class FederatedData(Sequence[ClientData]):
     @property
     def part_sizes(self) -> list[tuple[int, int, int]]:
         """Each client's numbers of training, validation and test samples; copies nothing."""
-        return [_part_sizes(len(indices), self._fractions) for indices in self._indices]
+        of = {n: _part_sizes(n, self._fractions) for n in {*map(len, self._indices)}}
+        return [of[len(indices)] for indices in self._indices]
 
     @property
     def sizes(self) -> list[int]:

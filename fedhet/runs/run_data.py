@@ -167,7 +167,8 @@ class RunData:
     def partition_record(self) -> dict[str, Any]:
         """Return the content of partition.json: the partition, its settings, and its statistics.
 
-        `partition=saved` reads such a file.
+        `partition=saved` reads such a file. `counts` and `indices` are arrays, which `write_json`
+        writes as lists: lists of a million clients would slow down Python's garbage collector.
         """
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)
@@ -190,6 +191,6 @@ class RunData:
             "own": {str(pid): self.clients.own(pid).record for pid in ready},
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
-            "counts": class_counts(dataset, self.partition).tolist(),
-            "indices": [indices.tolist() for indices in self.partition.indices],
+            "counts": class_counts(dataset, self.partition),
+            "indices": self.partition.indices,
         }
