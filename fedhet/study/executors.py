@@ -52,9 +52,8 @@ from fedhet.runs.config import catalogue, composition
 from fedhet.runs.config.composition import Config, Launching
 from fedhet.runs.config.instantiation import instantiate
 from fedhet.runs.config.lines import key_of
-from fedhet.runs.config.resuming import CELL
 from fedhet.runs.process import SIGNALS, end_with_parent, signals_deferred
-from fedhet.runs.record.schema import read_or_empty
+from fedhet.runs.record.schema import CELL_FILE, read_or_empty
 from fedhet.study import folder as cells
 from fedhet.study.live import Watch
 
@@ -107,7 +106,7 @@ class PlannedRun:
         except OSError as error:
             raise uncreatable("hydra.sweep.dir", self.folder, error) from error
         if self.any_code is None:
-            (self.folder / CELL).unlink(missing_ok=True)
+            (self.folder / CELL_FILE).unlink(missing_ok=True)
 
     def composed(self, bases: Bases) -> Config:
         """Compose its settings; `bases` caches parts that the runs of a sweep share."""

@@ -28,7 +28,7 @@ from fedhet.runs.record.schema import (
     read_partition,
     read_steps,
 )
-from fedhet.runs.record.summary import headline, method_name
+from fedhet.runs.record.scores import headline, method_name
 from fedhet.runs.record.terminal import summary_rows
 
 if TYPE_CHECKING:

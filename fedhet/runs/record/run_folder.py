@@ -31,12 +31,11 @@ from fedhet.data.storage import (
 )
 from fedhet.runs.record import prometheus
 from fedhet.runs.record.card import write_card
-from fedhet.runs.record.schema import COLUMNS, FORMAT, read_or_empty
+from fedhet.runs.record.schema import COLUMNS, FORMAT, RUNNING, read_or_empty
 from fedhet.runs.record.summary import summarise, versions
 
 FIRST_FAILURES = 20  # summary.json names only these if the disk has no space for more
 STOPPED = "stopped by the user"
-RUNNING = "the run has not ended: it is still running, or it was killed"
 
 
 class Recorder(Callback):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Table:
         frame = pd.DataFrame(records) if data is None else data
         return cls(name, title, caption, heads, rows, frame, folded)
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Whether each column has numbers, that is an entry with a value."""
         return [

@@ -16,15 +16,13 @@ import pandas as pd
 import yaml
 
 from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
-from fedhet.core.targets import TARGETS, Classes
+from fedhet.core.kinds import KINDS, OfClasses
 from fedhet.data import forms
 from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config.lines import key_of, value_of
-from fedhet.runs.config.resuming import CELL
 from fedhet.runs.record import schema
-from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import NUMBERS, READABLE, read_yaml
-from fedhet.runs.record.summary import columns, method_name
+from fedhet.runs.record.schema import CELL_FILE, NUMBERS, READABLE, RUNNING, read_yaml
+from fedhet.runs.record.scores import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
@@ -37,7 +35,7 @@ _NEEDED = ("status", "method", "plugins", "partition", "seed")  # recorded at th
 # Each kind of target has its own names of scores.
 _OF_ANY_TARGET = schema.SUMMARY | {
     name: form
-    for target in TARGETS.values()
+    for target in KINDS.values()
     if target.keys
     for name, form in {
         **dict.fromkeys((target.score(), target.key("last_k")), NUMBERS),
@@ -154,11 +152,11 @@ def _state(folder: Path, home: Path) -> Values:
     """Read cell.json; without it, or if it is damaged, return a status and a reason."""
     try:
         if home.resolve() in folder.resolve().parents:
-            return read_object(folder / CELL, schema.STATE, ("status",))
+            return read_object(folder / CELL_FILE, schema.STATE, ("status",))
     except (FileNotFoundError, NotADirectoryError):
         return {"status": NOT_RUN, "reason": NOT_RUN}
     except DataError:
-        return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+        return {"status": UNREADABLE, "reason": f"{CELL_FILE} is damaged"}
     except (OSError, ValueError, RuntimeError):  # a null byte in the path, or a circle of links
         pass
     return {"status": UNREADABLE, "reason": "its folder is not in the folder of the experiment"}
@@ -480,7 +478,7 @@ class Results:
         """
         if cell.summary.get("loss") is not None or cell.status == DIVERGED:
             return False
-        target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
+        target = KINDS.get(cell.summary.get("target", OfClasses.name), OfClasses)
         keys = [target.key("global"), target.clients_key()] if target.keys else ["", ""]
         finite = True
         for step in self.steps(cell):
