@@ -73,7 +73,7 @@ class Run:
         import pyarrow.dataset as parquet
 
         if not (self.dir / "clients").is_dir():
-            return pd.DataFrame(columns=COLUMNS)
+            return pd.DataFrame(columns=[*COLUMNS])
         return parquet.dataset(self.dir / "clients").to_table().to_pandas()
 
     def plot(self, figure: str = "accuracy") -> Picture:

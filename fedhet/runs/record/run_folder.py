@@ -156,12 +156,11 @@ class Recorder(Callback):
             for name, value in {**update.metrics, **_cells(update)}.items()
             if name.count(".") == 2
         ]
-        number, text = pa.int32(), pa.string()
-        kinds = [number, number, text, text, text, pa.float64()]
+        kinds = map(pa.type_for_alias, COLUMNS.values())
         columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
         arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
         with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
-            pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
+            pq.write_table(pa.Table.from_arrays(arrays, [*COLUMNS]), part)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Record the end of the run.

@@ -18,7 +18,11 @@ from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, re
 
 FORMAT = 3  # the format that is written, since fedhet 0.3
 READABLE = (1, 2, 3)
-COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+COLUMNS = {  # of clients/*.parquet, with their types
+    **dict.fromkeys(("round", "client"), "int32"),
+    **dict.fromkeys(("split", "model", "metric"), "string"),
+    "value": "float64",
+}
 BLOCK = 2**22  # bytes to read from the end of a rounds.jsonl; 100,000 clients in a step take 1 MB
 LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
 CELL_FILE = "cell.json"  # of each run of an experiment, and of each failed run of a sweep

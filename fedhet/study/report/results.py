@@ -8,10 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -198,6 +199,15 @@ def _add_summary(cell: FoundRun) -> None:
         cell.status = DIVERGED
 
 
+@cache
+def _value(text: str) -> Any:
+    """Return the value of an override: the runs of an experiment share most of them."""
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError:
+        return text
+
+
 def parsed(lines: Sequence[Any]) -> Values:
     """Parse overrides to key -> value; lists and mappings stay text."""
     values: Values = {}
@@ -205,10 +215,7 @@ def parsed(lines: Sequence[Any]) -> Values:
         key, text = key_of(line), value_of(line)
         if key.startswith("hydra."):
             continue
-        try:
-            value = read_yaml(text)
-        except yaml.YAMLError:
-            value = text
+        value = _value(text)
         values[key] = text if isinstance(value, list | dict) else value
     return values
 
@@ -520,7 +527,10 @@ class Results:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parts = []
+        kinds = pa.schema(
+            [(name, pa.type_for_alias(kind)) for name, kind in schema.COLUMNS.items()]
+        )
+        tables, keys = [], []
         for cell in self.cells:
             if not cell.summary:
                 continue
@@ -528,15 +538,17 @@ class Results:
             for path in files[-1:] if last else files:
                 try:
                     file = pq.ParquetFile(forms.plain_file(path, math.inf))
-                    part = file.read().to_pandas()[schema.COLUMNS]
+                    tables.append(file.read().select([*schema.COLUMNS]).cast(kinds))
                 except (OSError, ValueError, pa.ArrowException, KeyError):
                     self._note(cell, f"{path} is damaged")
                     continue
-                for name, value in reversed(self._key(cell).items()):
-                    part.insert(0, name, value)
-                parts.append(part)
-        columns = ["folder", *self.keys, *schema.COLUMNS]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+                keys.append(self._key(cell))
+        if not tables:
+            return pd.DataFrame(columns=["folder", *self.keys, *schema.COLUMNS])
+        # pandas takes milliseconds for each frame, so all tables become one.
+        rows = pa.concat_tables(tables).to_pandas()
+        of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        return pd.concat([pd.DataFrame(keys).iloc[of_row].reset_index(drop=True), rows], axis=1)
 
 
 def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
