@@ -168,7 +168,7 @@ def read_yaml(text: str) -> Any:
         isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)
     ):
         raise yaml.YAMLError("it has aliases, which fedhet does not write")
-    return yaml.load(text, loader)
+    return loader(text).get_single_data()
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
