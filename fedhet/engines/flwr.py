@@ -29,8 +29,7 @@ from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job
 from fedhet.runs.record.lock import LOCK, Lock
-from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import read_or_empty
+from fedhet.runs.record.schema import RUNNING, read_or_empty
 from fedhet.runs.record.start import check_run
 
 STATES = "states"  # folder in the run folder: the clients' states, while the run can be resumed

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.core.kinds import KINDS
 from fedhet.core.objects import are_pixels
-from fedhet.core.targets import TARGETS
 from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.data.storage import read_tensors
 from fedhet.runs.record import outcome
@@ -74,7 +74,7 @@ class Described:
         file = folder / "partition.json"
         if "shape" not in partition:
             raise DataError(f"{file} is damaged: 'shape' is missing")
-        if (target := partition["target"]) not in TARGETS:
+        if (target := partition["target"]) not in KINDS:
             raise DataError(f"{file} is damaged: target is {clean(repr(target), 60)}")
         return cls(folder, summary, partition, config)
 

@@ -124,11 +124,17 @@ def labels(combination: Combination) -> list[Label]:
     return [value.label for _, value in combination]
 
 
-def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
+def check(
+    cells: Sequence[Cell], bases: composition.Bases | None = None
+) -> dict[frozenset[str], DictConfig]:
     """Check names, values and whether the components fit together, before the first run starts.
 
     Every combination of choices of groups is checked. Every other override is checked once only,
     because the range of a setting does not depend on other settings.
+
+    Args:
+        cells: the cells.
+        bases: composes their settings; None: a new one.
 
     Returns:
         `data_lines` of a cell -> the composed settings of one cell that reads these data.
@@ -145,7 +151,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
         if other is not cell:
             raise ConfigError(f"{other.label} and {cell.label} are the same run; leave one out")
     groups = catalogue.groups()
-    bases = composition.of_sweep()
+    bases = bases or composition.of_sweep()
     seen: set[object] = set()
     data: dict[frozenset[str], DictConfig] = {}
     for cell in cells:

@@ -24,8 +24,8 @@ from fedhet.data.storage import write_json
 from fedhet.runs.config import composition
 from fedhet.runs.config.composition import Config
 from fedhet.runs.config.lines import key_of, value_of
-from fedhet.runs.config.resuming import CELL
-from fedhet.runs.record.schema import FORMAT, READABLE, read_steps
+from fedhet.runs.record.schema import CELL_FILE, FORMAT, READABLE, read_steps
+from fedhet.runs.record.scores import validation_score
 from fedhet.study import code as code_files
 from fedhet.study.cells import Cell
 from fedhet.study.code import Code
@@ -159,8 +159,6 @@ class ExperimentFolder:
             The score at the last evaluation, the best score, or the mean of the last scores; None
             if the cell has not finished, has diverged, or has no such score.
         """
-        from fedhet.runs.record.summary import validation_score  # torch takes a second
-
         if self.missing_reasons([cell]):
             return None
         folder = self.path / cell.folder
@@ -225,7 +223,7 @@ def count(path: Path) -> tuple[int, int]:
 def state_of(folder: Path) -> dict[str, Any]:
     """Read cell.json; a finished cell has the status "damaged" if its record is incomplete."""
     try:
-        state = _read(folder / CELL)
+        state = _read(folder / CELL_FILE)
         summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
     except DataError:
         return {"status": "damaged"}
@@ -259,7 +257,7 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
         OtherCode: this machine has other code than the experiment (the files have changed, or
             another machine has other files), and `any_code` is false.
     """
-    code = _read(folder / CELL).get("code", {})
+    code = _read(folder / CELL_FILE).get("code", {})
     found = code_files.joined(code, code_files.digest())
     if found != code and not any_code:
         reason = f"its process has found other code ({Code.text(code)}; now {Code.text(found)})"
@@ -296,15 +294,15 @@ def record_failure(folder: Path, reason: str) -> None:
         DataError: cell.json is damaged.
         WriteError: cell.json cannot be written.
     """
-    known = _read(folder / CELL)
+    known = _read(folder / CELL_FILE)
     if known.get("status") not in (FAILED, FINISHED):
         content = {"format": FORMAT, **known, "status": FAILED, "reason": reason}
-        write_json(folder / CELL, content)
+        write_json(folder / CELL_FILE, content)
 
 
 def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:
     content = {"format": FORMAT, "status": status, "reason": reason, "code": code}
-    write_json(folder / CELL, content)
+    write_json(folder / CELL_FILE, content)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Progress:
         if experiment.tuning:
             combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
             tuning.check_budget(experiment.tuning, combinations)
-        data = cells.check(cells.covering(experiment))
+        data = cells.check(cells.covering(experiment), self._executor.bases)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -20,9 +20,8 @@ from fedhet.core.check import each, integer, one_of, optional
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import overrides
 from fedhet.runs.config.experiment_file import SEED, mapping
+from fedhet.runs.record.schema import FEWEST_OF_A_GRID
 from fedhet.study.axes import Label, Setting, Value, single_values
-
-FEWEST_OF_A_GRID = 3  # with fewer values, none lies inside of the grid
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
+from fedhet.core.kinds import OfCharacters, OfClasses
 from fedhet.core.targets.target import Scores, Tally, Target, whole
 
 BINS = (
@@ -57,16 +58,12 @@ def macro_f1(confusion: Tensor) -> Tensor:
     return (2 * hits / (confusion.sum(-2) + confusion.sum(-1))).nanmean(-1)
 
 
-class Classes(Target):
+class Classes(OfClasses, Target):
     """y (n,) is one of the classes 0 .. outputs - 1.
 
     Its scores are the accuracy and the macro F1.
     """
 
-    name: ClassVar[str] = "class"
-    title: ClassVar[str] = "accuracy"
-    keys: ClassVar[dict[str, str]] = {"accuracy": "acc"}
-    pooled: ClassVar[bool] = False
     tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
@@ -204,7 +201,5 @@ class DetailedClasses(Classes):
         return checked
 
 
-class NextCharacter(Classes):
+class NextCharacter(OfCharacters, Classes):
     """x is a text, and y (n,) is the character that follows it; the classes are the alphabet."""
-
-    name: ClassVar[str] = "next_char"

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedhet.core.counts import counts_few
+from fedhet.core.kinds import OfNumbers
 from fedhet.core.targets.target import Scores, Tally, Target, constant, rows, whole
 
 
 @dataclass(frozen=True)
-class Number(Target):
+class Number(OfNumbers, Target):
     """y (n, K) are K numbers.
 
     The model predicts (y - mean) / std, so the scale of y does not influence training. R2 is the
@@ -26,9 +27,6 @@ class Number(Target):
             itself.
     """
 
-    name: ClassVar[str] = "number"
-    title: ClassVar[str] = "R2"
-    keys: ClassVar[dict[str, str]] = {"r2": "r2", "mae": "mae", "rmse": "rmse"}
     optional: ClassVar[frozenset[str]] = frozenset({"absolute"})
 
     mean: tuple[float, ...] = ()

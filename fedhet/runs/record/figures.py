@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.core.check import counted
-from fedhet.core.targets import LossOnly, of_row
+from fedhet.core.kinds import OfLoss, of_row
 from fedhet.data.storage import written
-from fedhet.runs.record.summary import Row, method_name
+from fedhet.runs.record.scores import Row, method_name
 
 # Okabe and Ito's colours, which people with any kind of colour vision can distinguish.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
@@ -106,7 +106,7 @@ def draw(
     """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
-    target = of_row(rows[0]) if rows else LossOnly
+    target = of_row(rows[0]) if rows else OfLoss
     pictures = {
         target.score(): accuracy(summary, rows, partition),
         "labels": labels(partition, summary),
@@ -127,7 +127,7 @@ def accuracy(
         rows: the lines of rounds.jsonl.
         partition: the content of partition.json.
     """
-    target = of_row(rows[0]) if rows else LossOnly
+    target = of_row(rows[0]) if rows else OfLoss
     if not target.keys:
         return None
     first = summary["models"][0]

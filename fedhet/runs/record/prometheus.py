@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import WriteError, clean, log
-from fedhet.core.targets import of_row
+from fedhet.core.kinds import of_row
 from fedhet.data.storage import written
 from fedhet.runs.record.summary import sums
 

@@ -18,9 +18,16 @@ from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, re
 
 FORMAT = 3  # the format that is written, since fedhet 0.3
 READABLE = (1, 2, 3)
-COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+COLUMNS = {  # of clients/*.parquet, with their types
+    **dict.fromkeys(("round", "client"), "int32"),
+    **dict.fromkeys(("split", "model", "metric"), "string"),
+    "value": "float64",
+}
 BLOCK = 2**22  # bytes to read from the end of a rounds.jsonl; 100,000 clients in a step take 1 MB
 LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
+CELL_FILE = "cell.json"  # of each run of an experiment, and of each failed run of a sweep
+RUNNING = "the run has not ended: it is still running, or it was killed"
+FEWEST_OF_A_GRID = 3  # values that trials try; with fewer, none lies inside of the grid
 OWN = "own"  # stands in place of numbers if each client has its own numbers
 NUMBERS: dict[Any, Any] = {str: float}
 

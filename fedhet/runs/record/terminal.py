@@ -19,11 +19,11 @@ from rich.text import Text
 
 from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean, log
+from fedhet.core.kinds import KINDS, Kind, OfClasses, of_row
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.runs.process import signals_deferred
 from fedhet.runs.record.bars import bar_on
-from fedhet.runs.record.summary import DETAILS, columns, detailed, method_name, privacy_spent
+from fedhet.runs.record.scores import DETAILS, columns, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
@@ -195,7 +195,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows (name, value) of the table at the end of a run."""
     partition, seconds, state = (summary[key] for key in ("partition", "seconds", "client_state"))
-    target = TARGETS[summary.get("target", Classes.name)]
+    target = KINDS[summary.get("target", OfClasses.name)]
     has_global = "global" in summary["models"]
     failures, stopped = summary["failures"], summary.get("stopped_early")
     clients = counted(partition["clients"], "client")
@@ -227,7 +227,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows.items() if value is not None]
 
 
-def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:
+def _scores(summary: dict[str, Any], target: type[Kind]) -> dict[str, str | None]:
     """Return the rows of the scores, including the measures for the comparison of methods."""
     score, view, names = target.score(), summary["models"][0], columns(summary)
     over = "all clients' test data" if target.pooled else "clients' mean"

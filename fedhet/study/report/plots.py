@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from fedhet.core.check import counted
 from fedhet.data.storage import written
 from fedhet.runs.record.figures import Picture, save
-from fedhet.runs.record.summary import OWN_MODELS
+from fedhet.runs.record.scores import OWN_MODELS
 from fedhet.study.report.compared import Study
 from fedhet.study.report.document import FigureFile, joined
 from fedhet.study.report.results import FoundRun

@@ -8,23 +8,22 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
-from fedhet.core.targets import TARGETS, Classes
+from fedhet.core.kinds import KINDS, OfClasses
 from fedhet.data import forms
 from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config.lines import key_of, value_of
-from fedhet.runs.config.resuming import CELL
 from fedhet.runs.record import schema
-from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import NUMBERS, READABLE, read_yaml
-from fedhet.runs.record.summary import columns, method_name
+from fedhet.runs.record.schema import CELL_FILE, NUMBERS, READABLE, RUNNING, read_yaml
+from fedhet.runs.record.scores import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
@@ -37,7 +36,7 @@ _NEEDED = ("status", "method", "plugins", "partition", "seed")  # recorded at th
 # Each kind of target has its own names of scores.
 _OF_ANY_TARGET = schema.SUMMARY | {
     name: form
-    for target in TARGETS.values()
+    for target in KINDS.values()
     if target.keys
     for name, form in {
         **dict.fromkeys((target.score(), target.key("last_k")), NUMBERS),
@@ -154,11 +153,11 @@ def _state(folder: Path, home: Path) -> Values:
     """Read cell.json; without it, or if it is damaged, return a status and a reason."""
     try:
         if home.resolve() in folder.resolve().parents:
-            return read_object(folder / CELL, schema.STATE, ("status",))
+            return read_object(folder / CELL_FILE, schema.STATE, ("status",))
     except (FileNotFoundError, NotADirectoryError):
         return {"status": NOT_RUN, "reason": NOT_RUN}
     except DataError:
-        return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+        return {"status": UNREADABLE, "reason": f"{CELL_FILE} is damaged"}
     except (OSError, ValueError, RuntimeError):  # a null byte in the path, or a circle of links
         pass
     return {"status": UNREADABLE, "reason": "its folder is not in the folder of the experiment"}
@@ -200,6 +199,15 @@ def _add_summary(cell: FoundRun) -> None:
         cell.status = DIVERGED
 
 
+@cache
+def _value(text: str) -> Any:
+    """Return the value of an override: the runs of an experiment share most of them."""
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError:
+        return text
+
+
 def parsed(lines: Sequence[Any]) -> Values:
     """Parse overrides to key -> value; lists and mappings stay text."""
     values: Values = {}
@@ -207,10 +215,7 @@ def parsed(lines: Sequence[Any]) -> Values:
         key, text = key_of(line), value_of(line)
         if key.startswith("hydra."):
             continue
-        try:
-            value = read_yaml(text)
-        except yaml.YAMLError:
-            value = text
+        value = _value(text)
         values[key] = text if isinstance(value, list | dict) else value
     return values
 
@@ -480,7 +485,7 @@ class Results:
         """
         if cell.summary.get("loss") is not None or cell.status == DIVERGED:
             return False
-        target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
+        target = KINDS.get(cell.summary.get("target", OfClasses.name), OfClasses)
         keys = [target.key("global"), target.clients_key()] if target.keys else ["", ""]
         finite = True
         for step in self.steps(cell):
@@ -522,7 +527,10 @@ class Results:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parts = []
+        kinds = pa.schema(
+            [(name, pa.type_for_alias(kind)) for name, kind in schema.COLUMNS.items()]
+        )
+        tables, keys = [], []
         for cell in self.cells:
             if not cell.summary:
                 continue
@@ -530,15 +538,17 @@ class Results:
             for path in files[-1:] if last else files:
                 try:
                     file = pq.ParquetFile(forms.plain_file(path, math.inf))
-                    part = file.read().to_pandas()[schema.COLUMNS]
+                    tables.append(file.read().select([*schema.COLUMNS]).cast(kinds))
                 except (OSError, ValueError, pa.ArrowException, KeyError):
                     self._note(cell, f"{path} is damaged")
                     continue
-                for name, value in reversed(self._key(cell).items()):
-                    part.insert(0, name, value)
-                parts.append(part)
-        columns = ["folder", *self.keys, *schema.COLUMNS]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+                keys.append(self._key(cell))
+        if not tables:
+            return pd.DataFrame(columns=["folder", *self.keys, *schema.COLUMNS])
+        # pandas takes milliseconds for each frame, so all tables become one.
+        rows = pa.concat_tables(tables).to_pandas()
+        of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        return pd.concat([pd.DataFrame(keys).iloc[of_row].reset_index(drop=True), rows], axis=1)
 
 
 def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
