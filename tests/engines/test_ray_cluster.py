@@ -190,7 +190,7 @@ def test_a_lost_machine_and_one_that_joins_change_no_byte(
     folder = tmp_path / "run"
     lines = [
         "method=scaffold",
-        "rounds=60",
+        "rounds=40",
         "client.lr=.01",
         "plugin=[fednorm]",
         "plugin.fednorm._target_=faulty.Faulty",
