@@ -265,8 +265,8 @@ class Term:
         f: (the trained parameters, the batch, own) -> the value.
         own: tensors in dicts, lists and tuples, nested to any depth.
         factor: the factor of a "gradient" term.
-        draws: a function that makes random draws for a batch of n samples; the draws join `own`.
-            None for no draws.
+        draws: a function that makes random draws for a batch of n samples: a dict of tensors on the
+            CPU. On the device, the draws join `own`. None for no draws.
     """
 
     kind: str

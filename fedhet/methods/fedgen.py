@@ -146,9 +146,9 @@ def generate(g: AnyTree, noise_Bm: Tensor, y_B: Tensor, *, training: bool = Fals
 
 
 class NoiseSource:
-    """Draws noise ("normal" or "uniform"), and labels from a label distribution.
+    """Draws noise ("normal" or "uniform"), and labels from a label distribution, on the CPU.
 
-    The random stream is on the CPU, so that every device gets the same draws.
+    So every device gets the same draws.
 
     Args:
         g: the generator.
@@ -167,13 +167,11 @@ class NoiseSource:
     def noise(self, n: int) -> Tensor:
         """Draw noise, (n, noise_dim)."""
         size = n, self._noise_dim
-        drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
-        return drawn.to(self._like.device, non_blocking=True)
+        return self._draw(size, generator=self._stream, dtype=self._like.dtype)
 
     def labels(self, n: int) -> Tensor:
         """Draw labels (n,) from the label distribution."""
-        drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
-        return drawn.to(self._like.device, non_blocking=True)
+        return torch.multinomial(self._law, n, replacement=True, generator=self._stream)
 
 
 # ---- what clients add to the losses
@@ -342,10 +340,11 @@ class FedGen(Method):
         else:
             weights = W_KCd.new_tensor([update.weight for update in cohort])
             shares_KC = weights[:, None].expand(counts_KC.shape)
-        total = torch.zeros((), device=step.workspace.device)
-        for _ in range(self.server_steps):
-            y = source.labels(self.server_batch_size)
-            noise = source.noise(self.server_batch_size)
+        size, device = self.server_batch_size, step.workspace.device
+        draws = [(source.labels(size), source.noise(size)) for _ in range(self.server_steps)]
+        sent = (torch.stack(each).to(device) for each in zip(*draws, strict=True))
+        total = torch.zeros((), device=device)
+        for y, noise in zip(*sent, strict=True):
             z = generate(g, noise, y, training=True)
             logits_KBC = torch.einsum("bd,kcd->kbc", z, W_KCd) + b_KC[:, None]
             logits = ensemble(logits_KBC, shares_KC, y)

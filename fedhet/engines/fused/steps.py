@@ -261,7 +261,9 @@ class StackedStep:
         descents = [training.descent for training in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
-            own = [a | b for a, b in zip(own, stack(draws), strict=True)]
+            # One copy of each draw to an accelerator, for all clients.
+            drawn = mapped(lambda t: t.to(weights.device, non_blocking=True), stack(draws))
+            own = [a | b for a, b in zip(own, drawn, strict=True)]
         read = tensors((fixed, own))
 
         def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
