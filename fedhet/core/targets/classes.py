@@ -48,14 +48,17 @@ def confusions(output: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     return counts.reshape(len(sizes), classes, classes)
 
 
-def macro_f1(confusion: Tensor) -> Tensor:
-    """Return the mean F1 (...) over the classes that occur in targets or predictions.
+def macro_f1(confusion: Tensor) -> list[float]:
+    """Return the mean F1 of each of K sets, over the classes that occur in targets or predictions.
 
     Args:
-        confusion: (..., classes, classes), the counts of [target, prediction].
+        confusion: (K, classes, classes), the counts of [target, prediction].
     """
-    hits = confusion.diagonal(dim1=-2, dim2=-1).double()
-    return (2 * hits / (confusion.sum(-2) + confusion.sum(-1))).nanmean(-1)
+    hits = confusion.diagonal(dim1=1, dim2=2).double()
+    either = confusion.sum(1) + confusion.sum(2)
+    return [
+        float(f1[occur].mean()) for f1, occur in zip(2 * hits / either, either > 0, strict=True)
+    ]
 
 
 class Classes(OfClasses, Target):
@@ -81,9 +84,7 @@ class Classes(OfClasses, Target):
     def scored(self, tallies: Sequence[Tally]) -> list[Scores]:
         confusion = torch.stack([tally["confusion"] for tally in tallies])
         right = confusion.diagonal(dim1=1, dim2=2).sum(1).tolist()
-        every = zip(
-            right, confusion.sum((1, 2)).tolist(), macro_f1(confusion).tolist(), strict=True
-        )
+        every = zip(right, confusion.sum((1, 2)).tolist(), macro_f1(confusion), strict=True)
         return [{"accuracy": hits / n, "f1": f1} for hits, n, f1 in every]
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
