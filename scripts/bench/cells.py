@@ -16,6 +16,14 @@ from method_cells import METHODS, OWN_ARITHMETIC
 COHORT = 10  # clients in each round of W1 and W2
 STATEFUL = ("fedala", "ditto", "moon")  # methods that keep a model in each client's state
 DIGITS = ["fedavg", *OWN_ARITHMETIC]
+NINE = [  # runs of the leaderboard
+    "axes.method=[FedAvg,SGDM,FedNova]",
+    'axes.setting=["digits, Dirichlet 0.1"]',
+    "seed=0,1,2",
+    "client.lr=0.1",
+    "tune.budget=1",
+    "tune.seeds=[1000]",
+]
 SCHEMES = ("iid", "dirichlet", "pathological", "shards", "quantity", "natural")
 Measured = Callable[[Systems], float]
 
@@ -131,6 +139,16 @@ CELLS = {
             for model, bound in (("2NN", 1), ("CNN", 10))
         ],
     ),
+    "ray": Cell(
+        "The cost of a message on Ray: all 100 clients of W1 return at once, ten times each.",
+        {
+            "Ray": [
+                *("fedhet_system.py", "rounds", "W1", "method._target_=pieces.Idle", "rounds=11"),
+                *("engine=ray", f"engine.num_cpus={os.cpu_count()}", "fraction=1"),
+            ]
+        },
+        [Goal("a client, median", _of("Ray", "median", 100 / 1000), 2.5, "ms")],
+    ),
     "job": Cell(
         "A whole run of W1 from the shell: eleven rounds, the imports and the data preparation.",
         {
@@ -153,6 +171,7 @@ CELLS = {
         {
             "1,000 clients": ["fedhet_system.py", "clients", "1000"],
             "10,000 clients": ["fedhet_system.py", "clients", "10000"],
+            "1,000,000 clients": ["fedhet_system.py", "many", "1000000"],
             **{method: ["fedhet_system.py", "states", method] for method in STATEFUL},
         },
         [
@@ -166,6 +185,20 @@ CELLS = {
                 "a round with 10,000 clients against one with 1,000, best",
                 _ratio("10,000 clients", "1,000 clients"),
                 1.1,
+            ),
+            Goal(
+                "1,000,000 clients of a logistic model, 1,000 per round: peak of the process",
+                _of("1,000,000 clients", "gib"),
+                1.3,
+                "GiB",
+            ),
+            Goal(
+                "the slowest of five rounds with them against the fastest",
+                lambda systems: (
+                    max(systems["1,000,000 clients"].reps[0]["rounds"])
+                    / systems["1,000,000 clients"].value("best")
+                ),
+                1.3,
             ),
             *(
                 goal
@@ -333,6 +366,31 @@ CELLS = {
         [
             Goal(f"a round beyond the training, {name}, median", _of(name, "median"), bound, "s")
             for name, bound in (("stock", 4.0), ("warm", 1.5))
+        ],
+    ),
+    "waits": Cell(
+        "What experiments and reports take beyond their runs, on two cores (commands.py).",
+        {
+            **{f"report {runs}": ["commands.py", "report", str(runs)] for runs in (140, 2100)},
+            "first_look": ["commands.py", "together", "experiment=first_look"],
+            "leaderboard": ["commands.py", "together", "experiment=leaderboard", *NINE],
+        },
+        [
+            *(
+                Goal(f"the report of {runs} runs", _of(f"report {runs}", "wall"), bound, "s")
+                for runs, bound in ((140, 3), (2100, 25))
+            ),
+            *(
+                Goal(
+                    f"{name} beyond its runs' own seconds by the cores",
+                    lambda systems, name=name: (
+                        systems[name].value("wall") - systems[name].value("own") / 2
+                    ),
+                    bound,
+                    "s",
+                )
+                for name, bound in (("first_look", 47), ("leaderboard", 10))
+            ),
         ],
     ),
     "experiment": Cell(
