@@ -208,10 +208,6 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _is_counts(value: Any) -> bool:
-    return has_form(value, [[_is_count]]) and is_table(value)
-
-
 def _is_statistics(value: Any) -> bool:
     """Whether the value has lists of finite numbers: `mean` and `std` (> 0), `median`, or all."""
     return (
@@ -272,7 +268,7 @@ PARTITION = {
     "owners": [str],
     "indices": list,
     "train_sizes": [_is_count],
-    "counts": _is_counts,
+    "counts": lambda value: has_form(value, [[_is_count]]) and is_table(value),
 }
 # Keys that a partition.json with a `shape` must have.
 DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}
