@@ -143,7 +143,7 @@ def read_config(folder: Path) -> Any:
 
     file = folder / "config.yaml"
     try:
-        config = OmegaConf.create(read_yaml(plain_text(file)))
+        config = OmegaConf.create(read_yaml(plain_text(file)) or {})  # {}: the file is empty
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
     except (YAMLError, OSError, ValueError) as error:
