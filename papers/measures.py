@@ -96,8 +96,11 @@ def _parameters(run: ReproducedRun) -> int:
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())  # the file is not a mapping
-        kept = [name for name in names if not name.endswith(BUFFERS)]
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
+        return sum(
+            math.prod(file.get_slice(name).get_shape())
+            for name in names
+            if not name.endswith(BUFFERS)
+        )
 
 
 def _exchanged(run: ReproducedRun, target: float) -> float:

@@ -74,15 +74,18 @@ def check_experiment(read: Results) -> None:
     name = record["experiment"]
     experiment = definition.read([f"experiment={name}"])
     assert experiment is not None
-    others = [line for line in record["fixed"] if line not in experiment.fixed]
-    others = [line for line in others if key_of(line) not in definition.WITHOUT_EFFECT]
-    of_file: dict[str, Any] = {
+    others = [
+        line
+        for line in record["fixed"]
+        if line not in experiment.fixed and key_of(line) not in definition.WITHOUT_EFFECT
+    ]
+    of_file = {
         "digest": experiment.digest,
         "axes": experiment.labels,
         "tune": experiment.tuning.record() if experiment.tuning else None,
     }
-    of_file = json.loads(json.dumps(of_file))
-    others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
+    as_read = json.loads(json.dumps(of_file))
+    others += [f"another {key}" for key, value in as_read.items() if record[key] != value]
     if others:
         raise ConfigError(
             f"{read.source.folders[0]}: its runs differ from the file of experiment={name}:"

@@ -33,7 +33,7 @@ import safetensors.torch
 from fedhet.core import trees
 from fedhet.core.client.state import Store
 from fedhet.core.errors import RunFailed, log
-from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
+from fedhet.core.memory import MemoryPacker, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import RunState, TimetableEntry
@@ -77,15 +77,6 @@ class Checkpoint:
     round: int
     about: dict[str, Any]
     states: dict[int, dict[int, str | None]]
-
-    def values(self) -> tuple[dict[str, dict[str, Node]], trees.Tree]:
-        """Return what the run's objects remember, and the tensors in it."""
-        nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
-        return nodes, safetensors.torch.load_file(self.folder / TENSORS)
-
-    def state(self, pid: int, version: int) -> trees.Tree | None:
-        """Return a client's state."""
-        return DiskStore(self.folder.parent / STATES).load(pid, version)
 
 
 class CheckpointFolder:
@@ -299,7 +290,8 @@ class Checkpoints(Callback):
     def _put_back(self, loop: Loop, found: Checkpoint) -> None:
         strategy, device = loop.method, loop.method.workspace.device
         before = strategy.weights
-        nodes, tensors = found.values()
+        nodes = json.loads((found.folder / VALUES).read_text(encoding="utf-8"))
+        tensors = safetensors.torch.load_file(found.folder / TENSORS)
         strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
         for callback in loop.callbacks:
             put_back(callback, nodes.get(callback.name, {}), tensors, device)
@@ -313,7 +305,7 @@ class Checkpoints(Callback):
             return
         for pid, versions in found.states.items():
             for version in versions:
-                state = found.state(pid, version)
+                state = DiskStore(found.folder.parent / STATES).load(pid, version)
                 if state is None:
                     raise ValueError(f"the state of client {pid} of round {version} is missing")
                 store.save(pid, version, state, list(versions))

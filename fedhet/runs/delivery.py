@@ -65,9 +65,8 @@ class Delivery(Callback):
         if status != "ok":
             return
         method = loop.method
-        digest = ""
-        if "global" in method.views:
-            digest = trees.sha256({"model": method.weights["model"]})
+        has_global = "global" in method.views
+        digest = trees.sha256({"model": method.weights["model"]}) if has_global else ""
         messages = evaluation_messages(method, evaluation_moment(method))
         plan = [replace(msg, extras={**msg.extras, DELIVER: digest}) for msg in messages]
         record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}

@@ -85,9 +85,8 @@ class RunData:
         left_out[np.concatenate(self.partition.indices)] = False
         if not left_out.any():
             return
-        missing: list[str] = []
-        if dataset.target in WITH_CLASSES:
-            missing = [dataset.classes[c] for c in np.setdiff1d(y, y[~left_out])]
+        absent = np.setdiff1d(y, y[~left_out]) if dataset.target in WITH_CLASSES else ()
+        missing = [dataset.classes[c] for c in absent]
         tested = [] if dataset.test is None else dataset.test.y.unique().tolist()
         names = [name for name in missing if dataset.classes.index(name) in tested]
         where = f"; the global test set has {'them' if names == missing else listed(names)}"

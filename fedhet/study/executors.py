@@ -111,8 +111,7 @@ class PlannedRun:
 
     def composed(self, bases: Bases) -> Config:
         """Compose its settings; `bases` caches parts that the runs of a sweep share."""
-        settings = composition.compose(self.overrides, bases=bases)
-        return replace(settings, run_dir=str(self.folder))
+        return replace(composition.compose(self.overrides, bases=bases), run_dir=str(self.folder))
 
     def make(self, settings: Config) -> Run:
         """Execute the run with these settings in this process; raise its error if it fails."""
@@ -205,11 +204,8 @@ def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None
     except BrokenPipeError:
         drop_output()
         return None
-    except RunFailed as error:
-        folder = Path(error.folder) if error.folder else None
-        raise
-    except Exception:
-        folder = None
+    except Exception as error:
+        folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
         raise
     finally:
         if folder is not None and folder.is_dir():
@@ -426,8 +422,10 @@ class Elsewhere(Executor):
                     left = [run for run in group if not run.ended(problem)]
                     if len(group) > 1 and left:
                         waiting.extend([replace(run, alone=True)] for run in left)
-                        why = problem or SILENT
-                        watch.tell(f"{len(left)} runs are repeated, each in its own process: {why}")
+                        watch.tell(
+                            f"{len(left)} runs are repeated, each in its own process:"
+                            f" {problem or SILENT}"
+                        )
                         group = [run for run in group if run not in left]
                     for run in group:
                         reason = run.failure(problem)
@@ -520,9 +518,8 @@ class Processes(Elsewhere):
     def start(self, calls: Sequence[Callable[[], None]]) -> list[ForkServerProcess]:
         handles = []
         for call in calls:
-            arguments = (call, dict(os.environ))
             process = multiprocessing.get_context("forkserver").Process(
-                target=_in_process, args=arguments
+                target=_in_process, args=(call, dict(os.environ))
             )
             with suppress(OSError, EOFError):  # `ended` reports that there is no process
                 process.start()

@@ -165,9 +165,8 @@ class ExperimentFolder:
         summary = _read(folder / "summary.json")
         if summary["status"] != "ok":  # the run has diverged
             return None
-        path = folder / "rounds.jsonl"
         try:
-            rows = list(read_steps(path))
+            rows = list(read_steps(folder / "rounds.jsonl"))
         except DataError as error:
             raise DataError(f"{error}; remove {folder} to run it again") from error
         return validation_score(summary, rows, self._experiment.report["metric"])
@@ -181,9 +180,8 @@ class ExperimentFolder:
         """Return the report's notes, and a note if trials may have trained on test samples."""
         report = self._experiment.report
         lines = {line for cell in cells for line in cell.overrides if key_of(line) == POOLED}
-        pooled = any(yaml.safe_load(value_of(line)) is True for line in lines)
-        fixed = composition.raw(self._experiment.fixed[:1])  # the settings of the file
-        pooled = pooled or bool(fixed.partition.get("pool_test"))
+        of_file = composition.raw(self._experiment.fixed[:1]).partition.get("pool_test")
+        pooled = of_file or any(yaml.safe_load(value_of(line)) is True for line in lines)
         on_clients = report["metric"] not in ("last", "best_val", "last_k")
         known = self._experiment.tuning and (pooled or on_clients)
         return [*report["notes"], *([TEST_KNOWN] if known else [])]
@@ -224,16 +222,14 @@ def state_of(folder: Path) -> dict[str, Any]:
     """Read cell.json; a finished cell has the status "damaged" if its record is incomplete."""
     try:
         state = _read(folder / CELL_FILE)
-        summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
+        whole = isinstance(state.get("code", {}), dict)
+        if state.get("status") == FINISHED:
+            summary = _read(folder / "summary.json")
+            whole &= summary.get("format") in READABLE and "status" in summary
+            whole &= (folder / "rounds.jsonl").exists()
     except DataError:
-        return {"status": "damaged"}
-    if not isinstance(state.get("code", {}), dict):
-        return {"status": "damaged"}
-    if state.get("status") == FINISHED:
-        whole = summary.get("format") in READABLE and "status" in summary
-        if not whole or not (folder / "rounds.jsonl").exists():
-            return {"status": "damaged"}
-    return state
+        whole = False
+    return state if whole else {"status": "damaged"}
 
 
 # ---- in the process of a cell

@@ -98,8 +98,7 @@ def points(space: Space, budget: int | None) -> list[Point]:
     Raises:
         ConfigError: the space has an interval, but there is no budget.
     """
-    grid = all(not isinstance(values, Interval) for values in space.values())
-    if grid:
+    if not any(isinstance(values, Interval) for values in space.values()):
         combinations = product(*(tuple(values) for values in space.values()))  # type: ignore[arg-type]
         every = [dict(zip(space, values, strict=True)) for values in combinations]
         if budget is None or len(every) <= budget:

@@ -89,10 +89,11 @@ class Run:
 
         one_of("figure", figure, ("accuracy", "labels"))
         partition = read_partition(self.dir / "partition.json", ("name", "clients"))
-        if figure == "labels":
-            picture = labels(partition, self.summary)
-        else:
-            picture = accuracy(self.summary, self._steps, partition)
+        picture = (
+            labels(partition, self.summary)
+            if figure == "labels"
+            else accuracy(self.summary, self._steps, partition)
+        )
         if picture is None:
             raise ConfigError(f"figure={figure}: this run has no values for this figure")
         return picture

@@ -143,7 +143,7 @@ def read_config(folder: Path) -> Any:
 
     file = folder / "config.yaml"
     try:
-        config = OmegaConf.create(read_yaml(plain_text(file)))
+        config = OmegaConf.create(read_yaml(plain_text(file)) or {})  # {}: the file is empty
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
     except (YAMLError, OSError, ValueError) as error:
@@ -208,10 +208,6 @@ def _is_shape(value: Any) -> bool:
     )
 
 
-def _is_counts(value: Any) -> bool:
-    return has_form(value, [[_is_count]]) and is_table(value)
-
-
 def _is_statistics(value: Any) -> bool:
     """Whether the value has lists of finite numbers: `mean` and `std` (> 0), `median`, or all."""
     return (
@@ -272,7 +268,7 @@ PARTITION = {
     "owners": [str],
     "indices": list,
     "train_sizes": [_is_count],
-    "counts": _is_counts,
+    "counts": lambda value: has_form(value, [[_is_count]]) and is_table(value),
 }
 # Keys that a partition.json with a `shape` must have.
 DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}

@@ -199,9 +199,11 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     has_global = "global" in summary["models"]
     failures, stopped = summary["failures"], summary.get("stopped_early")
     clients = counted(partition["clients"], "client")
-    data = f"given as a Task, {clients}"
-    if summary["dataset"]:
-        data = f"{summary['dataset']}, {clients}, {partition['name']}"
+    data = (
+        f"{summary['dataset']}, {clients}, {partition['name']}"
+        if summary["dataset"]
+        else f"given as a Task, {clients}"
+    )
     rows = {
         "data": f"{data}; model {summary['model']}",
         "rounds": ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"]),

@@ -248,10 +248,8 @@ class Study:
 
     def _multiples(self, cost: Callable[[Values], float]) -> dict[str, float]:
         """Return method -> cost relative to the reference, over runs that both methods have."""
-        frame = pd.Series(
-            {self.place(cell): cost(cell.summary) for cell in self.cells}, dtype=float
-        )
-        frame = frame.unstack(0)
+        costs = {self.place(cell): cost(cell.summary) for cell in self.cells}
+        frame = pd.Series(costs, dtype=float).unstack(0)
         if self.reference not in frame:
             return {}
         both = {name: frame[[self.reference, name]].dropna().sum() for name in frame}

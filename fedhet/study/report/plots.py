@@ -189,8 +189,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             continue
 
         def draw(axes: Axes, condition: str, x: str = x, label: str = label) -> None:
-            here = points[points["setting"] == condition]
-            draw_curves(axes, here, study.methods, x, label)
+            draw_curves(axes, points[points["setting"] == condition], study.methods, x, label)
             axes.set_ylim(*ranges[condition])
             axes.set_ylabel(study.title, fontsize=8)
 

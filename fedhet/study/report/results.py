@@ -193,8 +193,7 @@ def _add_summary(cell: FoundRun) -> None:
     elif summary.get("reason") == RUNNING:
         cell.status, cell.reason = "interrupted", RUNNING
     else:
-        cell.status = summary["status"]
-        cell.reason = clean(str(summary.get("reason")))
+        cell.status, cell.reason = summary["status"], clean(str(summary.get("reason")))
     if cell.status == FAILED and has_diverged(cell.reason):
         cell.status = DIVERGED
 
@@ -203,21 +202,16 @@ def _add_summary(cell: FoundRun) -> None:
 def _value(text: str) -> Any:
     """Return the value of an override: the runs of an experiment share most of them."""
     try:
-        return read_yaml(text)
+        value = read_yaml(text)
     except yaml.YAMLError:
         return text
+    return text if isinstance(value, list | dict) else value
 
 
 def parsed(lines: Sequence[Any]) -> Values:
     """Parse overrides to key -> value; lists and mappings stay text."""
-    values: Values = {}
-    for line in map(str, lines):
-        key, text = key_of(line), value_of(line)
-        if key.startswith("hydra."):
-            continue
-        value = _value(text)
-        values[key] = text if isinstance(value, list | dict) else value
-    return values
+    texts = {key_of(line): value_of(line) for line in map(str, lines)}
+    return {key: _value(text) for key, text in texts.items() if not key.startswith("hydra.")}
 
 
 def scalar(value: Any) -> Any:
@@ -246,8 +240,9 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
         both = f"{joined.folders[0]} and {other.folders[0]} are not parts of one experiment"
         _refuse_difference(both, _of_all(joined.experiment), _of_all(other.experiment))
         experiment = joined.experiment and _joined(both, joined.experiment, other.experiment)
-        homes = [*joined.folders, *other.folders]
-        joined = FoundRuns(homes, experiment, [*joined.cells, *other.cells])
+        joined = FoundRuns(
+            [*joined.folders, *other.folders], experiment, [*joined.cells, *other.cells]
+        )
     if len(parts) > 1:
         joined.cells = _best_of(joined.cells)
         common = os.path.commonpath([path.absolute() for path in paths])
@@ -449,8 +444,7 @@ class Results:
         """Return the lines of a run's rounds.jsonl, up to the first damaged line."""
         steps: list[Values] = []
         try:
-            for step in schema.read_steps(cell.folder / "rounds.jsonl"):
-                steps.append(step)
+            steps.extend(schema.read_steps(cell.folder / "rounds.jsonl"))
         except DataError as error:
             self._note(cell, error)
         return steps
@@ -539,10 +533,9 @@ class Results:
                 try:
                     file = pq.ParquetFile(forms.plain_file(path, math.inf))
                     tables.append(file.read().select([*schema.COLUMNS]).cast(kinds))
+                    keys.append(self._key(cell))
                 except (OSError, ValueError, pa.ArrowException, KeyError):
                     self._note(cell, f"{path} is damaged")
-                    continue
-                keys.append(self._key(cell))
         if not tables:
             return pd.DataFrame(columns=["folder", *self.keys, *schema.COLUMNS])
         # pandas takes milliseconds for each frame, so all tables become one.
@@ -572,22 +565,17 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
 
 def _reached(thresholds: Sequence[Values]) -> Values:
     """Return <score>.<threshold> -> the costs of reaching the threshold."""
-    costs: Values = {}
-    for entry in thresholds:
-        score, threshold = next(iter(entry.items()))
-        known = {cost: entry.get(cost) for cost in ("rounds", "bytes", "seconds")}
-        costs[f"{score}.{threshold:g}"] = known
-    return costs
-
-
-def _rounds_of(phases: Sequence[Values]) -> Values:
-    return {phase["name"]: phase["rounds"] for phase in phases}
+    return {
+        f"{score}.{threshold:g}": {cost: entry.get(cost) for cost in ("rounds", "bytes", "seconds")}
+        for entry in thresholds
+        for score, threshold in [*entry.items()][:1]
+    }
 
 
 # Functions that turn the lists in summary.json into scalars.
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "thresholds": _reached,
-    "phases": _rounds_of,
+    "phases": lambda phases: {phase["name"]: phase["rounds"] for phase in phases},
     "failures": len,
     "plugins": ",".join,
     "models": ",".join,
@@ -602,13 +590,15 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
         key for cell in readable for key in cell.overrides if key not in (*OF_THE_LABEL, "seed")
     )
     for cell in readable:
-        cell.axes = {"method": method_name(cell.summary)}
-        cell.axes["dataset"] = cell.summary.get("dataset") or "a Task"
-        cell.axes |= {
-            name: cell.overrides[name] if name in cell.overrides else configured(cell, name)
-            for name in names
+        cell.axes = {
+            "method": method_name(cell.summary),
+            "dataset": cell.summary.get("dataset") or "a Task",
+            **{
+                name: cell.overrides[name] if name in cell.overrides else configured(cell, name)
+                for name in names
+            },
+            "seed": cell.summary["seed"],
         }
-        cell.axes["seed"] = cell.summary["seed"]
     kept: dict[str, list[Any]] = {}
     for axis in readable[0].axes if readable else ():
         values = list(dict.fromkeys(cell.axes[axis] for cell in readable))
