@@ -84,8 +84,11 @@ class PoolExchange:
     @property
     def held_bytes(self) -> int:
         """The size of the replies that arrived before their turn."""
-        uploads = [reply for reply in self.held.values() if isinstance(reply, Upload)]
-        return sum(sum(payload("", up.weights, up.extras).values()) for up in uploads)
+        return sum(
+            sum(payload("", reply.weights, reply.extras).values())
+            for reply in self.held.values()
+            if isinstance(reply, Upload)
+        )
 
 
 class Pool(ABC):

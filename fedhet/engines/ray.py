@@ -137,8 +137,9 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
             for number, handler in handlers.items():  # Ray's own handler dumps the stack
                 signal.signal(number, handler)
         if problems:
-            text = printed(str(problems[0]))
-            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {text}")
+            raise RunFailed(
+                f"Ray did not start: {type(problems[0]).__name__}: {printed(str(problems[0]))}"
+            )
         ray.util.register_serializer(Tensor, **TENSORS)
         yield
     finally:
@@ -470,7 +471,6 @@ def _copy_code(package: str, folder: Path) -> None:
     if package != "fedhet" and any(source.is_relative_to(where) for where in installed):
         return
     if source.is_dir():
-        caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, folder / source.name, ignore=caches)
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(source, folder)
