@@ -212,8 +212,7 @@ class Expected:
     def _bounds(self, name: str, value: Any) -> None:
         if self.low is None and self.high is None:
             return
-        tree = value if isinstance(value, dict) else {"": value}
-        for part, t in tree.items():
+        for part, t in trees.as_tree(value).items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
             for sign, bound, found, within in (
                 (">=", self.low, float(low), operator.ge),

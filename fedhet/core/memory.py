@@ -64,7 +64,6 @@ class MemoryPacker:
         )
 
     def _tensor(self, t: Tensor, path: str) -> Node:
-        where = "cpu" if t.device.type == "cpu" else "device"
         key = (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
         name = self._names.get(key) if t.numel() else None
         if name is None:
@@ -72,7 +71,7 @@ class MemoryPacker:
             shared = memory in self._memories  # by another view; the file cannot store both
             self._memories.add(memory)
             name = self._names[key] = self._add(t.clone() if shared else t, path)
-        return ["tensor", name, where]
+        return ["tensor", name, "cpu" if t.device.type == "cpu" else "device"]
 
     def _add(self, t: Tensor, path: str) -> str:
         while path in self.tensors:  # {"a.b": t, "a": {"b": t}}

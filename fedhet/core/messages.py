@@ -244,10 +244,8 @@ def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:
     """
     sizes = {slot: trees.nbytes(weights)} if weights else {}
     for name, value in extras.items():
-        if isinstance(value, Tensor):
-            sizes[name] = trees.nbytes({"": value})
-        elif isinstance(value, dict):
-            sizes[name] = trees.nbytes(value)
+        if isinstance(value, Tensor | dict):
+            sizes[name] = trees.nbytes(trees.as_tree(value))
         elif isinstance(value, str):
             sizes[name] = len(value.encode())
         else:

@@ -86,14 +86,13 @@ def scored(
     # One transfer from an accelerator for each name.
     stacked = {name: torch.stack([own[name] for own in tallies]).cpu() for name in tallies[0]}
     on_cpu = [{name: t[k] for name, t in stacked.items()} for k in range(len(sizes))]
-    found = []
-    for loss, n, scores, tally in zip(
-        losses.tolist(), sizes, task.scoring.scored(on_cpu), on_cpu, strict=True
-    ):
+    return [
         # A diverged model gets an infinite loss: unlike NaN, it can be compared.
-        mean = math.inf if math.isnan(loss) else loss / n
-        found.append(({"loss": mean, "n": float(n), **scores}, tally))
-    return found
+        ({"loss": math.inf if math.isnan(loss) else loss / n, "n": float(n), **scores}, tally)
+        for loss, n, scores, tally in zip(
+            losses.tolist(), sizes, task.scoring.scored(on_cpu), on_cpu, strict=True
+        )
+    ]
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:

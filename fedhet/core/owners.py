@@ -31,8 +31,10 @@ def seen_message(owner: str, msg: messages.Broadcast, weights: trees.AnyTree) ->
 
 def sent_extras(component: Component, result: kernel.Result) -> messages.Extras:
     """Return the extras of a result under their names in messages; withheld ones are empty."""
-    given = {n: torch.empty(0) if t is None else t for n, t in result.extras.items()}
-    return prefixed(component.name, given)
+    return prefixed(
+        component.name,
+        {n: torch.empty(0) if t is None else t for n, t in result.extras.items()},
+    )
 
 
 def read_update(
@@ -116,9 +118,11 @@ def withhold(
     expected: Mapping[str, Expected], update: messages.Upload, device: torch.device
 ) -> None:
     """Withhold the statistics of a client with too few samples."""
-    statistics = [name for name, rule in expected.items() if rule.statistic]
-    for name in update.extras.keys() & statistics:
-        update.extras[name] = torch.empty(0, device=device)
+    update.extras |= {
+        name: torch.empty(0, device=device)
+        for name, rule in expected.items()
+        if rule.statistic and name in update.extras
+    }
 
 
 def repair(expected: Mapping[str, Expected], update: messages.Upload) -> None:

@@ -211,6 +211,11 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
     return digest.hexdigest()
 
 
+def as_tree(value: Any) -> Any:
+    """Return the value if it is a tree; if it is not, a tree that has it under ""."""
+    return value if isinstance(value, Mapping) else {"": value}
+
+
 def kind(value: object) -> str:
     """Describe the value for an error message: "a torch.float32 tensor of shape (3,)", "a list"."""
     if isinstance(value, Tensor):

@@ -12,10 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +84,11 @@ class PoolExchange:
     @property
     def held_bytes(self) -> int:
         """The size of the replies that arrived before their turn."""
-        uploads = [reply for reply in self.held.values() if isinstance(reply, Upload)]
-        return sum(sum(payload("", up.weights, up.extras).values()) for up in uploads)
+        return sum(
+            sum(payload("", reply.weights, reply.extras).values())
+            for reply in self.held.values()
+            if isinstance(reply, Upload)
+        )
 
 
 class Pool(ABC):
@@ -129,9 +135,8 @@ class Pool(ABC):
                 worker = self._send(exchange.idle.pop(0), messages)
             exchange.busy[worker] = messages
             # A client stops at its deadline by itself, unless it hangs outside of Python.
-            deadline = messages[0].deadline
-            seconds = inf if deadline is None else deadline + self._limits.grace
-            exchange.due[worker] = time.monotonic() + seconds
+            seconds = messages[0].deadline or inf
+            exchange.due[worker] = time.monotonic() + seconds + self._limits.grace
 
     def _end_overdue(self, exchange: PoolExchange) -> None:
         """Kill and replace the workers that are overdue."""
@@ -224,7 +229,7 @@ class Worker:
         replies: the path of the files with these replies.
     """
 
-    process: Any
+    process: BaseProcess
     reader: Reader
     replies: Path
 
@@ -244,7 +249,7 @@ class PoolTransport(Pool):
         self._folder = folder
         self.store = DiskStore(folder)
         self._count = workers
-        self._started = 0
+        self._numbers = count(1)
 
     def __enter__(self) -> PoolTransport:
         self._writer = Writer(self._folder / "broadcast")
@@ -269,8 +274,7 @@ class PoolTransport(Pool):
             worker.process.join()
 
     def _begin(self, plan: list[Broadcast]) -> None:
-        written = self._writer.write(plan)
-        self._written = {msg.pid: msg for msg in written}
+        self._written = {msg.pid: msg for msg in self._writer.write(plan)}
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         return wait(busy, seconds)
@@ -302,8 +306,7 @@ class PoolTransport(Pool):
         # A forked worker inherits the parent's ends of all pipes, and must close them. While a copy
         # of an end is open, the worker at the other end cannot notice that the parent has ended.
         inherited = [*self._workers, here] if forked else []
-        self._started += 1
-        replies = self._folder / f"reply-{self._started}"
+        replies = self._folder / f"reply-{next(self._numbers)}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=work, args=arguments, daemon=True)
         # Ctrl-C in a worker before `work`, or in the parent while it sends the arguments, would
@@ -336,8 +339,7 @@ class PoolTransport(Pool):
             file.unlink()
         worker.close()
         removed.process.join()
-        code: int | None = removed.process.exitcode
-        return code
+        return removed.process.exitcode
 
 
 def work(
@@ -354,21 +356,17 @@ def work(
     store = DiskStore(folder)
     reader = Reader(copy=False)
     writer = Writer(replies)
-    while True:
-        try:
+    # The pipe is closed, or a reply was still unread when it was closed.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
             msg = connection.recv()
-        except (EOFError, ConnectionResetError):  # ConnectionResetError: a reply was still unread
-            return
-        try:
-            reply: Reply = job.client(store).handle(reader.message(msg))
-            if isinstance(reply, Upload):
-                (reply,) = writer.write([reply])
-        # `handle` turns the client's own errors into Failures. This is an error of the worker, such
-        # as a full disk.
-        except Exception as error:
-            log.debug("client %d", msg.pid, exc_info=True)
-            reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        try:
+            try:
+                reply: Reply = job.client(store).handle(reader.message(msg))
+                if isinstance(reply, Upload):
+                    (reply,) = writer.write([reply])
+            # `handle` turns the client's own errors into Failures. This is an error of the worker,
+            # such as a full disk.
+            except Exception as error:
+                log.debug("client %d", msg.pid, exc_info=True)
+                reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
             connection.send(reply)
-        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
-            return

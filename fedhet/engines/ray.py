@@ -137,8 +137,9 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
             for number, handler in handlers.items():  # Ray's own handler dumps the stack
                 signal.signal(number, handler)
         if problems:
-            text = printed(str(problems[0]))
-            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {text}")
+            raise RunFailed(
+                f"Ray did not start: {type(problems[0]).__name__}: {printed(str(problems[0]))}"
+            )
         ray.util.register_serializer(Tensor, **TENSORS)
         yield
     finally:
@@ -238,17 +239,23 @@ class RayTransport(Pool):
         self._arguments = sent.written(job.config), str(Path.cwd()), job.data_digest
 
     def _begin(self, plan: list[Broadcast]) -> None:
-        self._sent: dict[int, tuple[Tree, Any]] = {}  # shared weights are put into Ray only once
+        self._replacement()
+        # Shared weights are put into Ray only once.
+        shared = {id(msg.weights): msg.weights for msg in plan}
+        self._sent = {key: ray.put(weights) for key, weights in shared.items()}
         size = sum(payload("", plan[0].weights, plan[0].extras).values()) if plan else 0
         self._most = max(1, min(BATCH, BATCH_BYTES // max(size, 1)))
-        self._start()
 
     def _alive(self) -> dict[str, dict[str, float]]:
         """Return the resources of each machine of the cluster, by the machine's id."""
         return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
-    def _start(self) -> list[Any]:
-        """Start workers for all free places of the cluster, and return them."""
+    def _replacement(self) -> list[Any]:
+        """Start workers for all free places of the cluster, and return them.
+
+        Raises:
+            RunFailed: the cluster has no place, and no worker is left.
+        """
         taken = Counter(self._nodes[worker] for worker in self._workers)
         free = [
             (place, node)
@@ -262,13 +269,12 @@ class RayTransport(Pool):
             worker = self._actor.options(scheduling_strategy=there).remote(*self._arguments)
             self._workers[worker], self._nodes[worker] = None, node
             started.append(worker)
+        if not self._workers:
+            raise RunFailed("all processes of clients in the Ray cluster are lost")
         return started
 
     def _send(self, worker: Any, messages: list[Broadcast]) -> Any:
-        for msg in messages:
-            if id(msg.weights) not in self._sent:
-                self._sent[id(msg.weights)] = msg.weights, ray.put(msg.weights)
-        weights = {key: self._sent[key][1] for key in {id(msg.weights) for msg in messages}}
+        weights = {id(msg.weights): self._sent[id(msg.weights)] for msg in messages}
         visits = [
             (replace(msg, weights={}), id(msg.weights), self.store.of[msg.pid]) for msg in messages
         ]
@@ -300,12 +306,6 @@ class RayTransport(Pool):
         del self._workers[worker]
         ray.kill(worker)  # the worker may be alive and only out of reach
         return None
-
-    def _replacement(self) -> list[Any]:
-        started = self._start()
-        if not self._workers:
-            raise RunFailed("all processes of clients in the Ray cluster are lost")
-        return started
 
 
 class RayClients:
@@ -387,10 +387,8 @@ def check_resources(
     Raises:
         ConfigError: no machine has so many CPUs or GPUs, or the cluster cannot be used.
     """
-    if address is None:
-        nodes = [{"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}]
-    else:
-        nodes = reach(address, f"{group}.address")
+    here = {"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}
+    nodes = [here] if address is None else reach(address, f"{group}.address")
     where = "this machine has only" if address is None else "the cluster's largest node has only"
     for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
@@ -473,7 +471,6 @@ def _copy_code(package: str, folder: Path) -> None:
     if package != "fedhet" and any(source.is_relative_to(where) for where in installed):
         return
     if source.is_dir():
-        caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, folder / source.name, ignore=caches)
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(source, folder)

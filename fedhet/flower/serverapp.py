@@ -171,10 +171,9 @@ class Strategy(FlowersStrategy):
             (*self._lines, *more), initial_arrays, run_dir_given=run_dir is not None, **folder
         )
         nodes = self._nodes(job)
-        ask = None
-        if self._own is not None:
-            seconds = job.config.run.replies.deadline
-            ask = partial(_evaluated, self._own, grid, evaluate_config, seconds)
+        seconds = job.config.run.replies.deadline
+        own = self._own
+        ask = None if own is None else partial(_evaluated, own, grid, evaluate_config, seconds)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
         members = GridMembers(grid, settings_records(job.config, train_config))

@@ -147,8 +147,9 @@ class SiteClient(NumPyClient):
         """The description of the site's data that the server gets."""
         own = self._own
         min_count = self._least if own.shares else None
-        site_data = self._declared, own.site, self._parts
-        return SiteDescription.of(*site_data, min_count=min_count, least=self._least)
+        return SiteDescription.of(
+            self._declared, own.site, self._parts, min_count=min_count, least=self._least
+        )
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}

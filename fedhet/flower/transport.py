@@ -93,9 +93,8 @@ class GridMembers:
                 if again > began:
                     log.info("asking %d of %d nodes again who they are", len(silent), len(ids))
                 content = RecordDict({ASKS: ConfigRecord(), **self.records})
-                kind = MessageType.TRAIN
                 names = self.grid.push_messages(
-                    [Message(content, int(node), kind, ttl=left) for node in silent]
+                    [Message(content, int(node), MessageType.TRAIN, ttl=left) for node in silent]
                 )
                 asked |= dict(zip(names, silent, strict=True))
                 again, pause = again + pause, 2 * pause

@@ -113,8 +113,7 @@ class FedClient(NumPyClient):
         self.plugins = list(plugins)
         self.store = store
         self.properties = properties or {}
-        self._digests = {plugin.name: plugin.digest for plugin in self.plugins}
-        self._digests["method"] = method.digest
+        self._digests = {p.name: p.digest for p in self.plugins} | {method.GROUP: method.digest}
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Upload | Failure:

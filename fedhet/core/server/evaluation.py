@@ -289,8 +289,7 @@ def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) ->
             means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
     if target.pooled and holders:
         tallies = [update.extras[scored] for update in holders]
-        scores = target.scores(target.joined(tallies))  # type: ignore[arg-type]
-        for metric, value in scores.items():
+        for metric, value in target.scores(target.joined(tallies)).items():  # type: ignore[arg-type]
             means[f"{target.keys[metric]}_{name}_weighted"] = value
     return means
 

@@ -151,8 +151,7 @@ class FedStrategy(Strategy):
 
         These are the owner of the phase, and all plug-ins if the phase trains the model.
         """
-        trains = entry.phase.trains
-        plugins = [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
+        plugins = [p for p in self.plugins if entry.phase.trains or p.name == entry.owner]
         return [*([] if entry.owner else [self.method]), *plugins]
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
@@ -391,13 +390,10 @@ class FedStrategy(Strategy):
     ) -> Iterator[Upload]:
         """Yield the updates with the aggregation weights that a plug-in gives them."""
         step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
-        if plugin.overrides("weight"):
+        if plugin.overrides("weight") or not plugin.overrides("weights"):
             for update in updates:
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
-            return
-        if not plugin.overrides("weights"):
-            yield from updates
             return
         received = list(updates)
         seen = [self.read(opened, plugin, update) for update in received]

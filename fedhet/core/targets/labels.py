@@ -54,8 +54,10 @@ class Labels(OfLabels, Target):
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """Return rounded counts and their scores; rounding keeps hits <= targets and guesses."""
-        samples = {"samples": tally["samples"]}
-        sent = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
+        sent = {
+            name: value if name == "samples" else coarse(value, len(y), least)
+            for name, value in tally.items()
+        }
         return self.scores(sent), sent
 
     def check(self, tally: object) -> Tally:

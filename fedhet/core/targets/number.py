@@ -73,8 +73,7 @@ class Number(OfNumbers, Target):
         varies = tally["variation"] > 0
         scores = {}
         if varies.any():
-            r2 = 1 - squared[varies] / tally["variation"][varies]
-            scores["r2"] = float(r2.mean())
+            scores["r2"] = float((1 - squared[varies] / tally["variation"][varies]).mean())
         if "absolute" in tally:
             absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
             scores["mae"] = float(absolute.mean()) / n

@@ -272,10 +272,8 @@ class FedDiskPlugin(Plugin):
         recorded = self._costs(step, state)
         if validating:
             loss = recorded["val_loss"] = total_loss / validating
-            if loss < state["best"]:
-                state |= {"best": loss, "stale": 0, "made": old}
-            else:
-                state |= {"stale": state["stale"] + 1}
+            better = {"best": loss, "stale": 0, "made": old}
+            state |= better if loss < state["best"] else {"stale": state["stale"] + 1}
         if state["stale"] and (self._stopped(state) or step.number == self.made_max_rounds):
             new = state["made"]
         return Merged(new, state, recorded)
@@ -308,8 +306,9 @@ class FedDiskPlugin(Plugin):
             "ess_mean": float(ess.mean()),
             "ess_min": float(ess.min()),
             "unweighted": sum(sizes[pid] < least for pid in shares),
+            **costs,
         }
-        return Merged({}, state, {**recorded, **costs})
+        return Merged({}, state, recorded)
 
     def after(
         self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
