@@ -407,6 +407,7 @@ class Elsewhere(Executor):
                 if batch := [composed.popleft() for _ in range(min(free, len(composed)))]:
                     groups, calls = zip(*batch, strict=True)
                     for run in chain(*groups):
+                        run.prepare()
                         watch.begins(run)
                     # An interrupt in between would leave started runs out of `running`.
                     with signals_deferred():
@@ -444,9 +445,7 @@ class Elsewhere(Executor):
         return {run: failed[run] for run in runs if run in failed}
 
     def _composed(self, group: list[PlannedRun]) -> tuple[list[PlannedRun], Callable[[], None]]:
-        """Prepare the folders of a group; return it with the function that executes its runs."""
-        for run in group:
-            run.prepare()
+        """Return a group with the function that executes its runs."""
         settings = [(run, run.composed(self.bases)) for run in group]
         return group, partial(carry_out, settings, str(Path.cwd()))
 
