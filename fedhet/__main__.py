@@ -111,10 +111,9 @@ def _main(argv: Sequence[str]) -> int:
 
 def commands() -> dict[str, Command]:
     """Return the commands of fedhet and of installed packages; no package is imported."""
-    found = entry_points(group=ENTRY_POINTS)
     installed = {
         point.name: (point.module, point.dist.metadata["Summary"])
-        for point in found
+        for point in entry_points(group=ENTRY_POINTS)
         if point.dist is not None and point.name not in COMMANDS
     }
     return COMMANDS | installed
@@ -129,8 +128,7 @@ def _run_command(word: str, argv: Sequence[str]) -> int:
             f"{word!r} is neither a command nor an override key=value{_closest(word, every)};"
             f" commands: {', '.join(every)}; see python -m fedhet --help"
         )
-    code: int = import_module(every[word][0]).main(argv)
-    return code
+    return import_module(every[word][0]).main(argv)
 
 
 def _closest(word: str, every: Collection[str]) -> str:

@@ -41,8 +41,10 @@ BLOCK = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end table -->)", re.DOTAL
 CURVES = ["reproduction", "scale", "setting", "method", "round", "mean", "std"]
 MOST_POINTS = 25  # of a kept curve
 # Measures that curves of the accuracy do not explain.
-WITHOUT_CURVES = {"rank", "made_size", "minutes_per_round", "classes_per_client"}
-WITHOUT_CURVES |= {"change_variance", "dispersion", "similarity", "peak_distance"}
+WITHOUT_CURVES = {
+    *("rank", "made_size", "minutes_per_round", "classes_per_client"),
+    *("change_variance", "dispersion", "similarity", "peak_distance"),
+}
 
 
 # ---- from folders to the results

@@ -82,10 +82,11 @@ def main(argv: Sequence[str]) -> int:
 
 def list_text(words: Sequence[str] = ()) -> str:
     """Return the names and titles of all reproductions, or of those with all words in the name."""
-    rows = []
-    for paper in papers.every():
-        if all(word in " ".join((paper.name, *paper.also)) for word in words):
-            rows.append((paper.name, paper.title))
+    rows = [
+        (paper.name, paper.title)
+        for paper in papers.every()
+        if all(word in " ".join((paper.name, *paper.also)) for word in words)
+    ]
     if not rows:
         raise ConfigError(
             f"reproduce --list {' '.join(words)}: no name has these words; python -m fedhet"

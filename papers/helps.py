@@ -77,11 +77,6 @@ def keep(read: Results, stage: str, path: Path) -> None:
         (CONF / "confirm.yaml").write_text(text, encoding="utf-8")
 
 
-def _setting(case: str) -> str:
-    """Return the setting in the label of a case of helps/compute."""
-    return case.partition(": ")[0]
-
-
 def own_overrides(lines: Sequence[str], fixed: Sequence[str]) -> str:
     """Return the overrides of a run, without its seed and without overrides of all runs."""
     return " ".join(line for line in lines if line not in fixed and key_of(line) != "seed")
@@ -109,11 +104,10 @@ def confirmation(search: pd.DataFrame, definition: str) -> str:
     cases = {}
     for method, setting in chosen(search).items():
         own, host = (json.loads(tuned[setting, name]) for name in (method, HOST))
-        rate = {"client.lr": own["client.lr"]}
         for label, name, values in (
             (method, method, own),
             (BESIDE + method, HOST, host),
-            (AT_RATE + method, HOST, host | rate),
+            (AT_RATE + method, HOST, host | {"client.lr": own["client.lr"]}),
         ):
             cases[label] = [
                 *_words(known["axes"]["setting"][setting]),
@@ -258,7 +252,7 @@ def computed(runs: pd.DataFrame) -> str:
     """
     blocks = runs.pivot(index="seed", columns="case", values="accuracy")
     steps = runs.groupby("case")["steps"].sum()
-    settings = dict.fromkeys(map(_setting, runs["case"]))
+    settings = dict.fromkeys(case.partition(": ")[0] for case in runs["case"])
     places = {
         (setting, pair): (f"{setting}: {own}", f"{setting}: {host}")
         for setting in settings

@@ -15,7 +15,6 @@ from fedhet.study.report.compared import FEWEST_TUNING_SEEDS
 from fedhet.study.report.results import Results, results
 from fedhet.study.report.statistics import NOT_SHOWN
 from papers import measures
-from papers.measures import EXACT, is_share
 from papers.paper import (
     LEVELS,
     NOTHING,
@@ -161,8 +160,7 @@ def _sign(row: Row, rows: Sequence[Row], paper: Paper) -> float | None:
     if row.kind == CLAIM:
         return 1.0
     place = (row.setting, paper.hosts.get(row.method), row.measure)
-    hosts = (host.value for host in rows if _place_of(host) == place)
-    theirs = next(hosts, None)
+    theirs = next((host.value for host in rows if _place_of(host) == place), None)
     return None if row.value is None or theirs is None else row.value - theirs
 
 
@@ -173,8 +171,8 @@ def _judged(row: Row, paper: Paper, scale: str | None, changed: Sequence[str]) -
     agrees = False if row.direction == NOT_SHOWN else None
     if row.kind == FIGURE:
         assert row.value is not None
-        rounding = (row.spread or 0.0) if row.measure in EXACT else None
-        agrees = level(row.ours, row.value, rounding, share=is_share(row.measure))
+        rounding = (row.spread or 0.0) if row.measure in measures.EXACT else None
+        agrees = level(row.ours, row.value, rounding, share=measures.is_share(row.measure))
     found = verdict(row.ours, agrees, row.direction, levels=levels, run=row.run)
     missed = found == NOT_REPRODUCED
     reasons = {compared: claim.reason for claim in paper.claims for compared in _pairs(claim)}
@@ -200,12 +198,11 @@ def _command(lines: Sequence[str]) -> tuple[str | None, list[str]]:
     pairs = by_key(lines)
     scale = value_of(pairs.pop("scale", "")) or None
     own = ("experiment", SEED, "on_other_code", "data_dir", "device")
-    changed = [
+    return scale, [
         line
         for key, line in pairs.items()
         if key not in own and not key.startswith(("hydra", "engine", "axes.", "--"))
     ]
-    return scale, changed
 
 
 def _code(run: ReproducedRun) -> str:
@@ -238,7 +235,6 @@ class _Bench:
             chosen = self._where(place)
             ours = sample(chosen, figure.measure)
             host = {**figure.axes, self.axis: self.paper.hosts.get(figure.method, "")}
-            pairs = paired(chosen, self._where(host), {self.axis})
             yield Row(
                 FIGURE,
                 ", ".join(f"{k}={v}" for k, v in figure.axes.items()),
@@ -247,7 +243,7 @@ class _Bench:
                 ours,
                 figure.value,
                 figure.spread,
-                tested(pairs, figure.measure),
+                tested(paired(chosen, self._where(host), {self.axis}), figure.measure),
                 tuned=tuned(chosen),
                 run=bool(chosen),
             )

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from fedhet.core.check import counted
-from fedhet.runs.record.summary import all_steps, own_models, own_score, validation_score
+from fedhet.runs.record.scores import own_models, own_score, validation_score
+from fedhet.runs.record.summary import all_steps
 from fedhet.study import cells, definition
 from fedhet.study.code import Code
 from fedhet.study.report import statistics

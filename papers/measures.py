@@ -28,14 +28,9 @@ def _score(name: str) -> Callable[[ReproducedRun, float], float]:
     return lambda run, target: scores_of(run.cell.summary)[name]
 
 
-def _rounds(run: ReproducedRun, target: float) -> float:
-    """Return the number of training rounds until the score has reached the target."""
-    return _until(run, run.curve, target)
-
-
 def _until(run: ReproducedRun, curve: Sequence[Point], target: float) -> float:
-    reached = (number for number, score in curve if score >= target)
-    return float(next(reached, run.planned + 1))
+    """Return the number of training rounds until the score has reached the target."""
+    return float(next((number for number, score in curve if score >= target), run.planned + 1))
 
 
 def _early(run: ReproducedRun, target: float) -> float:
@@ -101,17 +96,20 @@ def _parameters(run: ReproducedRun) -> int:
 
     with safe_open(run.cell.folder / "model.safetensors", framework="np") as file:
         names = list(file.keys())  # the file is not a mapping
-        kept = [name for name in names if not name.endswith(BUFFERS)]
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in kept)
+        return sum(
+            math.prod(file.get_slice(name).get_shape())
+            for name in names
+            if not name.endswith(BUFFERS)
+        )
 
 
 def _exchanged(run: ReproducedRun, target: float) -> float:
     """Return the numbers that a client exchanges in a training round, in sizes of the model."""
-    size = _parameters(run)
-    last = [step for step in run.steps if step["phase"] == TRAIN][-1:]
-    moved = [sum(s["bytes"][way].values()) for s in last for way in ("up", "down")]
-    clients = [len(step["cohort"]) for step in last]
-    return sum(moved) / FLOAT / clients[0] / size if last and clients[0] else math.nan
+    last = next((step for step in reversed(run.steps) if step["phase"] == TRAIN), None)
+    if not (last and last["cohort"]):
+        return math.nan
+    moved = sum(sum(last["bytes"][way].values()) for way in ("up", "down"))
+    return moved / FLOAT / len(last["cohort"]) / _parameters(run)
 
 
 def _client_spread(run: ReproducedRun, target: float) -> float:
@@ -241,7 +239,7 @@ SHARES: Measures = {
 }
 MEASURES: Measures = {
     **SHARES,
-    "rounds": _rounds,
+    "rounds": lambda run, target: _until(run, run.curve, target),
     "loss": _loss("loss_global", "loss_clients_mean"),
     "train_loss": _loss("loss_train_weighted"),
     "minutes_per_round": _minutes,

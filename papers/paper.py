@@ -36,8 +36,10 @@ GROUP = "experiment"
 LEVELS, DIRECTIONS, NOTHING = "levels", "directions", "nothing"
 COMPARED = {"paper": LEVELS, "cpu": DIRECTIONS, "smoke": NOTHING}
 UNITS = {"percent": 100.0, "1": 1.0}
-_KEYS = {"source", "also", "measure", "unit", "hosts", "figures", "claims", "compared", "data"}
-_KEYS |= {"open", "reasons", "explained"}
+_KEYS = {
+    *("source", "also", "measure", "unit", "hosts", "figures", "claims", "compared", "data"),
+    *("open", "reasons", "explained"),
+}
 
 
 @dataclass(frozen=True)
@@ -272,13 +274,12 @@ def _claim(where: str, claim: Mapping[str, Any], measure: str) -> Claim:
     for key in ("says", "greater", "than"):
         if not claim.get(key):
             raise ConfigError(f"{where}: {dict(claim)} has no `{key}`")
-    than = claim["than"] if isinstance(claim["than"], list) else [claim["than"]]
     return Claim(
         str(claim["says"]),
         str(claim.get("measure", measure)),
         _labels(claim.get("where", {})),
         _labels(claim["greater"]),
-        tuple(map(_labels, than)),
+        tuple(map(_labels, claim["than"] if isinstance(claim["than"], list) else [claim["than"]])),
         str(claim.get("reason", "")),
     )
 

@@ -132,13 +132,24 @@ def _cells(line: Record) -> dict[str, str]:
     ours = f"{_shown(line, 'mean', 'spread')} ({counted(int(line['seeds']), 'seed')})"
     measure, direction = in_words(line["measure"]), line["direction"]
     if line["kind"] == "figure":
-        cells = {"setting": line["setting"], "method": line["method"], "measure": measure}
-        paper = _shown(line, "paper", "paper_spread")
-        cells |= {"ours": ours, "paper": paper, "direction": direction, "verdict": line["verdict"]}
+        cells = {
+            "setting": line["setting"],
+            "method": line["method"],
+            "measure": measure,
+            "ours": ours,
+            "paper": _shown(line, "paper", "paper_spread"),
+            "direction": direction,
+            "verdict": line["verdict"],
+        }
     else:
         verdict = line["verdict"] + (f" ({direction})" if direction else "")
-        cells = {"what the paper says": line["setting"], "compared": line["method"]}
-        cells |= {"measure": measure, "difference": ours, "verdict": verdict}
+        cells = {
+            "what the paper says": line["setting"],
+            "compared": line["method"],
+            "measure": measure,
+            "difference": ours,
+            "verdict": verdict,
+        }
     cells |= {"reason": line["reason"], "tuned": line["tuned"]}
     return {head: escaped(text) for head, text in cells.items()}
 
@@ -146,8 +157,7 @@ def _cells(line: Record) -> dict[str, str]:
 def _shown(line: Record, name: str, spread: str) -> str:
     if not line[name]:
         return "–"
-    texts = [_rounded(line[key], line["measure"]) for key in (name, spread) if line[key]]
-    return " ± ".join(texts)
+    return " ± ".join([_rounded(line[key], line["measure"]) for key in (name, spread) if line[key]])
 
 
 def _rounded(text: str, measure: str) -> str:

@@ -38,8 +38,7 @@ def kept(path: Path, columns: Mapping[str, Any]) -> pd.DataFrame:
         return pd.DataFrame(columns=list(columns))
     # Only scores may be missing (runs without a result); an empty text is a text.
     scores = [name for name, kind in columns.items() if pd.api.types.is_float_dtype(kind)]
-    empty = {name: [""] for name in scores}
-    found = pd.read_csv(path, keep_default_na=False, na_values=empty)
+    found = pd.read_csv(path, keep_default_na=False, na_values={name: [""] for name in scores})
     if [*found] != [*columns]:
         raise ConfigError(
             f"{path}: its columns are {','.join(found)}; they must be {','.join(columns)}"
@@ -75,15 +74,18 @@ def check_experiment(read: Results) -> None:
     name = record["experiment"]
     experiment = definition.read([f"experiment={name}"])
     assert experiment is not None
-    others = [line for line in record["fixed"] if line not in experiment.fixed]
-    others = [line for line in others if key_of(line) not in definition.WITHOUT_EFFECT]
-    of_file: dict[str, Any] = {
+    others = [
+        line
+        for line in record["fixed"]
+        if line not in experiment.fixed and key_of(line) not in definition.WITHOUT_EFFECT
+    ]
+    of_file = {
         "digest": experiment.digest,
         "axes": experiment.labels,
         "tune": experiment.tuning.record() if experiment.tuning else None,
     }
-    of_file = json.loads(json.dumps(of_file))
-    others += [f"another {key}" for key, value in of_file.items() if record[key] != value]
+    as_read = json.loads(json.dumps(of_file))
+    others += [f"another {key}" for key, value in as_read.items() if record[key] != value]
     if others:
         raise ConfigError(
             f"{read.source.folders[0]}: its runs differ from the file of experiment={name}:"

@@ -85,9 +85,10 @@ def page() -> str:
     present = {path.name for path in NOTES.glob("*.md")}
     if wrong := [f"docs/methods/{name}" for name in sorted(present - known)]:
         raise SystemExit(f"these files belong to no method: {', '.join(wrong)}")
-    introduction, details = _notes(NOTES / "README.md")
-    parts = [introduction, details]
-    parts += [_section(module, choices) for module, choices in every.items()]
+    parts = [
+        *_notes(NOTES / "README.md"),
+        *(_section(module, choices) for module, choices in every.items()),
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -196,8 +197,7 @@ def features(group: str, choice: str) -> str:
             place = f"[methods/{page.name}](methods/{page.name})"
         else:
             place = f"[{page.stem}.py](../fedhet/methods/{page.stem}.py)"
-        chosen = f"`{choice.format(name)}`"
-        found[f"{place} | {test.relative_to(ROOT).as_posix()}"].append(chosen)
+        found[f"{place} | {test.relative_to(ROOT).as_posix()}"].append(f"`{choice.format(name)}`")
     rows = [f"| {', '.join(names)} | {place} |" for place, names in found.items()]
     return "\n".join(["| feature | page | test |", "|---|---|---|", *rows])
 

@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, field, fields
+from functools import partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from numbers import Integral, Real
@@ -180,11 +181,8 @@ class Checked:
             check = one_of if "allowed" in limits else _BY_TYPE[kind]
             prefix = f"{self.GROUP}." if self.GROUP else ""
             name = each_field.metadata.get("name") or f"{prefix}{each_field.name}"
-            value = getattr(self, each_field.name)
-            if other:
-                value = optional(check, name, value, **limits)
-            else:
-                value = check(name, value, **limits)
+            checked = partial(optional, check) if other else check
+            value = checked(name, getattr(self, each_field.name), **limits)
             object.__setattr__(self, each_field.name, value)  # now a float if it was an int for one
 
 

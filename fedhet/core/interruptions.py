@@ -22,11 +22,6 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def forget_interruptions() -> None:
-    """Forget the signals of a command that has ended, before this process does other work."""
-    _interruptions.clear()
-
-
 def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt if a signal has come, but some code let the work continue."""
     if _interruptions:
@@ -41,7 +36,7 @@ def signals_noted() -> Iterator[None]:
         yield
     finally:
         _handled.pop()
-        forget_interruptions()
+        _interruptions.clear()  # before this process does other work
 
 
 @contextmanager

@@ -39,8 +39,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 # ---- messages, results and updates, as a component sees them
+class HasExtras:
+    """Gives access to extras by name: `msg["c"]`, and `"c" in msg`."""
+
+    extras: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.extras[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.extras
+
+
 @dataclass(frozen=True)
-class Message:
+class Message(HasExtras):
     """A message from the server to a client. `msg["c"]` is the extra c of the component.
 
     Attributes:
@@ -63,12 +75,6 @@ class Message:
     weights: AnyTree
     extras: Mapping[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Any:
-        return self.extras[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.extras
-
 
 @dataclass(frozen=True)
 class Result:
@@ -88,7 +94,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(HasExtras):
     """A client's reply that has passed the checks, together with the message that it answers.
 
     If a computation depends on what the client received (SCAFFOLD's c, the learning rate), read the
@@ -117,12 +123,6 @@ class Update:
     extras: Mapping[str, Any]
     metrics: Mapping[str, float]
     sent: Message
-
-    def __getitem__(self, name: str) -> Any:
-        return self.extras[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.extras
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,7 @@ class Expected:
     def _bounds(self, name: str, value: Any) -> None:
         if self.low is None and self.high is None:
             return
-        tree = value if isinstance(value, dict) else {"": value}
-        for part, t in tree.items():
+        for part, t in trees.as_tree(value).items():
             low, high = (t, t) if not isinstance(t, Tensor) else (t.min(), t.max())
             for sign, bound, found, within in (
                 (">=", self.low, float(low), operator.ge),
@@ -265,8 +264,8 @@ class Term:
         f: (the trained parameters, the batch, own) -> the value.
         own: tensors in dicts, lists and tuples, nested to any depth.
         factor: the factor of a "gradient" term.
-        draws: a function that makes random draws for a batch of n samples; the draws join `own`.
-            None for no draws.
+        draws: a function that makes random draws for a batch of n samples: a dict of tensors on the
+            CPU. On the device, the draws join `own`. None for no draws.
     """
 
     kind: str
@@ -627,10 +626,9 @@ class Method(Component, base=True):
     def phases(self, setup: RunSetup) -> list[Phase]:
         """Return the phases, in order. The phases of plug-ins come before them."""
         uploads = "weights" not in self.breaks
-        train = Phase(
-            "train", setup.rounds, self.merge, trains=True, evaluate=True, uploads=uploads
-        )
-        return [train]
+        return [
+            Phase("train", setup.rounds, self.merge, trains=True, evaluate=True, uploads=uploads)
+        ]
 
     def evaluation_extras(self, slots: Mapping[str, Tree], state: State) -> Mapping[str, Any]:
         """Return the extras that clients receive with the weights in order to evaluate."""

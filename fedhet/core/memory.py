@@ -55,8 +55,7 @@ class MemoryPacker:
             array = torch.from_numpy(np.array(value))
             return ["scalar" if isinstance(value, np.generic) else "array", self._add(array, path)]
         if kind in CONTAINERS.values():
-            inner = [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]
-            return [kind.__name__, inner]
+            return [kind.__name__, [self.value(one, f"{path}.{i}") for i, one in enumerate(value)]]
         if kind in (dict, OrderedDict) and all(type(key) in (int, str) for key in value):
             return ["dict", [[k, self.value(one, f"{path}.{k}")] for k, one in value.items()]]
         raise TypeError(
@@ -65,7 +64,6 @@ class MemoryPacker:
         )
 
     def _tensor(self, t: Tensor, path: str) -> Node:
-        where = "cpu" if t.device.type == "cpu" else "device"
         key = (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
         name = self._names.get(key) if t.numel() else None
         if name is None:
@@ -73,7 +71,7 @@ class MemoryPacker:
             shared = memory in self._memories  # by another view; the file cannot store both
             self._memories.add(memory)
             name = self._names[key] = self._add(t.clone() if shared else t, path)
-        return ["tensor", name, where]
+        return ["tensor", name, "cpu" if t.device.type == "cpu" else "device"]
 
     def _add(self, t: Tensor, path: str) -> str:
         while path in self.tensors:  # {"a.b": t, "a": {"b": t}}

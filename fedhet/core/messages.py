@@ -48,8 +48,7 @@ class WithExtras:
     def scalar(self, name: str) -> float:
         """Return the extra `name` as a finite number in [-LARGEST, LARGEST]."""
         value = self._extra(name)
-        is_bool = isinstance(value, bool)
-        if isinstance(value, int | float) and not is_bool and abs(value) <= LARGEST:
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST:
             return float(value)
         raise ValueError(f"extra {name!r} is {shown(value)}; a finite number is expected")
 
@@ -228,8 +227,7 @@ def check_extras(extras: Extras, metrics: dict[str, float]) -> None:
     """
     for name, value in extras.items():
         is_tree = isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values())
-        is_scalar = type(value) in (bool, int, float, str)
-        if not (is_scalar or isinstance(value, Tensor) or is_tree):
+        if not (type(value) in (bool, int, float, str) or isinstance(value, Tensor) or is_tree):
             raise TypeError(
                 f"extra {name!r} is {kind(value)}; send a bool, int, float, str, tensor or tree of"
                 " tensors"
@@ -246,10 +244,8 @@ def payload(slot: str, weights: AnyTree, extras: Extras) -> dict[str, int]:
     """
     sizes = {slot: trees.nbytes(weights)} if weights else {}
     for name, value in extras.items():
-        if isinstance(value, Tensor):
-            sizes[name] = trees.nbytes({"": value})
-        elif isinstance(value, dict):
-            sizes[name] = trees.nbytes(value)
+        if isinstance(value, Tensor | dict):
+            sizes[name] = trees.nbytes(trees.as_tree(value))
         elif isinstance(value, str):
             sizes[name] = len(value.encode())
         else:

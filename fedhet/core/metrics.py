@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,34 +34,65 @@ def outputs(
 
 @torch.no_grad()
 def assess(
-    model: nn.Module, data: Samples, task: Task, batcher: Batcher | None = None
-) -> tuple[Scores, Tally]:
-    """Evaluate the model.
+    model: nn.Module, parts: Sequence[Samples], task: Task, batcher: Batcher | None = None
+) -> list[tuple[Scores, Tally]]:
+    """Evaluate the model on sets of samples.
 
     Args:
         model: the model; it is put into eval mode.
-        data: at least one sample, ready for the model.
+        parts: the sets: each has at least one sample, ready for the model.
         task: has the criterion and the target.
-        batcher: as in `outputs`.
+        batcher: evaluates in one batch with other clients; or None.
 
     Returns:
-        (`loss`, `n` and the scores of the target, as plain numbers; their tally, on the CPU).
+        For each set (`loss`, `n` and the scores of the target, as plain numbers; their tally, on
+        the CPU).
     """
     model.eval()
-    target = task.scoring
-    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
-    tally: Tally | None = None
-    all_outputs = outputs(model, data.x, batcher)
-    for output, y in zip(all_outputs, data.y.split(FORWARD_BATCH), strict=True):
-        loss += task.criterion(output, y).double().sum()
-        batch = target.tally(output, y)
-        tally = batch if tally is None else target.join(tally, batch)
-    n = len(data)
-    tally = {name: t.cpu() for name, t in (tally or {}).items()}
-    mean = float(loss) / n
-    # A diverged model gets an infinite loss: unlike NaN, it can be compared.
-    mean = math.inf if math.isnan(mean) else mean
-    return {"loss": mean, "n": float(n), **target.scores(tally)}, tally
+    if batcher is not None:
+        return batcher.assess(model, parts, task)
+    found = []
+    for data in parts:
+        total = data.y.new_zeros(1, dtype=torch.float64)
+        tallies = []
+        batches = zip(outputs(model, data.x, None), data.y.split(FORWARD_BATCH), strict=True)
+        for output, y in batches:
+            losses, batch_tallies = tallied(output, y, [len(y)], task)
+            total += losses
+            tallies += batch_tallies
+        found += scored(total, [task.scoring.joined(tallies)], [len(data)], task)
+    return found
+
+
+def tallied(
+    output: Tensor, y: Tensor, sizes: Sequence[int], task: Task
+) -> tuple[Tensor, list[Tally]]:
+    """Return the sum of the losses (K,), float64, and the tally of each of K sets of samples.
+
+    Args:
+        output: (n, ...), the model's outputs for all sets, one set after the other.
+        y: (n, ...), their targets.
+        sizes: the number of samples in each set.
+        task: has the criterion and the target.
+    """
+    losses = task.criterion(output, y).double().split(sizes)
+    return torch.stack([own.sum() for own in losses]), task.scoring.tallies(output, y, sizes)
+
+
+def scored(
+    losses: Tensor, tallies: Sequence[Tally], sizes: Sequence[int], task: Task
+) -> list[tuple[Scores, Tally]]:
+    """Return what `assess` returns for K sets, from the sums of their losses and their tallies."""
+    # One transfer from an accelerator for each name.
+    stacked = {name: torch.stack([own[name] for own in tallies]).cpu() for name in tallies[0]}
+    on_cpu = [{name: t[k] for name, t in stacked.items()} for k in range(len(sizes))]
+    return [
+        # A diverged model gets an infinite loss: unlike NaN, it can be compared.
+        ({"loss": math.inf if math.isnan(loss) else loss / n, "n": float(n), **scores}, tally)
+        for loss, n, scores, tally in zip(
+            losses.tolist(), sizes, task.scoring.scored(on_cpu), on_cpu, strict=True
+        )
+    ]
 
 
 def comm_cost(clf: int, clf_rounds: int, made: int = 0, made_rounds: int = 0) -> int:

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fedhet.core import kernel, messages, trees
 from fedhet.core.kernel import Component, Expected, Message, Step, is_withheld
-from fedhet.core.messages import Broadcast
-from fedhet.core.trees import AnyTree
 
 
 def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +21,7 @@ def prefixed(owner: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{owner}.{name}": value for name, value in values.items()}
 
 
-def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
+def seen_message(owner: str, msg: messages.Broadcast, weights: trees.AnyTree) -> Message:
     """Return the message as its owner sees it."""
     phase = msg.phase.rpartition(".")[2]
     start = f"{owner}."
@@ -33,8 +31,10 @@ def seen_message(owner: str, msg: Broadcast, weights: AnyTree) -> Message:
 
 def sent_extras(component: Component, result: kernel.Result) -> messages.Extras:
     """Return the extras of a result under their names in messages; withheld ones are empty."""
-    given = {n: torch.empty(0) if t is None else t for n, t in result.extras.items()}
-    return prefixed(component.name, given)
+    return prefixed(
+        component.name,
+        {n: torch.empty(0) if t is None else t for n, t in result.extras.items()},
+    )
 
 
 def read_update(
@@ -118,9 +118,11 @@ def withhold(
     expected: Mapping[str, Expected], update: messages.Upload, device: torch.device
 ) -> None:
     """Withhold the statistics of a client with too few samples."""
-    statistics = [name for name, rule in expected.items() if rule.statistic]
-    for name in update.extras.keys() & statistics:
-        update.extras[name] = torch.empty(0, device=device)
+    update.extras |= {
+        name: torch.empty(0, device=device)
+        for name, rule in expected.items()
+        if rule.statistic and name in update.extras
+    }
 
 
 def repair(expected: Mapping[str, Expected], update: messages.Upload) -> None:

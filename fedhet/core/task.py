@@ -289,8 +289,7 @@ class Task:
         if isinstance(
             given, Integral
         ):  # until the nodes report, each client counts as one with data
-            number = integer("Task.clients", given, low=1)
-            return HeldClients([(1, 0, 0)] * number, stated=False)
+            return HeldClients([(1, 0, 0)] * integer("Task.clients", given, low=1), stated=False)
         if isinstance(given, str) or not hasattr(given, "__getitem__"):
             raise ConfigError(
                 f"Task: clients={given!r}; expected a list of ClientData, one ClientData, a list of"
@@ -381,8 +380,7 @@ class Task:
         They come from the attribute `part_sizes` of `clients`. If `clients` lacks it, this function
         accesses each client once.
         """
-        known = getattr(self.clients, "part_sizes", None)
-        return known or [_part_sizes(client) for client in self.clients]
+        return getattr(self.clients, "part_sizes", None) or list(map(_part_sizes, self.clients))
 
     @property
     def scoring(self) -> targets.Target:

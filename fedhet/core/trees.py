@@ -37,7 +37,8 @@ class Difference(Mapping[str, Tensor]):
         self.old = old
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.new[name].double() - self.old[name]
+        # A copy, which can be changed in place.
+        return self.new[name].to(torch.float64, copy=True).sub_(self.old[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.new)
@@ -131,14 +132,7 @@ def mean(pairs: Iterable[tuple[AnyTree, float]], average: Any = None) -> Tree:
 
 def add(a: AnyTree, b: AnyTree, scale: float = 1.0) -> Tree:
     """Return a + scale b in float64."""
-    total: Tree = {}
-    for name in a:
-        t = a[name]
-        if t.dtype == torch.float64:
-            total[name] = t.add(b[name], alpha=scale)
-        else:  # `double` makes a copy, which can be changed in place
-            total[name] = t.double().add_(b[name], alpha=scale)
-    return total
+    return {name: a[name].to(torch.float64, copy=True).add_(b[name], alpha=scale) for name in a}
 
 
 def map(f: Callable[[Tensor], Tensor], tree: AnyTree) -> Tree:
@@ -215,6 +209,11 @@ def sha256(slots: Mapping[str, AnyTree]) -> str:
             digest.update(f"{slot}|{name}|{dtype}|{tuple(t.shape)}|".encode())
             digest.update(t.reshape(-1).view(torch.uint8).numpy().data if t.numel() else b"")
     return digest.hexdigest()
+
+
+def as_tree(value: Any) -> Any:
+    """Return the value if it is a tree; if it is not, a tree that has it under ""."""
+    return value if isinstance(value, Mapping) else {"": value}
 
 
 def kind(value: object) -> str:

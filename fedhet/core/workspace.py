@@ -274,9 +274,8 @@ class Workspace:
     def floating(self, samples: Samples) -> Samples:
         """Return the samples on the device, with images in [0, 1]."""
         samples = samples.to(self.device)
-        if not are_pixels(samples.x):
-            return Samples(self._typed(samples.x), samples.y)
-        return Samples(samples.x.float().div_(255), samples.y)
+        x = samples.x.float().div_(255) if are_pixels(samples.x) else self._typed(samples.x)
+        return Samples(x, samples.y)
 
     def transformed(self, x: Tensor) -> Tensor:
         """Return the inputs after the task's transform, ready for the model."""

@@ -112,8 +112,7 @@ def _load(entry: Path) -> Arrays | None:
 
 def _described(arrays: Arrays) -> dict[str, Any]:
     """Return the header of an entry: each array's dtype and shape."""
-    kinds = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    return {"arrays": kinds}
+    return {"arrays": {name: [a.dtype.str, list(a.shape)] for name, a in arrays.items()}}
 
 
 @cache  # a process warns once per folder

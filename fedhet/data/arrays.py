@@ -461,8 +461,7 @@ def _zeros_and_ones(
 
     rows = np.repeat(np.arange(len(sets)), [len(each) for each in sets])
     columns = pandas.Index(names).get_indexer([label for each in sets for label in each])
-    good = np.ones(len(sets), bool)
-    good[rows[columns < 0]] = False
+    good = ~np.isin(np.arange(len(sets)), rows[columns < 0])
     expected = f"expected classes among {names[:10].tolist()}"
     check_rows(samples.y_source, good, lambda row: f"labels {sets[row]}; {expected}")
     y = np.zeros((len(sets), len(names)), np.float32)

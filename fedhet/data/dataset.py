@@ -120,8 +120,7 @@ class Dataset:
                 f" own need a table of numbers; samples of {self.name} have shape {self.shape}"
             )
         for key in ("mean", "std"):
-            if self.mean != OWN:
-                self._expand(key, self.shape[0], "channels or columns")
+            self._expand(key, self.shape[0], "channels or columns")
         if self.target == "number":
             for key in ("target_mean", "target_std"):
                 self._expand(key, len(self.numbers), "numbers to predict")
@@ -147,7 +146,7 @@ class Dataset:
 
     def _expand(self, key: str, count: int, what: str) -> None:
         """Check a mean or std, and repeat a single number for each of the `count` columns."""
-        if getattr(self, key) == AUTO:
+        if getattr(self, key) in (AUTO, OWN):
             return
         values = check.each(check.number, f"dataset.{key}", getattr(self, key))
         if len(values) not in (1, count):

@@ -152,8 +152,7 @@ def _numbers(cells: pandas.Series) -> np.ndarray:
     """Return (n,) float64, with NaN for missing values and for values that are no numbers."""
     from pandas import Series, to_numeric
 
-    values = Series(cells.to_numpy())
-    found = to_numeric(values.where(plain(cells.to_numpy())), errors="coerce")
+    found = to_numeric(Series(cells.to_numpy()).where(plain(cells.to_numpy())), errors="coerce")
     return np.where(cells.isna(), np.nan, found.to_numpy(np.float64, na_value=np.nan))
 
 

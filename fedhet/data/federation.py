@@ -128,7 +128,8 @@ class FederatedData(Sequence[ClientData]):
     @property
     def part_sizes(self) -> list[tuple[int, int, int]]:
         """Each client's numbers of training, validation and test samples; copies nothing."""
-        return [_part_sizes(len(indices), self._fractions) for indices in self._indices]
+        of = {n: _part_sizes(n, self._fractions) for n in {*map(len, self._indices)}}
+        return [of[len(indices)] for indices in self._indices]
 
     @property
     def sizes(self) -> list[int]:
@@ -226,8 +227,7 @@ class CropFlip:
         channels = torch.arange(b * c, device=x.device).view(b, c, 1)
         starts = (channels + mirrored * (b * c)) * channel_size
         starts = starts + (torch.arange(h, device=x.device) + dy) * line + dx
-        rows = padded.view(-1).unfold(0, w, 1).index_select(0, starts.flatten())
-        return rows.view(b, c, h, w)
+        return padded.view(-1).unfold(0, w, 1).index_select(0, starts.flatten()).view(b, c, h, w)
 
 
 def augmentation(dataset: Dataset) -> CropFlip | None:

@@ -106,8 +106,7 @@ def read_object(
         DataError: the file is damaged, or cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8") if given else plain_text(path)
-        content: Any = json.loads(text)
+        content: Any = json.loads(path.read_text(encoding="utf-8") if given else plain_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlencode
 
 from fedhet.core import check
-from fedhet.core.check import Checked, setting
 from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.arrays import spelled
 from fedhet.data.files import check_memory, log
@@ -32,7 +31,7 @@ _CODE = r"^\s*[+-]?(?:0\d|\d+[eE]\d)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CsvFormat(Checked):
+class CsvFormat(check.Checked):
     """The format of csv files (`dataset.read`), with the names of `pandas.read_csv`.
 
     Args:
@@ -58,7 +57,7 @@ class CsvFormat(Checked):
     na_values: Sequence[str] = ()
     quotechar: str = '"'
     comment: str | None = None
-    skiprows: int = setting(0, low=0)
+    skiprows: int = check.setting(0, low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

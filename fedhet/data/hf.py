@@ -84,8 +84,9 @@ def hf(
     log.info("%s: %s", name, place)
     splits = [train] if test is None else [train, test]
     texts = Texts.of(text, tokenizer, max_length, data_dir, place)
-    cells = Cells(categories, missing)
-    columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
+    columns = Columns(
+        label, target, classes, features, texts, owner, test_fraction, Cells(categories, missing)
+    )
 
     def read() -> Arrays:
         # `datasets` stores a copy in this folder, which is deleted: our own cache is enough.
@@ -166,9 +167,8 @@ def _read(parts: Mapping[str, datasets.Dataset], columns: Columns, size: int | N
 
     train_source = next(iter(parts))
     kinds = parts[train_source].features
-    names = _class_names(kinds, columns.label)
-    if columns.classes is not None or columns.target not in (None, "class", "labels"):
-        names = []
+    named = columns.classes is None and columns.target in (None, "class", "labels")
+    names = _class_names(kinds, columns.label) if named else []
     if names:
         columns = replace(columns, classes=names)
     image = columns.features if isinstance(columns.features, str) else None

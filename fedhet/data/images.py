@@ -80,8 +80,7 @@ def digits(*, name: str, data_dir: str = "", **fields: Any) -> Dataset:
         arrays = {"x": x, "y": y, "test_x": test_x, "test_y": test_y}
         return {**arrays, "classes": np.array(list("0123456789"))}
 
-    key = {"loader": "digits", "version": version("scikit-learn")}
-    return assemble(name, key, read, **fields)
+    return assemble(name, {"loader": "digits", "version": version("scikit-learn")}, read, **fields)
 
 
 # ---- MNIST and its relatives
@@ -214,8 +213,10 @@ def _cifar(
 ) -> Dataset:
     """Load a dataset from the batches of torchvision's class `kind`, or from another layout."""
     batches = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
-    layouts: list[Layout] = [(folder or kind.base_folder, [file for file, _ in batches])]
-    layouts += [(folder or dataset, other) for other in others]
+    layouts: list[Layout] = [
+        (folder or kind.base_folder, [file for file, _ in batches]),
+        *((folder or dataset, other) for other in others),
+    ]
     place = find_folder(data_dir, layouts, download_hint(dataset, data_dir))
     if (place / kind.meta["filename"]).exists():
         log.info("%s: torchvision's batches in %s", name, place)
@@ -495,8 +496,7 @@ def visible_files(folder: Path) -> list[Path]:
 
     found: list[Path] = []
     for place, _, names in sorted(os.walk(folder, onerror=refuse, followlinks=True)):
-        within = Path(place).relative_to(folder)
-        if not any(part.startswith(".") for part in within.parts):
+        if not any(part.startswith(".") for part in Path(place).relative_to(folder).parts):
             found += [Path(place, name) for name in sorted(names) if not name.startswith(".")]
     return found
 
@@ -594,8 +594,7 @@ def _opaque(image: Image.Image, stored: str) -> Image.Image:
         )
     if stored in ("L;2", "L;4"):  # PIL scales greys to 0..255, but not this one
         image.info["transparency"] *= {"L;2": 85, "L;4": 17}[stored]
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, image.convert("RGBA"))
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
 
 
 def decoder() -> dict[str, Any]:

@@ -104,8 +104,7 @@ def _read(files: Sequence[Path], encode: Encoder) -> tuple[np.ndarray, np.ndarra
     if not found:
         raise DataError(f"{', '.join(map(str, files))}: there are no users; expected at least one")
     xs, ys = zip(*found.values(), strict=True)
-    users = np.repeat(list(found), [len(y) for y in ys])
-    return np.concatenate(xs), np.concatenate(ys), users
+    return np.concatenate(xs), np.concatenate(ys), np.repeat(list(found), [len(y) for y in ys])
 
 
 def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -125,8 +124,8 @@ def _images(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
 
     check_rows(source, ~wrong.any(1), describe)
     last = len(CHARACTERS) - 1
-    expected = f"expected a whole number from 0 to {last}"
     good = [type(label) is int and 0 <= label <= last for label in y]
+    expected = f"expected a whole number from 0 to {last}"
     check_rows(source, good, lambda row: f"label {y[row]!r}; {expected}")
     return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y, np.int64)
 
@@ -144,8 +143,7 @@ def _text(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
             f"expected {WINDOW} characters and the next one, not {x[row]!r:.60} and {y[row]!r:.60}"
         ),
     )
-    tokens = _token_numbers(source, x, WINDOW)
-    return tokens, _token_numbers(source, y, 1)[:, 0].astype(np.int64)
+    return _token_numbers(source, x, WINDOW), _token_numbers(source, y, 1)[:, 0].astype(np.int64)
 
 
 def _token_numbers(source: str, strings: list[str], length: int) -> np.ndarray:

@@ -16,7 +16,6 @@ import numpy as np
 from fedhet.core import streams
 from fedhet.core.check import Checked, counted, each, integer, setting, text
 from fedhet.core.errors import ConfigError, DataError
-from fedhet.core.streams import generator
 from fedhet.data.files import cache_root, log, permitted
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_json
@@ -194,7 +193,7 @@ class DrawnScheme(Scheme):
 
 def random_order(labels: np.ndarray, seed: int) -> np.ndarray:
     """Return a random order (n,) of the samples, because files are often sorted by class."""
-    return generator(seed, "partition", "order").permutation(len(labels))
+    return streams.generator(seed, "partition", "order").permutation(len(labels))
 
 
 def _by_class(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -209,8 +208,7 @@ def _divided(labels: np.ndarray, seed: int, held: np.ndarray) -> list[np.ndarray
     left = np.unique(labels, return_counts=True)[1] - held.sum(0)
     sizes = np.vstack([held, left])  # the last row: samples that no client gets
     holders = np.repeat(np.tile(np.arange(len(sizes)), held.shape[1]), sizes.T.ravel())
-    by_client = by_class[np.argsort(holders, kind="stable")]
-    return np.split(by_client, np.cumsum(held.sum(1)))[:-1]
+    return np.split(by_class[np.argsort(holders, kind="stable")], np.cumsum(held.sum(1)))[:-1]
 
 
 def _equal_shares(has: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
@@ -408,7 +406,7 @@ class Shards(DrawnScheme):
         size = n // wanted
         cut = _by_class(labels, seed)[: n // size * size].reshape(-1, size)
         # There may be more shards than the clients need; the permutation leaves out random ones.
-        drawn = generator(seed, "partition").permutation(len(cut))[:wanted]
+        drawn = streams.generator(seed, "partition").permutation(len(cut))[:wanted]
         return [*cut[drawn].reshape(self.clients, -1)]
 
 
@@ -493,10 +491,9 @@ class Natural(DrawnScheme):
         return np.flatnonzero(np.bincount(owners) >= max(self.min_size, 1))
 
     def draw(self, owners: np.ndarray, seed: int) -> list[np.ndarray]:
-        draw = generator(seed, "partition", "owners")
+        draw = streams.generator(seed, "partition", "owners")
         chosen = draw.choice(self._eligible(owners), self.clients, replace=False)
-        by_owner = np.argsort(owners, kind="stable")
-        parts = np.split(by_owner, np.cumsum(np.bincount(owners))[:-1])
+        parts = np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners))[:-1])
         return [parts[owner] for owner in np.sort(chosen)]
 
 

@@ -130,17 +130,23 @@ def _in_a_cell(value: Any, identifies: bool = False) -> Any:
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Write a JSON file; NaN and infinity become null.
+    """Write a JSON file; NaN and infinity become null. Without `indent`, the file has no spaces.
 
     Raises:
         WriteError: as `written` does.
     """
-    write_text(path, as_json(value, indent))
+    write_text(path, as_json(value, indent, None if indent else (",", ":")))
 
 
-def as_json(value: Any, indent: int | None = None) -> str:
-    """Return the value as JSON with a line break at the end; NaN and infinity become null."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+def as_json(
+    value: Any, indent: int | None = None, separators: tuple[str, str] | None = None
+) -> str:
+    """Return the value as JSON with a line break at the end; NaN and infinity become null.
+
+    NumPy arrays of whole numbers become lists.
+    """
+    form: Any = {"indent": indent, "separators": separators, "allow_nan": False}
+    return json.dumps(_plain(value), default=lambda array: array.tolist(), **form) + "\n"
 
 
 def _plain(value: Any) -> Any:

@@ -99,19 +99,21 @@ def table(
             number; the message names the file, the row and the column.
     """
     check.number("dataset.test_fraction", test_fraction, open_low=0, open_high=1)
-    paths = [find_file(data_dir, "train", train)]
-    if test is not None:
-        paths.append(find_file(data_dir, "test", test))
+    files = {"train": train, "test": test}
+    paths = [find_file(data_dir, key, file) for key, file in files.items() if file is not None]
     texts = Texts.of(text, tokenizer, max_length, data_dir, paths[0].parent)
-    cells = Cells(categories, missing)
-    columns = Columns(label, target, classes, features, texts, owner, test_fraction, cells)
+    columns = Columns(
+        label, target, classes, features, texts, owner, test_fraction, Cells(categories, missing)
+    )
     form = CsvFormat.of(read)
-
-    def make() -> Arrays:
-        return columns.arrays([(str(path), columns.frame(path, form)) for path in paths])
-
     key = {"loader": "table", **columns.key, "files": signature(paths), "read": form.given}
-    return assemble(name, key, make, missing=missing, **statistics)
+    return assemble(
+        name,
+        key,
+        lambda: columns.arrays([(str(path), columns.frame(path, form)) for path in paths]),
+        missing=missing,
+        **statistics,
+    )
 
 
 @dataclass(frozen=True)
@@ -440,10 +442,7 @@ def array_samples(
         missing: how NaN in a table are handled, see `fedhet.data.encoding.Cells`.
     """
     source, cells = f"{path}, array {x!r}", Cells(missing=missing)
-    if text:
-        inputs = token_numbers(arrays[x], source)
-    else:
-        inputs = numeric_inputs(arrays[x], source, missing=missing != REFUSE)
+    inputs = numeric_inputs(arrays[x], source, text=text, missing=missing != REFUSE)
     owners = None if owner is None else arrays[owner]
     return cells.kept(RawSamples(inputs, arrays[y], owners, source, f"{path}, array {y!r}"))
 
@@ -531,17 +530,28 @@ def described(path: Path, arrays: Arrays, keys: Iterable[str]) -> Arrays:
     return found
 
 
-def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.ndarray:
+def numeric_inputs(
+    x: np.ndarray, source: str, *, text: bool = False, missing: bool = False
+) -> np.ndarray:
     """Return a table (n, F) as float64, or images (n, C, H, W) as uint8 or float32.
+
+    Texts (n, T) are returned as int64 token numbers.
 
     Args:
         x: the array.
         source: the array's name in messages.
+        text: whether x are token numbers.
         missing: whether a table may have NaN.
 
     Raises:
         DataError: the array has another shape or dtype, or a value is out of range.
     """
+    if text:
+        if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
+            raise DataError(
+                f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"
+            )
+        return x.astype(np.int64)
     kinds = "biuf" if x.ndim == 2 else "f"
     channels_last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
     typed = x.dtype.kind in kinds or x.dtype == np.uint8
@@ -567,12 +577,3 @@ def numeric_inputs(x: np.ndarray, source: str, *, missing: bool = False) -> np.n
             f"{source}, row {row}: {x[(row, *position)]} at {position}; expected {expected}"
         )
     return numbers
-
-
-def token_numbers(x: np.ndarray, source: str) -> np.ndarray:
-    """Return texts (n, T) as int64 token numbers."""
-    if x.ndim != 2 or not x.shape[1] or x.dtype.kind not in "iu":
-        raise DataError(
-            f"{source} is {x.dtype} {x.shape}; dataset.text=true expects token numbers (n, T)"
-        )
-    return x.astype(np.int64)

@@ -70,8 +70,7 @@ class Texts:
             folders = [folder, folder / "tokenizer"]
         else:
             named = Path(tokenizer).expanduser()
-            places = (*roots(data_dir), folder)
-            folders = [permitted(place / named) for place in places]
+            folders = [permitted(place / named) for place in (*roots(data_dir), folder)]
         advice = (
             "set dataset.tokenizer to the folder that save_pretrained of Hugging Face's"
             " transformers writes, or to the file that Tokenizer.save of its tokenizers writes"

@@ -27,12 +27,10 @@ class ToyModel(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the input of the head: x (B, 4) -> (B, 3)."""
-        z: Tensor = self.body(x)
-        return z
+        return self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.features(x))
 
 
 def _samples(n: int, pid: int, seed: int) -> Samples:

@@ -19,5 +19,4 @@ def main(argv: Sequence[str]) -> int:
         # These run for months and do not need torch; the other commands import it.
         getattr(import_module("fedhet.deploy.node"), argv[0])(argv[1:])
         return 0
-    code: int = import_module("fedhet.deploy.subcommands").main(argv)
-    return code
+    return import_module("fedhet.deploy.subcommands").main(argv)

@@ -64,8 +64,8 @@ def new_authority() -> Authority:
     name = _name("fedhet deployment CA")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = _builder(name, name, key.public_key(), CA_DAYS, authority=True)
-    builder = builder.add_extension(identifier, critical=False)
-    return Authority(builder.sign(key, hashes.SHA384()), key)
+    signed = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
+    return Authority(signed, key)
 
 
 def new_server_certificate(

@@ -287,8 +287,7 @@ def _data(place: SiteFolder, overrides: Sequence[str]) -> str:
             f"{place.folder / 'site.toml'} does not name the data yet: write their absolute path"
             ' as `data`, or "" if this site has no data of its own'
         )
-    for named in filter(None, place.paths.values()):
-        path = Path(named)
+    for path in map(Path, filter(None, place.paths.values())):
         if path.is_dir():
             next(path.iterdir(), None)
         else:

@@ -73,8 +73,10 @@ class ServingNode:
         host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
         root = ["--root-certificates", str(settings["runtime_root_certificates_path"])]
         tls = root if settings["runtime_certificates"] else ["--insecure"]
-        self._command = [sys.executable, "-P", str(CLIENT), self._app, *tls]
-        self._command += ["--runtime-api-address", f"{host}:{port}"]
+        self._command = [
+            *(sys.executable, "-P", str(CLIENT), self._app, *tls),
+            *("--runtime-api-address", f"{host}:{port}"),
+        ]
         if settings["runtime_dependency_install"]:
             # Flower removes the dependencies after each message, so each message gets a process.
             self._one_message = True

@@ -52,8 +52,7 @@ def digest(app: Path) -> str:
         try:
             if not re.fullmatch("[A-Za-z][A-Za-z0-9-]{,31}", folder.name):
                 # `flwr run` accepts any folder name, but `flwr build` only names like this.
-                copied = shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED)
-                folder = Path(copied)
+                folder = Path(shutil.copytree(app, home / "app", symlinks=True, ignore=NOT_COPIED))
             flower_commands.flwr(home, "build", "--app", str(folder), cwd=home)
         except (RunFailed, OSError) as error:
             raise ConfigError(f"{app} cannot be packed as an app of Flower: {error}") from error

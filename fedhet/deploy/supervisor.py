@@ -21,7 +21,6 @@ from functools import partial
 from fedhet.core.errors import RunFailed
 from fedhet.data.storage import write_text
 from fedhet.deploy import checks, folders, superlink
-from fedhet.deploy.folders import ServerFolder, SiteFolder
 from fedhet.runs.flower_commands import BIN
 from fedhet.runs.process import end_with_parent
 
@@ -32,7 +31,7 @@ END_SECONDS = 20.0  # a SuperNode must end within this time after SIGTERM
 _ID = re.compile(r"SuperNode ID: (\d+)")  # a SuperNode prints this when it has connected
 
 
-def run(place: ServerFolder | SiteFolder) -> int:
+def run(place: folders.ServerFolder | folders.SiteFolder) -> int:
     """Start the SuperLink or the SuperNode and return its exit code.
 
     Args:
@@ -51,13 +50,13 @@ def run(place: ServerFolder | SiteFolder) -> int:
     home = place.state / "flwr"
     write_text(home / "config.toml", folders.connection(place.server, place.folder / "ca.crt"))
     log.info("starting: %s", " ".join(place.command))
-    if isinstance(place, ServerFolder):  # the SuperLink replaces this process
+    if isinstance(place, folders.ServerFolder):  # the SuperLink replaces this process
         os.execve(place.command[0], place.command, variables)
-
-    def online() -> Mapping[str, str]:
-        return {node.id: node.status for node in superlink.nodes(home)}
-
-    return supervise(place.command, variables, online)
+    return supervise(
+        place.command,
+        variables,
+        lambda: {node.id: node.status for node in superlink.nodes(home)},
+    )
 
 
 def supervise(

@@ -29,8 +29,7 @@ from fedhet.runs.flower_commands import BIN, flower_environment, listed
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job
 from fedhet.runs.record.lock import LOCK, Lock
-from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import read_or_empty
+from fedhet.runs.record.schema import RUNNING, read_or_empty
 from fedhet.runs.record.start import check_run
 
 STATES = "states"  # folder in the run folder: the clients' states, while the run can be resumed
@@ -80,8 +79,7 @@ def run(job: Job) -> Path:
         stack.callback(temporary.end_processes)
         (home / "config.toml").write_text(SUPERLINK)
         sent.save(replace(job.config, run_dir=str(folder)), Path(environment[SUBMITTED]))
-        options = ["--stream", "--federation-config", _resources(job)]
-        command = ["run", str(app), "local", *options]
+        command = ["run", str(app), "local", "--stream", "--federation-config", _resources(job)]
         run_id = _submit(command, environment, has_ended, temporary.end_processes)
         if not (end := recorded_end()):
             runs = listed(home, "runs", "ls", "local", variables=environment)
@@ -102,9 +100,9 @@ def _resources(job: Job) -> str:
         raise ConfigError(
             f"engine.num_cpus={engine.num_cpus}: `flwr run` needs a whole number of CPUs per client"
         )
-    nodes = engine.workers or len(job.task.sizes)
     return (
-        f"num-supernodes={nodes} client-resources-num-cpus={int(engine.num_cpus)}"
+        f"num-supernodes={engine.workers or len(job.task.sizes)}"
+        f" client-resources-num-cpus={int(engine.num_cpus)}"
         f" client-resources-num-gpus={float(engine.num_gpus)}"
     )
 

@@ -37,7 +37,8 @@ def run(job: Job) -> Path:
     transport: Transport = LocalTransport(make, store)
     job.together = together(job)
     if job.together:
-        transport = fused = FusedTransport(make, store, job.together)
+        auto = job.config.run.engine.fused == "auto"
+        transport = fused = FusedTransport(make, store, job.together, gains=auto)
         job.workspace.batcher = fused.batcher
     loop = begin(job)  # must come before workers are forked and a step is timed
     with loop.ending(), ExitStack() as stack:

@@ -12,10 +12,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,10 @@ END_SECONDS = 3.0  # how long the workers may take to end before they are killed
 AHEAD_BYTES = 2**28
 
 
+class MachineLost(OSError):
+    """The machine of a worker is lost, which is no fault of the client that it served."""
+
+
 @dataclass
 class PoolExchange:
     """The state of one step's messages.
@@ -50,7 +57,8 @@ class PoolExchange:
         idle: the workers without a message.
         enough: the number of replies after which the server waits only `replies.grace` seconds
             longer; None: it waits for all replies.
-        busy: worker -> its message.
+        most: how many messages a worker may get at once.
+        busy: worker -> its messages.
         due: worker -> its deadline, on the monotonic clock.
         closing: when the server stops waiting for all replies, on the monotonic clock.
         held: client -> its reply, if the reply arrived before its turn.
@@ -60,7 +68,8 @@ class PoolExchange:
     waiting: deque[Broadcast]
     idle: list[Any]
     enough: int | None = None
-    busy: dict[Any, Broadcast] = field(default_factory=dict)
+    most: int = 1
+    busy: dict[Any, list[Broadcast]] = field(default_factory=dict)
     due: dict[Any, float] = field(default_factory=dict)
     closing: float = inf
     held: dict[int, Reply] = field(default_factory=dict)
@@ -75,17 +84,22 @@ class PoolExchange:
     @property
     def held_bytes(self) -> int:
         """The size of the replies that arrived before their turn."""
-        uploads = [reply for reply in self.held.values() if isinstance(reply, Upload)]
-        return sum(sum(payload("", up.weights, up.extras).values()) for up in uploads)
+        return sum(
+            sum(payload("", reply.weights, reply.extras).values())
+            for reply in self.held.values()
+            if isinstance(reply, Upload)
+        )
 
 
 class Pool(ABC):
-    """Gives each worker one message at a time, and the next message as soon as it has replied.
+    """Gives each worker its next messages as soon as it has replied: one, or a few small ones.
 
     Args:
         limits: how long to wait for replies.
         some: whether to obey `replies.enough`.
     """
+
+    _most = 1  # how many messages a worker may get at once
 
     def __init__(self, limits: ReplyLimits, *, some: bool = False) -> None:
         self._limits = limits
@@ -96,7 +110,8 @@ class Pool(ABC):
         with clock("broadcast"):
             self._begin(plan)
         enough = self._limits.enough_of(len(plan)) if self._some else None
-        exchange = PoolExchange(deque(plan), list(self._workers), enough)
+        most = self._most if enough is None and self._limits.deadline is None else 1
+        exchange = PoolExchange(deque(plan), list(self._workers), enough, most)
         for msg in plan:
             self._hand_out(exchange, clock)
             while msg.pid not in exchange.held:
@@ -105,29 +120,30 @@ class Pool(ABC):
                 if not ready:
                     self._end_overdue(exchange)
                 for worker in ready:
-                    self._take_reply(worker, exchange, clock)
+                    self._take_replies(worker, exchange, clock)
                 self._hand_out(exchange, clock)
             yield exchange.held.pop(msg.pid)
 
     def _hand_out(self, exchange: PoolExchange, clock: Clock) -> None:
-        """Give every idle worker its next message, unless too many replies wait for their turn."""
+        """Give every idle worker its next messages, unless too many replies wait for their turn."""
         while exchange.idle and exchange.waiting:
             if len(exchange.held) >= len(self._workers) and exchange.held_bytes >= AHEAD_BYTES:
                 return
-            msg = exchange.waiting.popleft()
+            number = min(exchange.most, len(exchange.waiting) // (2 * len(self._workers)))
+            messages = [exchange.waiting.popleft() for _ in range(max(1, number))]
             with clock("broadcast"):
-                worker = self._send(exchange.idle.pop(0), msg)
-            exchange.busy[worker] = msg
+                worker = self._send(exchange.idle.pop(0), messages)
+            exchange.busy[worker] = messages
             # A client stops at its deadline by itself, unless it hangs outside of Python.
-            seconds = inf if msg.deadline is None else msg.deadline + self._limits.grace
-            exchange.due[worker] = time.monotonic() + seconds
+            seconds = messages[0].deadline or inf
+            exchange.due[worker] = time.monotonic() + seconds + self._limits.grace
 
     def _end_overdue(self, exchange: PoolExchange) -> None:
         """Kill and replace the workers that are overdue."""
         now = time.monotonic()
         closed = exchange.closing <= now
         overdue = [worker for worker in exchange.busy if closed or exchange.due[worker] <= now]
-        failed = [exchange.busy.pop(worker) for worker in overdue]
+        failed = [msg for worker in overdue for msg in exchange.busy.pop(worker)]
         for worker in overdue:
             self._remove(worker, kill=True)
             exchange.idle += self._replacement()
@@ -142,23 +158,29 @@ class Pool(ABC):
                 cause, reason = f"no reply within {msg.deadline:g} s; its worker was killed", "late"
             exchange.held[msg.pid] = Failure(msg.pid, msg.phase, msg.step, cause, reason)
 
-    def _take_reply(self, worker: Any, exchange: PoolExchange, clock: Clock) -> None:
-        """Receive the worker's reply, or replace the worker if it has died."""
-        msg = exchange.busy.pop(worker)
+    def _take_replies(self, worker: Any, exchange: PoolExchange, clock: Clock) -> None:
+        """Receive the worker's replies, or replace the worker if it has died."""
+        messages = exchange.busy.pop(worker)
         try:
             with clock("upload"):
-                reply = self._receive(worker)
+                replies = self._receive(worker)
             exchange.idle.append(worker)
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
             code = self._remove(worker)
             # If a batch system sends SIGTERM to all processes, wait until it reaches this one.
             if code in (-signal.SIGTERM, None):
                 time.sleep(TOGETHER_SECONDS)
-            cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
-            reply = Failure(msg.pid, msg.phase, msg.step, cause)
             exchange.idle += self._replacement()
-        exchange.held[msg.pid] = reply
-        exchange.arrived += isinstance(reply, Upload)
+            if isinstance(error, MachineLost) or len(messages) > 1:
+                # It is not known whether one of the clients was the cause, so each is served alone.
+                exchange.most = 1
+                exchange.waiting.extendleft(reversed(messages))
+                return
+            cause = "its worker process died" + ("" if code is None else f" (exit code {code})")
+            replies = [Failure(msg.pid, msg.phase, msg.step, cause) for msg in messages]
+        for reply in replies:
+            exchange.held[reply.pid] = reply
+            exchange.arrived += isinstance(reply, Upload)
         if exchange.arrived == exchange.enough:
             exchange.closing = time.monotonic() + self._limits.grace
 
@@ -172,18 +194,19 @@ class Pool(ABC):
         """Wait at most `seconds`, and return the workers that have replied or died."""
 
     @abstractmethod
-    def _send(self, worker: Any, message: Broadcast) -> Any:
+    def _send(self, worker: Any, messages: list[Broadcast]) -> Any:
         """Send to this worker, or to a new worker if this one has died since its last reply.
 
         Returns:
-            The worker to which the message was sent.
+            The worker to which the messages were sent.
         """
 
     @abstractmethod
-    def _receive(self, worker: Any) -> Reply:
-        """Return the worker's reply.
+    def _receive(self, worker: Any) -> list[Reply]:
+        """Return the worker's replies.
 
         Raises:
+            MachineLost: its machine is lost; another worker gets its messages.
             EOFError, OSError: the worker has died.
         """
 
@@ -206,7 +229,7 @@ class Worker:
         replies: the path of the files with these replies.
     """
 
-    process: Any
+    process: BaseProcess
     reader: Reader
     replies: Path
 
@@ -226,7 +249,7 @@ class PoolTransport(Pool):
         self._folder = folder
         self.store = DiskStore(folder)
         self._count = workers
-        self._started = 0
+        self._numbers = count(1)
 
     def __enter__(self) -> PoolTransport:
         self._writer = Writer(self._folder / "broadcast")
@@ -251,26 +274,25 @@ class PoolTransport(Pool):
             worker.process.join()
 
     def _begin(self, plan: list[Broadcast]) -> None:
-        written = self._writer.write(plan)
-        self._written = {msg.pid: msg for msg in written}
+        self._written = {msg.pid: msg for msg in self._writer.write(plan)}
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         return wait(busy, seconds)
 
-    def _receive(self, worker: Connection) -> Reply:
+    def _receive(self, worker: Connection) -> list[Reply]:
         reply: Reply = worker.recv()
-        if isinstance(reply, Failure):
-            return reply
-        received: Upload = self._workers[worker].reader.message(reply)
-        return received
+        if isinstance(reply, Upload):
+            return [self._workers[worker].reader.message(reply)]
+        return [reply]
 
-    def _send(self, worker: Connection, message: Broadcast) -> Connection:
+    def _send(self, worker: Connection, messages: list[Broadcast]) -> Connection:
+        (msg,) = messages
         try:
-            worker.send(self._written[message.pid])
+            worker.send(self._written[msg.pid])
         except OSError:
             self._remove(worker)
             worker = self._start()
-            worker.send(self._written[message.pid])
+            worker.send(self._written[msg.pid])
         return worker
 
     def _replacement(self) -> list[Connection]:
@@ -284,8 +306,7 @@ class PoolTransport(Pool):
         # A forked worker inherits the parent's ends of all pipes, and must close them. While a copy
         # of an end is open, the worker at the other end cannot notice that the parent has ended.
         inherited = [*self._workers, here] if forked else []
-        self._started += 1
-        replies = self._folder / f"reply-{self._started}"
+        replies = self._folder / f"reply-{next(self._numbers)}"
         arguments = (there, self._job, self._folder, replies, inherited)
         process = context.Process(target=work, args=arguments, daemon=True)
         # Ctrl-C in a worker before `work`, or in the parent while it sends the arguments, would
@@ -318,8 +339,7 @@ class PoolTransport(Pool):
             file.unlink()
         worker.close()
         removed.process.join()
-        code: int | None = removed.process.exitcode
-        return code
+        return removed.process.exitcode
 
 
 def work(
@@ -336,21 +356,17 @@ def work(
     store = DiskStore(folder)
     reader = Reader(copy=False)
     writer = Writer(replies)
-    while True:
-        try:
+    # The pipe is closed, or a reply was still unread when it was closed.
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
             msg = connection.recv()
-        except (EOFError, ConnectionResetError):  # ConnectionResetError: a reply was still unread
-            return
-        try:
-            reply: Reply = job.client(store).handle(reader.message(msg))
-            if isinstance(reply, Upload):
-                (reply,) = writer.write([reply])
-        # `handle` turns the client's own errors into Failures. This is an error of the worker, such
-        # as a full disk.
-        except Exception as error:
-            log.debug("client %d", msg.pid, exc_info=True)
-            reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
-        try:
+            try:
+                reply: Reply = job.client(store).handle(reader.message(msg))
+                if isinstance(reply, Upload):
+                    (reply,) = writer.write([reply])
+            # `handle` turns the client's own errors into Failures. This is an error of the worker,
+            # such as a full disk.
+            except Exception as error:
+                log.debug("client %d", msg.pid, exc_info=True)
+                reply = Failure(msg.pid, msg.phase, msg.step, f"{type(error).__name__}: {error}")
             connection.send(reply)
-        except (BrokenPipeError, ConnectionResetError):  # the run has ended meanwhile
-            return

@@ -1,6 +1,7 @@
 """The engine that runs clients in Ray's processes, on this machine or in a cluster.
 
-A client's state travels with its messages, so that any process can serve the client.
+A client's state stays in Ray's object store. Its reference travels with the client's messages, so
+that any process can serve the client.
 """
 
 from __future__ import annotations
@@ -17,19 +18,26 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedhet.core.errors import ConfigError, RunFailed, printed
-from fedhet.core.messages import Broadcast, Failure, Reply
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import Tensor
+
+from fedhet.core.client.state import Store
+from fedhet.core.errors import ConfigError, LostState, RunFailed, printed
+from fedhet.core.messages import Broadcast, Failure, Reply, payload
 from fedhet.core.trees import Tree
-from fedhet.engines.pool import Pool
+from fedhet.engines.pool import MachineLost, Pool
 from fedhet.runs.config import sent
 from fedhet.runs.config.catalogue import CONF
 from fedhet.runs.config.instantiation import trusted
@@ -37,11 +45,15 @@ from fedhet.runs.config.validation import Engine
 from fedhet.runs.guard import TemporaryFolder
 from fedhet.runs.job import Job, begin
 from fedhet.runs.process import SIGNALS, pin_threads
-from fedhet.runs.stores import MemoryStore
 
 SIGNAL_SECONDS = 0.05  # signals are noticed within this time: Ray's own calls ignore them
 INTERRUPTED = 130  # exit code
 REACH_SECONDS = 8.0  # a cluster must answer within this time
+# A worker gets at most this many messages, and bytes of weights, in one call: a call costs Ray some
+# milliseconds.
+BATCH, BATCH_BYTES = 16, 2**24
+Key = tuple[int, int]  # a client, and a version of its state
+States = dict[Key, Any]  # a client's states: key -> Ray's reference to a dict that has the state
 PROBE = Path(__file__).with_name("cluster_probe.py")
 # Ray reads these variables when it is imported. They say how often and how long it tries to reach a
 # silent cluster.
@@ -95,8 +107,6 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
     Raises:
         RunFailed: Ray did not start.
     """
-    import ray
-
     warnings.filterwarnings(
         "ignore", message=".*RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", category=FutureWarning
     )
@@ -127,29 +137,87 @@ def _started(arguments: dict[str, Any]) -> Iterator[None]:
             for number, handler in handlers.items():  # Ray's own handler dumps the stack
                 signal.signal(number, handler)
         if problems:
-            text = printed(str(problems[0]))
-            raise RunFailed(f"Ray did not start: {type(problems[0]).__name__}: {text}")
+            raise RunFailed(
+                f"Ray did not start: {type(problems[0]).__name__}: {printed(str(problems[0]))}"
+            )
+        ray.util.register_serializer(Tensor, **TENSORS)
         yield
     finally:
         logging.getLogger("ray").setLevel(logging.CRITICAL)  # hides the loss of connections
         if started.is_set():
+            ray.util.deregister_serializer(Tensor)
             ray.shutdown()
             ended.set()
         else:
             atexit.register(leave)
 
 
-class ClientStates:
-    """The clients' states: each client has a store, which travels with its messages."""
+def _packed(tensor: Tensor) -> tuple[Any, torch.dtype, torch.Size]:
+    """Return the bytes, type and shape of a tensor."""
+    content = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+    return content.numpy(), tensor.dtype, tensor.shape
 
-    def __init__(self) -> None:
-        self.of: dict[int, MemoryStore] = defaultdict(partial(MemoryStore, sys.maxsize))
+
+def _unpacked(packed: tuple[Any, torch.dtype, torch.Size]) -> Tensor:
+    """Return the tensor, as a copy: nobody may change the memory of Ray's object store."""
+    content, dtype, shape = packed
+    tensor = torch.empty(shape, dtype=dtype)
+    tensor.view(-1).view(torch.uint8).numpy()[:] = content
+    return tensor
+
+
+# Ray carries the bytes of tensors as they are; torch's pickles cost many times as much.
+TENSORS = {"serializer": _packed, "deserializer": _unpacked}
+
+
+class SentStates:
+    """The store of one client while a message is served: its states are in Ray's object store.
+
+    Args:
+        refs: (client, version) -> Ray's reference to a dict that has this state.
+
+    Attributes:
+        new: the states that were saved since, packed.
+    """
+
+    def __init__(self, refs: States) -> None:
+        self.refs = refs
+        self.new: dict[Key, dict[str, Any]] = {}
 
     def load(self, pid: int, version: int) -> Tree | None:
-        return self.of[pid].load(pid, version)
+        key = pid, version
+        try:
+            states: Any = self.new if key in self.new else ray.get(self.refs[key])
+        except KeyError:
+            return None
+        except ObjectLostError as error:
+            raise LostState(
+                f"client {pid}: its state of round {version} is lost with the machine that had it"
+            ) from error
+        return {name: _unpacked(packed) for name, packed in states[key].items()}
 
     def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
-        self.of[pid].save(pid, version, state, keep)
+        self.refs = {k: ref for k, ref in self.refs.items() if k[0] != pid or k[1] in keep}
+        self.new[pid, version] = {name: _packed(t.clone()) for name, t in state.items()}
+
+
+class ClientStates:
+    """The states of all clients. They stay in Ray's object store; this process has references.
+
+    Attributes:
+        of: client -> the references to its states.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, States] = defaultdict(dict)
+
+    def load(self, pid: int, version: int) -> Tree | None:
+        return SentStates(self.of[pid]).load(pid, version)
+
+    def save(self, pid: int, version: int, state: Tree, keep: Collection[int]) -> None:
+        states = SentStates(self.of[pid])
+        states.save(pid, version, state, keep)
+        self.of[pid] = states.refs | dict.fromkeys(states.new, ray.put(states.new))
 
 
 class RayTransport(Pool):
@@ -160,64 +228,84 @@ class RayTransport(Pool):
     """
 
     def __init__(self, job: Job) -> None:
-        import ray
-
-        self._ray = ray
         super().__init__(job.config.run.replies, some=True)
         self.store = ClientStates()
-        engine = job.config.run.engine
-        # In a cluster, a new actor might wait for a machine that is lost.
-        self._grows = engine.address is None
+        self._engine = engine = job.config.run.engine
+        self._clients = len(job.task.sizes)
+        self._nodes: dict[Any, str] = {}  # worker -> the id of its machine
         # Ray must not restart actors: it would serve a message again, even while the run ends.
         asked: Any = {"num_cpus": engine.num_cpus, "num_gpus": engine.num_gpus, "max_restarts": 0}
-        actor: Any = ray.remote(**asked)(RayClients)
-        self._actor = partial(
-            actor.remote, sent.written(job.config), str(Path.cwd()), job.data_digest
-        )
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        places = sum(_places(node, engine) for node in nodes)
-        for _ in range(min(places, len(job.task.sizes))):
-            self._replacement(first=True)
+        self._actor: Any = ray.remote(**asked)(RayClients)
+        self._arguments = sent.written(job.config), str(Path.cwd()), job.data_digest
 
     def _begin(self, plan: list[Broadcast]) -> None:
-        self._sent: dict[int, tuple[Tree, Any]] = {}  # shared weights are put into Ray only once
+        self._replacement()
+        # Shared weights are put into Ray only once.
+        shared = {id(msg.weights): msg.weights for msg in plan}
+        self._sent = {key: ray.put(weights) for key, weights in shared.items()}
+        size = sum(payload("", plan[0].weights, plan[0].extras).values()) if plan else 0
+        self._most = max(1, min(BATCH, BATCH_BYTES // max(size, 1)))
 
-    def _send(self, worker: Any, message: Broadcast) -> Any:
-        key = id(message.weights)
-        if key not in self._sent:
-            self._sent[key] = message.weights, self._ray.put(message.weights)
-        store = self.store.of[message.pid]
-        self._workers[worker] = worker.serve.remote(
-            replace(message, weights={}), self._sent[key][1], store
-        )
+    def _alive(self) -> dict[str, dict[str, float]]:
+        """Return the resources of each machine of the cluster, by the machine's id."""
+        return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+    def _replacement(self) -> list[Any]:
+        """Start workers for all free places of the cluster, and return them.
+
+        Raises:
+            RunFailed: the cluster has no place, and no worker is left.
+        """
+        taken = Counter(self._nodes[worker] for worker in self._workers)
+        free = [
+            (place, node)
+            for node, resources in self._alive().items()
+            for place in range(taken[node], _places(resources, self._engine))
+        ]
+        started = []
+        for _, node in sorted(free)[: self._clients - len(self._workers)]:
+            # If Ray chose the machine, the worker might wait for one that is lost.
+            there = NodeAffinitySchedulingStrategy(node, soft=False)
+            worker = self._actor.options(scheduling_strategy=there).remote(*self._arguments)
+            self._workers[worker], self._nodes[worker] = None, node
+            started.append(worker)
+        if not self._workers:
+            raise RunFailed("all processes of clients in the Ray cluster are lost")
+        return started
+
+    def _send(self, worker: Any, messages: list[Broadcast]) -> Any:
+        weights = {id(msg.weights): self._sent[id(msg.weights)] for msg in messages}
+        visits = [
+            (replace(msg, weights={}), id(msg.weights), self.store.of[msg.pid]) for msg in messages
+        ]
+        serve = worker.serve.options(num_returns=1 + len(messages))
+        self._workers[worker] = serve.remote(visits, weights)
         return worker
 
     def _wait(self, busy: list[Any], seconds: float | None) -> list[Any]:
         until = SIGNAL_SECONDS if seconds is None else min(seconds, SIGNAL_SECONDS)
-        ready, _ = self._ray.wait([self._workers[worker] for worker in busy], timeout=until)
-        return [worker for worker in busy if self._workers[worker] in ready]
+        # The wait for a state copies it to this machine. So it is not lost if the worker's machine
+        # is lost later.
+        last = {self._workers[worker][-1]: worker for worker in busy}
+        ready, _ = ray.wait([*last], timeout=until)
+        return [last[ref] for ref in ready]
 
-    def _receive(self, worker: Any) -> Reply:
+    def _receive(self, worker: Any) -> list[Reply]:
+        _, *states = self._workers[worker]
         try:
-            reply: Reply
-            reply, self.store.of[reply.pid] = self._ray.get(self._workers[worker])
-        except self._ray.exceptions.RayActorError as error:
-            raise EOFError from error
-        return reply
+            served, *_ = ray.get(self._workers[worker])
+        except (RayActorError, ObjectLostError) as error:
+            gone = self._nodes[worker] not in self._alive()
+            raise (MachineLost if gone else EOFError) from error
+        for (reply, kept, new), ref in zip(served, states, strict=True):
+            before = self.store.of[reply.pid]
+            self.store.of[reply.pid] = {k: before[k] for k in kept} | dict.fromkeys(new, ref)
+        return [reply for reply, _, _ in served]
 
     def _remove(self, worker: Any, *, kill: bool = False) -> int | None:
         del self._workers[worker]
-        self._ray.kill(worker)  # the worker may be alive and only out of reach
+        ray.kill(worker)  # the worker may be alive and only out of reach
         return None
-
-    def _replacement(self, *, first: bool = False) -> list[Any]:
-        if first or self._grows:
-            actor = self._actor()
-            self._workers[actor] = None
-            return [actor]
-        if not self._workers:
-            raise RunFailed("all processes of clients in the Ray cluster are lost")
-        return []
 
 
 class RayClients:
@@ -232,6 +320,7 @@ class RayClients:
     def __init__(self, settings: str, folder: str, data: str) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
+        ray.util.register_serializer(Tensor, **TENSORS)
         self._settings = settings
         self._data = data
 
@@ -247,15 +336,35 @@ class RayClients:
             )
         return job
 
-    def serve(self, msg: Broadcast, weights: Tree, store: MemoryStore) -> tuple[Reply, MemoryStore]:
-        """Return the reply to a message, and the client's states after it."""
+    def serve(self, visits: list[tuple[Broadcast, int, States]], weights: dict[int, Any]) -> Any:
+        """Serve messages, one after another.
+
+        What an actor returns belongs to the server's process, so it outlives the actor.
+
+        Args:
+            visits: each message without its weights, their key, and the client's states.
+            weights: Ray's references to the weights, by key.
+
+        Returns:
+            A list with the reply to each message, which of the client's states are kept, and which
+            are new; then, for each message, a dict with the new states.
+        """
+        received = {key: ray.get(ref) for key, ref in weights.items()}
+        stores = [SentStates(refs) for _, _, refs in visits]
+        served = [
+            (self._reply(replace(msg, weights=received[key]), store), [*store.refs], [*store.new])
+            for (msg, key, _), store in zip(visits, stores, strict=True)
+        ]
+        return served, *(store.new for store in stores)
+
+    def _reply(self, msg: Broadcast, store: Store) -> Reply:
         try:
-            return self._job.client(store).handle(replace(msg, weights=weights)), store
+            return self._job.client(store).handle(msg)
         # `handle` turns the client's own errors into Failures. This is an error of the node.
         except Exception as error:
             logging.getLogger("fedhet").debug("client %d", msg.pid, exc_info=True)
             cause = f"its node cannot serve this run: {type(error).__name__}: {error}"
-            return Failure(msg.pid, msg.phase, msg.step, cause), store
+            return Failure(msg.pid, msg.phase, msg.step, cause)
 
 
 def _places(node: dict[str, float], engine: Engine) -> int:
@@ -278,12 +387,8 @@ def check_resources(
     Raises:
         ConfigError: no machine has so many CPUs or GPUs, or the cluster cannot be used.
     """
-    if address is None:
-        import torch
-
-        nodes = [{"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}]
-    else:
-        nodes = reach(address, f"{group}.address")
+    here = {"CPU": os.cpu_count() or 1.0, "GPU": float(torch.cuda.device_count())}
+    nodes = [here] if address is None else reach(address, f"{group}.address")
     where = "this machine has only" if address is None else "the cluster's largest node has only"
     for name, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
         most = max((node.get(resource, 0.0) for node in nodes), default=0.0)
@@ -305,7 +410,8 @@ def reach(address: str, setting: str = "engine.address") -> list[dict[str, float
     if not re.fullmatch(r"auto|[^/]+:\d+", address):
         raise ConfigError(
             f"{setting}={address}: it must be auto, or <host>:<port> with the port of"
-            " `ray start --head` (6379 by default)"
+            " `ray start --head` (6379 by default), because the run must be on a machine of the"
+            " cluster; ray:// is for other machines"
         )
     # -P: the probe must not import ray.py, which lies next to it, instead of Ray.
     command = [sys.executable, "-P", str(PROBE), address]
@@ -365,7 +471,6 @@ def _copy_code(package: str, folder: Path) -> None:
     if package != "fedhet" and any(source.is_relative_to(where) for where in installed):
         return
     if source.is_dir():
-        caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, folder / source.name, ignore=caches)
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(source, folder)

@@ -144,8 +144,7 @@ def client_app(
     lines = lines_of(method, plugins, overrides)
 
     def client_fn(context: Context) -> Client:
-        settings = settings_of(lines)
-        client = client_at(context, settings, task, ContextStore(context.state))
+        client = client_at(context, settings_of(lines), task, ContextStore(context.state))
         return wire.Adapter(client).to_client()
 
     return ClientApp(client_fn=client_fn)

@@ -344,5 +344,4 @@ CHANGED = (
 
 
 def _shared(method: FedStrategy) -> Parameters:
-    tensors = method.sent("model").values()
-    return ndarrays_to_parameters([t.cpu().numpy() for t in tensors])
+    return ndarrays_to_parameters([t.cpu().numpy() for t in method.sent("model").values()])

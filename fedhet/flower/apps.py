@@ -100,8 +100,7 @@ def served(client: NumPyClient, content: RecordDict) -> RecordDict:
         Rejected: the message is damaged.
     """
     if ASKS in content:
-        properties = ConfigRecord(client.get_properties({}))  # type: ignore[arg-type]
-        return RecordDict({ASKS: properties})
+        return RecordDict({ASKS: ConfigRecord(client.get_properties({}))})  # type: ignore[arg-type]
     tensors, carried = opened(content)
     arrays, examples, metrics = client.fit(list(map(wire.read_array, tensors)), carried)
     tensors = ndarrays_to_parameters(arrays).tensors
@@ -132,16 +131,12 @@ def client_for(
         return wire.Adapter(job.client(store, {**place, "data": job.data_digest}))
 
 
-def settings_in(message: Message) -> Config:
-    """Return the run's settings; every message contains them.
+def _text_in(message: Message) -> str:
+    """Return the run's settings as text; every message contains them.
 
     Raises:
-        ConfigError: the message has no settings, or they are not valid on this machine.
+        ConfigError: the message has none.
     """
-    return _read(_text_in(message))
-
-
-def _text_in(message: Message) -> str:
     text = message.content.config_records.get(SETTINGS, {}).get(SETTINGS)
     if not isinstance(text, str):
         raise ConfigError(
@@ -216,7 +211,7 @@ def client_of(
         ConfigError, DataError, ImportError, OSError: the message is not from a `Strategy`, the
             node's configuration is wrong, or this machine cannot serve the run.
     """
-    client = client_at(context, settings_in(message), task, store_at_site)
+    client = client_at(context, _read(_text_in(message)), task, store_at_site)
     config = dict(message.content.config_records.get(CONFIG, {}))
     if loop is None and config and ASKS in message.content:
         raise ConfigError(

@@ -79,13 +79,13 @@ class OwnersContext(ClientContext):
         config: Mapping[str, Any],
     ) -> None:
         super().__init__(workspace, msg, identity)
-        local = {
+        self._config = {
             "server-round": msg.round,
             "lr": msg.local.lr,
             "local-epochs": msg.local.epochs,
             "batch-size": msg.local.batch_size,
+            **config,
         }
-        self._config = {**local, **config}
         self._loop = loop
 
     def fit(

@@ -64,12 +64,11 @@ def _part(owner: Any, name: str) -> Any:
     if not inspect.isfunction(owner):
         return getattr(owner, name, None)
     found = owner.__globals__.get(name)
-    functions = [value for value in owner.__globals__.values() if inspect.isfunction(value)]
     # If no function of the module uses the name, its replacement would never be called.
     used = any(
         name in function.__code__.co_names
-        for function in functions
-        if function.__globals__ is owner.__globals__
+        for function in owner.__globals__.values()
+        if inspect.isfunction(function) and function.__globals__ is owner.__globals__
     )
     return found if used or inspect.isclass(found) else None
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedhet.core import check
 from fedhet.core.errors import ConfigError, RunFailed, log
 from fedhet.core.limits import UNLIMITED, Limits
-from fedhet.core.messages import STEPS, Broadcast, Reply
+from fedhet.core.messages import STEPS, Reply
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.compatibility import check_cohorts
 from fedhet.core.server.evaluation import Selection
@@ -164,20 +164,19 @@ class Strategy(FlowersStrategy):
             raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
         if resume and not Path(str(run_dir)).is_dir():
             raise ConfigError(f"resume=True: there is no run in run_dir={run_dir}")
-        more = [] if num_rounds is None else [f"rounds={num_rounds}"]
-        more += [] if timeout is None else [f"replies.deadline={timeout}"]
-        lines = (*self._lines, *more)
+        given = {"rounds": num_rounds, "replies.deadline": timeout}
+        more = (f"{key}={value}" for key, value in given.items() if value is not None)
         folder = {} if run_dir is None else {"run_dir": str(run_dir), "resumes": resume}
-        job = self._begun(lines, initial_arrays, run_dir_given=run_dir is not None, **folder)
+        job = self._begun(
+            (*self._lines, *more), initial_arrays, run_dir_given=run_dir is not None, **folder
+        )
         nodes = self._nodes(job)
-        ask = None
-        if self._own is not None:
-            seconds = job.config.run.replies.deadline
-            ask = partial(_evaluated, self._own, grid, evaluate_config, seconds)
+        seconds = job.config.run.replies.deadline
+        own = self._own
+        ask = None if own is None else partial(_evaluated, own, grid, evaluate_config, seconds)
         results = FlowersResult(evaluate_fn, ask)
         self.history = results.rows
-        records = settings_records(job.config, train_config)
-        members = GridMembers(grid, records)
+        members = GridMembers(grid, settings_records(job.config, train_config))
         with pinned_threads(job.config.run.engine.threads):
             nodes.join(members)
             job.own_loop = nodes.own_loop
@@ -319,11 +318,9 @@ class Strategy(FlowersStrategy):
         """Yield the replies of the clients that were asked; each has a node of its own."""
         arrived = {str(reply.metadata.src_node_id): reply for reply in replies}
         more_bytes = self._job.strategy.setup.replies.max_bytes
-
-        def read(msg: Broadcast, node: str, reply: Message) -> Reply:
-            return read_message(msg, int(node), reply, more_bytes)
-
-        return rounds.in_order(arrived, read)
+        return rounds.in_order(
+            arrived, lambda msg, node, reply: read_message(msg, int(node), reply, more_bytes)
+        )
 
 
 def _messages(rounds: Rounds, members: GridMembers) -> list[Message]:

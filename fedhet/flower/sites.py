@@ -147,16 +147,16 @@ class SiteClient(NumPyClient):
         """The description of the site's data that the server gets."""
         own = self._own
         min_count = self._least if own.shares else None
-        site_data = self._declared, own.site, self._parts
-        return SiteDescription.of(*site_data, min_count=min_count, least=self._least)
+        return SiteDescription.of(
+            self._declared, own.site, self._parts, min_count=min_count, least=self._least
+        )
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
         return {**self._hosted, "description": json.dumps(asdict(self.description))}
 
     def _client(self, carried: Mapping[str, Any]) -> FedClient:
         statistics = read_statistics(self._declared, wire.read_header(carried).get(wire.AGREED))
-        cfg = self._settings.cfg
-        data = LocalData.at_site(cfg, self.pid, self._parts, statistics)
+        data = LocalData.at_site(self._settings.cfg, self.pid, self._parts, statistics)
         job = Job(self._settings, engine="flwr", local=data, limits=self._own.limits)
         with confined():  # the run may name a file with the model's weights
             client = job.client(self._store, self._hosted)

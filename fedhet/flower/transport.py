@@ -93,9 +93,8 @@ class GridMembers:
                 if again > began:
                     log.info("asking %d of %d nodes again who they are", len(silent), len(ids))
                 content = RecordDict({ASKS: ConfigRecord(), **self.records})
-                kind = MessageType.TRAIN
                 names = self.grid.push_messages(
-                    [Message(content, int(node), kind, ttl=left) for node in silent]
+                    [Message(content, int(node), MessageType.TRAIN, ttl=left) for node in silent]
                 )
                 asked |= dict(zip(names, silent, strict=True))
                 again, pause = again + pause, 2 * pause
@@ -239,8 +238,7 @@ class FlowerTransport:
                         time.sleep(pause_of(self._grid, len(plan), next(looks)))
                 else:
                     looks = count()
-            late = Failure(msg.pid, msg.phase, msg.step, *exchange.why)
-            yield exchange.held.pop(msg.pid, late)
+            yield exchange.held.pop(msg.pid, Failure(msg.pid, msg.phase, msg.step, *exchange.why))
 
     def _send(self, plan: list[Broadcast]) -> GridExchange:
         """Send the messages to the nodes that have joined."""
@@ -264,9 +262,8 @@ class FlowerTransport:
             for message in messages:
                 message.metadata.ttl = awaited + CLOCKS_SECONDS
         ids = list(self._grid.push_messages(messages))
-        asked = {id_: target for id_, target in zip(ids, sent, strict=True) if id_}
         exchange = GridExchange(
-            asked,
+            {id_: target for id_, target in zip(ids, sent, strict=True) if id_},
             time.monotonic() + awaited,
             (f"no reply within {awaited:g} s ({why})", "late"),
             self._limits.enough_of(len(plan)),

@@ -51,7 +51,7 @@ from fedhet.core.messages import (
     Upload,
     check_extras,
 )
-from fedhet.core.trees import AnyTree, Tree
+from fedhet.core.trees import AnyTree, Tree, as_tree
 from fedhet.data.forms import has_form
 from fedhet.runs.process import exit_after
 
@@ -302,7 +302,7 @@ def part_of(value: Tensor | AnyTree) -> Part:
 
     A tree's names have the same order in every engine.
     """
-    tree = {"": value} if isinstance(value, Tensor) else value
+    tree = as_tree(value)
     arrays = [t.detach().cpu().numpy() for t in tree.values()]
     return arrays, [digest_of(arrays), *tree]
 
@@ -403,9 +403,7 @@ def read_array(data: bytes) -> np.ndarray:
     """
     try:
         file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        reader = _READERS[version]
-        shape, fortran_order, dtype = reader(file)
+        shape, fortran_order, dtype = _READERS[np.lib.format.read_magic(file)](file)
         start = file.tell()
         if dtype.kind not in "fiub" or math.prod(shape) * dtype.itemsize != len(data) - start:
             raise ValueError(f"{len(data)} bytes claim to be a {dtype} array of shape {shape}")

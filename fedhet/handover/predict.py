@@ -31,7 +31,6 @@ from fedhet.data.tables import (
     numeric_inputs,
     opened_npz,
     text_values,
-    token_numbers,
 )
 from fedhet.data.tokens import Texts
 from fedhet.handover.served import Described, Served, add_arguments, opened
@@ -89,8 +88,7 @@ def read_inputs(
         rows = range(first_row(str(file)), first_row(str(file)) + len(x))
         names += [str(file)] if is_image(file) else [f"{file}:{row}" for row in rows]
         parts.append(x)
-    kinds = {x.dtype for x in parts}
-    if len(kinds) > 1:  # images as uint8 and as floats
+    if len({x.dtype for x in parts}) > 1:  # images as uint8 and as floats
         parts = [x / np.float32(255) if are_pixels(x) else x for x in parts]
     return names, torch.from_numpy(np.concatenate(parts))
 
@@ -213,10 +211,7 @@ def _array(described: Described, file: Path, array: str | None) -> np.ndarray:
             )
         check_arrays(arrays, [name])
         x = arrays[name]
-    if described.text:
-        x = token_numbers(x, str(file))
-    else:
-        x = numeric_inputs(x, str(file), missing=described.median)
+    x = numeric_inputs(x, str(file), text=described.text, missing=described.median)
     if x.shape[1:] != described.shape:
         raise DataError(
             f"{file}: its samples have the shape {x.shape[1:]}, the run's have {described.shape}"
@@ -337,8 +332,7 @@ def _table(described: Described, names: list[str], outputs: Tensor, chosen: Tens
     if described.target in ("number", "labels"):
         frame = _frame(described, names, outputs, chosen)
     else:
-        probability = outputs[chosen]
-        columns = {"prediction": _predictions(described, chosen), "probability": probability}
+        columns = {"prediction": _predictions(described, chosen), "probability": outputs[chosen]}
         frame = pandas.DataFrame({"input": names, **columns})
     for column in frame.select_dtypes("str"):
         frame[column] = [clean(value) for value in frame[column]]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedhet.core import trees
 from fedhet.core.errors import ConfigError, DataError, clean
+from fedhet.core.kinds import KINDS
 from fedhet.core.objects import are_pixels
-from fedhet.core.targets import TARGETS
 from fedhet.data.dataset import MEDIAN, OWN
 from fedhet.data.storage import read_tensors
 from fedhet.runs.record import outcome
@@ -74,7 +74,7 @@ class Described:
         file = folder / "partition.json"
         if "shape" not in partition:
             raise DataError(f"{file} is damaged: 'shape' is missing")
-        if (target := partition["target"]) not in TARGETS:
+        if (target := partition["target"]) not in KINDS:
             raise DataError(f"{file} is damaged: target is {clean(repr(target), 60)}")
         return cls(folder, summary, partition, config)
 
@@ -146,8 +146,7 @@ class Served(nn.Module):
             x = torch.where(x.isnan(), self.x_median, x)
         if self.x_mean is not None and self.x_std is not None:
             x = ((x - self.x_mean) / self.x_std).float()
-        output: Tensor = self.model(x)
-        return output
+        return self.model(x)
 
     def readable(self, output: Tensor) -> Tensor:
         """Return probabilities, or numbers in their own units."""

@@ -71,9 +71,7 @@ class DriftPlugin(Plugin):
             return Merged(new, state)
         models = [_flat(update.weights, update.change) for update in updates]
         w = _flat(new, new).double()
-        center = torch.zeros_like(w)
-        for model in models:
-            center += model.double() / len(models)
+        center = sum((model.double() / len(models) for model in models), torch.zeros_like(w))
         similarity, distance, scatter = [], [], 0.0
         for model in map(Tensor.double, models):
             similarity.append(torch.nn.functional.cosine_similarity(model, w, dim=0))

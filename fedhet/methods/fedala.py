@@ -133,9 +133,9 @@ def ended(losses: list[float], threshold: float) -> bool:
 
     A loss that is not finite also ends the learning, because such losses do not settle.
     """
-    if not isfinite(losses[-1]):
-        return True
-    return len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
+    return not isfinite(losses[-1]) or (
+        len(losses) >= WINDOW and pstdev(losses[-WINDOW:]) < threshold
+    )
 
 
 def mixture(x: AnyTree, w: AnyTree, weights: AnyTree) -> AnyTree:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -71,12 +71,14 @@ from fedhet.core.authors import (
     serves,
     setting,
 )
+from fedhet.core.client import optimizers
 from fedhet.core.counts import suppressed
 from fedhet.core.errors import RunFailed
 from fedhet.models.base import require_feature_head
 
 SLOT = "generator"
 HEAD = ("head.weight", "head.bias")
+MOMENTS = ("first", "second", "t")  # the state of `optimizers.Adam`
 # The generator is an nn.Sequential, which gives its tensors these names.
 FIRST, NORM, LAST = "layers.0.", "layers.1.", "layers.3."
 PARAMETERS = (f"{FIRST}weight", f"{NORM}weight", f"{NORM}bias", f"{LAST}weight", f"{LAST}bias")
@@ -144,9 +146,9 @@ def generate(g: AnyTree, noise_Bm: Tensor, y_B: Tensor, *, training: bool = Fals
 
 
 class NoiseSource:
-    """Draws noise ("normal" or "uniform"), and labels from a label distribution.
+    """Draws noise ("normal" or "uniform"), and labels from a label distribution, on the CPU.
 
-    The random stream is on the CPU, so that every device gets the same draws.
+    So every device gets the same draws.
 
     Args:
         g: the generator.
@@ -165,13 +167,11 @@ class NoiseSource:
     def noise(self, n: int) -> Tensor:
         """Draw noise, (n, noise_dim)."""
         size = n, self._noise_dim
-        drawn = self._draw(size, generator=self._stream, dtype=self._like.dtype)
-        return drawn.to(self._like.device, non_blocking=True)
+        return self._draw(size, generator=self._stream, dtype=self._like.dtype)
 
     def labels(self, n: int) -> Tensor:
         """Draw labels (n,) from the label distribution."""
-        drawn = torch.multinomial(self._law, n, replacement=True, generator=self._stream)
-        return drawn.to(self._like.device, non_blocking=True)
+        return torch.multinomial(self._law, n, replacement=True, generator=self._stream)
 
 
 # ---- what clients add to the losses
@@ -327,9 +327,11 @@ class FedGen(Method):
             )
             return merged
         g = {name: t.clone() for name, t in step.slots[SLOT].items()}
-        adam = torch.optim.Adam([g[n].requires_grad_() for n in PARAMETERS], lr=self.server_lr)
+        params = [g[n].requires_grad_() for n in PARAMETERS]
+        local = replace(step.local, lr=self.server_lr, weight_decay=0.0)
+        adam = optimizers.Adam(params, local)
         if state["adam"]:
-            adam.load_state_dict(deepcopy(state["adam"]))  # the steps change it in place
+            vars(adam).update(deepcopy(state["adam"]))  # the steps change it in place
         stream = streams.torch_generator(step.workspace.seed, "fedgen", step.phase, step.number)
         source = NoiseSource(g, stream, law=law, noise=self.noise)
         W_KCd, b_KC = (stacked(step.workspace, cohort, name) for name in HEAD)
@@ -338,10 +340,11 @@ class FedGen(Method):
         else:
             weights = W_KCd.new_tensor([update.weight for update in cohort])
             shares_KC = weights[:, None].expand(counts_KC.shape)
-        total = torch.zeros((), device=step.workspace.device)
-        for _ in range(self.server_steps):
-            y = source.labels(self.server_batch_size)
-            noise = source.noise(self.server_batch_size)
+        size, device = self.server_batch_size, step.workspace.device
+        draws = [(source.labels(size), source.noise(size)) for _ in range(self.server_steps)]
+        sent = (torch.stack(each).to(device) for each in zip(*draws, strict=True))
+        total = torch.zeros((), device=device)
+        for y, noise in zip(*sent, strict=True):
             z = generate(g, noise, y, training=True)
             logits_KBC = torch.einsum("bd,kcd->kbc", z, W_KCd) + b_KC[:, None]
             logits = ensemble(logits_KBC, shares_KC, y)
@@ -349,9 +352,9 @@ class FedGen(Method):
             total += loss.detach()
             if self.eta:
                 loss = loss + self.eta * diversity(z, noise)
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
+            grads = optimizers.gradients([loss], [torch.ones_like(loss)], params)
+            with torch.no_grad():
+                adam.step(grads)
         mean = float(total) / max(1, self.server_steps)
         if not torch.isfinite(total):
             raise RunFailed(
@@ -360,7 +363,7 @@ class FedGen(Method):
             )
         g[f"{NORM}num_batches_tracked"] += self.server_steps
         return merged._replace(
-            state={"counts": known, "adam": adam.state_dict()},
+            state={"counts": known, "adam": {key: vars(adam)[key] for key in MOMENTS}},
             metrics={"generator_loss": mean},
             slots={SLOT: {name: t.detach() for name, t in g.items()}},
         )

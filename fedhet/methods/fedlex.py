@@ -252,9 +252,8 @@ class FedLExPlugin(Plugin):
         """Return the number of explorers; a share of the clients is rounded up."""
         if isinstance(self.c_exp, int):
             return self.c_exp
-        available = sum(n > 0 for n in sizes)
         # As floats, 0.1 of 30 clients is slightly above 3; without `round` it would become 4.
-        return max(1, math.ceil(round(self.c_exp * available, 9)))
+        return max(1, math.ceil(round(self.c_exp * sum(n > 0 for n in sizes), 9)))
 
     def expects(self, step: Step) -> dict[str, Expected]:
         if step.trains:

@@ -179,8 +179,7 @@ class FedNormPlugin(Plugin):
         """Return the mean z over the last epoch; None if the client took no step."""
         if not fitted.steps:
             return None
-        rows = len(fitted.records["rows"])
-        z = fitted.records["z"].reshape(rows, -1)
+        z = fitted.records["z"].reshape(len(fitted.records["rows"]), -1)
         used = usable(ctx.workspace.model, len(ctx.data), msg.local.batch_size)
         *_, last = msg.local.epoch_sizes(used)
         return z[-last:].double().mean(0).float()

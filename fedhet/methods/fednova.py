@@ -84,9 +84,7 @@ def normaliser(steps: int, *, momentum: float = 0.0, eta_mu: float = 0.0) -> flo
     if 0 < eta_mu < 1:
         # The naive 1 - (1 - eta_mu)^tau suffers from cancellation as eta_mu -> 0.
         return -math.expm1(steps * math.log1p(-eta_mu)) / eta_mu
-    if eta_mu:
-        return (1 - (1 - eta_mu) ** steps) / eta_mu
-    return _momentum_sum(steps, momentum)
+    return (1 - (1 - eta_mu) ** steps) / eta_mu if eta_mu else _momentum_sum(steps, momentum)
 
 
 def _momentum_sum(steps: int, rho: float) -> float:

@@ -197,5 +197,4 @@ class FedProto(Method):
         """Renew the prototypes; the model slot keeps its value."""
         sent = [(update["prototypes"]["mean"], update["counts"]) for update in updates]
         means, counts = map(torch.stack, zip(*sent, strict=True))
-        new = renewed(step.slots[SLOT], *pooled(means, counts))
-        return Merged({}, state, slots={SLOT: new})
+        return Merged({}, state, slots={SLOT: renewed(step.slots[SLOT], *pooled(means, counts))})

@@ -68,8 +68,7 @@ class FedProxPlugin(Plugin):
     def terms(self, msg: Message, state: State, ctx: ClientContext) -> list[Term]:
         if not self.mu:
             return []
-        x = trees.pick(msg.weights, ctx.workspace.mergeable)
-        return [Term("gradient", away, x, self.mu)]
+        return [Term("gradient", away, trees.pick(msg.weights, ctx.workspace.mergeable), self.mu)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedhet.core.authors import (
     AnyTree,
@@ -83,7 +82,7 @@ def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor, gamma: float) ->
         raise ValueError(
             f"the labels include classes with count 0; the counts are {counts.tolist()}"
         )
-    return functional.cross_entropy(balanced_logits(logits, counts, gamma), y, reduction="none")
+    return nn.functional.cross_entropy(balanced_logits(logits, counts, gamma), y, reduction="none")
 
 
 def balanced_logits(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
@@ -102,8 +101,7 @@ class TwoHeadModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, ...) -> logits (B, classes)."""
         z = self.model.features(x)  # type: ignore[operator]
-        generic: Tensor = self.model.head(z)  # type: ignore[operator]
-        return generic + self.personal_head(z)
+        return self.model.head(z) + self.personal_head(z)  # type: ignore[operator]
 
 
 class FedRODClient(Client):
@@ -125,14 +123,14 @@ class FedRODClient(Client):
         # Not `balanced_softmax`: its check of the labels would make each step wait for the device.
         # The check is not needed, because `train` has counted these labels.
         logits = balanced_logits(batch.logits, own["counts"], self.options.gamma)
-        return functional.cross_entropy(logits, batch.y, reduction="none")
+        return nn.functional.cross_entropy(logits, batch.y, reduction="none")
 
     def _personal(self, params: AnyTree, batch: Batch, own: Tree) -> Tensor:
         """Return the loss of the personal head; no gradient of it reaches the model."""
         with batch.workspace.autocast():
             z, bias = batch.z.detach(), params.get(f"{HEAD}.bias")
-            own_logits = functional.linear(z, params[f"{HEAD}.weight"], bias)
-            return functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
+            own_logits = nn.functional.linear(z, params[f"{HEAD}.weight"], bias)
+            return nn.functional.cross_entropy(batch.logits.detach() + own_logits, batch.y)
 
     def _head(self, state: State, ctx: ClientContext) -> Tree:
         """Return the h_k that this client keeps, or the initial h_k if it keeps none."""

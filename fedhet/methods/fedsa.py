@@ -233,11 +233,10 @@ def macro_classes(mic: Tensor, clusters: Sequence[list[int]], C: int) -> Tensor:
     MAC is the most frequent MIC in each cluster. If several MIC are equally frequent, MAC is the
     smallest of them.
     """
-    classes = []
-    for members in clusters:
-        votes = torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)])
-        classes.append(votes.argmax(0) + 1)
-    return torch.stack(classes)
+    votes = (
+        torch.stack([(mic[members] == c).sum(0) for c in range(1, C + 1)]) for members in clusters
+    )
+    return torch.stack([of_cluster.argmax(0) + 1 for of_cluster in votes])
 
 
 def class_counts(mac: Tensor, C: int) -> Tensor:

@@ -58,8 +58,7 @@ from fedhet.core.server.merging import averaging_buffers
 
 def server_step(x: AnyTree, gradient: AnyTree, lr: float, weight_decay: float = 0.0) -> Tree:
     """Return x - lr (gradient + weight_decay x), in float64."""
-    direction = trees.add(gradient, x, weight_decay)
-    return trees.add(x, direction, -lr)
+    return trees.add(x, trees.add(gradient, x, weight_decay), -lr)
 
 
 class FedSGDClient(Client):

@@ -84,7 +84,8 @@ def option_ii(c: AnyTree, dy: AnyTree, steps_lr: float) -> Tree:
         dy: y - x, the client's change of the model.
         steps_lr: K lr, for K steps at the rate lr.
     """
-    return {name: dy[name] / -steps_lr - c[name].double() for name in c}
+    # The quotient is a new tensor, which can be changed in place.
+    return {name: (dy[name] / -steps_lr).double().sub_(c[name]) for name in c}
 
 
 def replaced(u: Update, state: State) -> AnyTree:

@@ -30,13 +30,13 @@ class MLP(Classifier):
         widths = [math.prod(shape), *check.each(check.integer, "model.hidden", hidden, low=1)]
         check.one_of("model.norm", norm, ("none", "batch"))
         super().__init__()
-        layers: list[nn.Module] = [nn.Flatten()]
-        for inputs, outputs in pairwise(widths):
-            layers.append(nn.Linear(inputs, outputs))
-            if norm == "batch":
-                layers.append(nn.BatchNorm1d(outputs))
-            layers.append(nn.ReLU())
-        self.body = nn.Sequential(*layers)
+        norms = [nn.BatchNorm1d] if norm == "batch" else []
+        layers = [
+            layer
+            for inputs, outputs in pairwise(widths)
+            for layer in (nn.Linear(inputs, outputs), *(new(outputs) for new in norms), nn.ReLU())
+        ]
+        self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], classes)
 
 
@@ -275,9 +275,11 @@ class VGG16(Classifier):
             if isinstance(layer, nn.Conv2d):  # as in torchvision
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        connected: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            connected += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout)]
+        connected = [
+            layer
+            for inputs, outputs in pairwise(widths)
+            for layer in (nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout))
+        ]
         self.body = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *connected)
         self.head = nn.Linear(widths[-1], classes)
 
@@ -358,9 +360,11 @@ class TextMLP(Classifier):
         super().__init__()
         self.padding = padding
         self.embedding = nn.Embedding(vocabulary, first)
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        layers = [
+            layer
+            for inputs, outputs in pairwise(widths)
+            for layer in (nn.Linear(inputs, outputs), nn.ReLU())
+        ]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], classes)
 

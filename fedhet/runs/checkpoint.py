@@ -33,11 +33,10 @@ import safetensors.torch
 from fedhet.core import trees
 from fedhet.core.client.state import Store
 from fedhet.core.errors import RunFailed, log
-from fedhet.core.memory import MemoryPacker, Node, put_back, unpacked
+from fedhet.core.memory import MemoryPacker, put_back, unpacked
 from fedhet.core.server.callbacks import Callback, Row
 from fedhet.core.server.loop import Loop
 from fedhet.core.server.phases import RunState, TimetableEntry
-from fedhet.core.trees import Tree
 from fedhet.data.forms import plain_file
 from fedhet.data.storage import save_tensors, sync, write_text, written_folder
 from fedhet.runs.record.run_folder import Recorder
@@ -79,15 +78,6 @@ class Checkpoint:
     about: dict[str, Any]
     states: dict[int, dict[int, str | None]]
 
-    def values(self) -> tuple[dict[str, dict[str, Node]], Tree]:
-        """Return what the run's objects remember, and the tensors in it."""
-        nodes = json.loads((self.folder / VALUES).read_text(encoding="utf-8"))
-        return nodes, safetensors.torch.load_file(self.folder / TENSORS)
-
-    def state(self, pid: int, version: int) -> Tree | None:
-        """Return a client's state."""
-        return DiskStore(self.folder.parent / STATES).load(pid, version)
-
 
 class CheckpointFolder:
     """The checkpoints of a run.
@@ -114,7 +104,7 @@ class CheckpointFolder:
         round: int,
         about: dict[str, Any],
         nodes: Mapping[str, Any],
-        tensors: Tree,
+        tensors: trees.Tree,
         needs: Needs,
         store: Store | None,
         room: int,
@@ -300,7 +290,8 @@ class Checkpoints(Callback):
     def _put_back(self, loop: Loop, found: Checkpoint) -> None:
         strategy, device = loop.method, loop.method.workspace.device
         before = strategy.weights
-        nodes, tensors = found.values()
+        nodes = json.loads((found.folder / VALUES).read_text(encoding="utf-8"))
+        tensors = safetensors.torch.load_file(found.folder / TENSORS)
         strategy.run = RunState(**unpacked(nodes[RUN], tensors, device))
         for callback in loop.callbacks:
             put_back(callback, nodes.get(callback.name, {}), tensors, device)
@@ -314,7 +305,7 @@ class Checkpoints(Callback):
             return
         for pid, versions in found.states.items():
             for version in versions:
-                state = found.state(pid, version)
+                state = DiskStore(found.folder.parent / STATES).load(pid, version)
                 if state is None:
                     raise ValueError(f"the state of client {pid} of round {version} is missing")
                 store.save(pid, version, state, list(versions))

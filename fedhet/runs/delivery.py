@@ -29,7 +29,6 @@ from fedhet.core.kernel import Client
 from fedhet.core.messages import Failure, Upload
 from fedhet.core.server.callbacks import Callback
 from fedhet.core.server.evaluation import evaluation_messages, evaluation_moment
-from fedhet.core.trees import Tree
 from fedhet.data.storage import (
     fitting,
     read_tensors,
@@ -66,9 +65,8 @@ class Delivery(Callback):
         if status != "ok":
             return
         method = loop.method
-        digest = ""
-        if "global" in method.views:
-            digest = trees.sha256({"model": method.weights["model"]})
+        has_global = "global" in method.views
+        digest = trees.sha256({"model": method.weights["model"]}) if has_global else ""
         messages = evaluation_messages(method, evaluation_moment(method))
         plan = [replace(msg, extras={**msg.extras, DELIVER: digest}) for msg in messages]
         record: dict[str, Any] = {"model_sha256": digest or None, "clients": [], "failed": {}}
@@ -101,7 +99,7 @@ def keep(job: Job, client: FedClient) -> Upload:
         raise ConfigError(
             "the server delivers a model, but the settings of the run have deliver=false"
         )
-    models: dict[str, Tree] = {}
+    models: dict[str, trees.Tree] = {}
 
     def take(view: str, model: nn.Module) -> None:
         if view == "personal":

@@ -55,10 +55,9 @@ def task_of(cfg: DictConfig, data: RunData | LocalData, limits: Limits) -> Task:
     if dataset.target == "class":  # the array counts the samples by [label, prediction]
         outputs = len(dataset.outputs)
         limits.check_array(f"dataset.classes={outputs}", outputs, outputs, width=8)
-    target = targets.make(dataset.target, len(dataset.outputs), *(scale or ()))
     return Task(
         model=lambda: build_model(cfg.model, dataset, limits.max_model),
-        criterion=target.losses,
+        criterion=targets.make(dataset.target, len(dataset.outputs), *(scale or ())).losses,
         clients=data.clients,
         test=dataset.test,
         classes=len(dataset.classes),
@@ -210,8 +209,7 @@ class Job:
         self, store: Store | Callable[[str], Store], properties: dict[str, Any] | None = None
     ) -> FedClient:
         """Return a client that keeps its state in `store`, or in the store of a message's run."""
-        components = self._method, self.plugins
-        client = FedClient(self.workspace, *components, store, properties)
+        client = FedClient(self.workspace, self._method, self.plugins, store, properties)
         if self.engine == "flwr":
             client.delivery = partial(delivery.keep, self)
         return client

@@ -205,5 +205,4 @@ def partition_record(task: Task) -> dict[str, Any]:
         return record
     parts = [(client.train, client.val, client.test) for client in task.clients]
     ys = [torch.cat([samples.y for samples in own if samples is not None]) for own in parts]
-    counts = [torch.bincount(y, minlength=task.classes).tolist() for y in ys]
-    return {**record, "counts": counts}
+    return {**record, "counts": [torch.bincount(y, minlength=task.classes).tolist() for y in ys]}

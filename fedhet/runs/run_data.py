@@ -64,8 +64,7 @@ class RunData:
                     " and clients have no test samples",
                     list(scheme.split),
                 )
-        labels = dataset.y.numpy()
-        partition = scheme.assign(labels, cfg.seed, dataset.owners, dataset.owner_names)
+        partition = scheme.assign(dataset.y.numpy(), cfg.seed, dataset.owners, dataset.owner_names)
         data = cls(cfg, scheme, dataset, partition)
         data._warn_of_left_out()
         data = replace(data, dataset=data._measured())
@@ -86,9 +85,8 @@ class RunData:
         left_out[np.concatenate(self.partition.indices)] = False
         if not left_out.any():
             return
-        missing: list[str] = []
-        if dataset.target in WITH_CLASSES:
-            missing = [dataset.classes[c] for c in np.setdiff1d(y, y[~left_out])]
+        absent = np.setdiff1d(y, y[~left_out]) if dataset.target in WITH_CLASSES else ()
+        missing = [dataset.classes[c] for c in absent]
         tested = [] if dataset.test is None else dataset.test.y.unique().tolist()
         names = [name for name in missing if dataset.classes.index(name) in tested]
         where = f"; the global test set has {'them' if names == missing else listed(names)}"
@@ -162,14 +160,14 @@ class RunData:
         """
         dataset = self.dataset
         kind = [list(dataset.shape), dataset.target, list(dataset.outputs)]
-        labels = labels_digest(dataset.y.numpy())
-        content = json.dumps([self.partition.hash, labels, *kind])
+        content = json.dumps([self.partition.hash, labels_digest(dataset.y.numpy()), *kind])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def partition_record(self) -> dict[str, Any]:
         """Return the content of partition.json: the partition, its settings, and its statistics.
 
-        `partition=saved` reads such a file.
+        `partition=saved` reads such a file. `counts` and `indices` are arrays, which `write_json`
+        writes as lists: lists of a million clients would slow down Python's garbage collector.
         """
         dataset = self.dataset
         settings: Any = OmegaConf.to_container(self.cfg.partition)
@@ -192,6 +190,6 @@ class RunData:
             "own": {str(pid): self.clients.own(pid).record for pid in ready},
             "owners": list(self.partition.owners),
             "train_sizes": self.clients.sizes,
-            "counts": class_counts(dataset, self.partition).tolist(),
-            "indices": [indices.tolist() for indices in self.partition.indices],
+            "counts": class_counts(dataset, self.partition),
+            "indices": self.partition.indices,
         }

@@ -14,5 +14,4 @@ import yaml
 
 def filled(file: Path, name: str, words: Mapping[str, str]) -> str:
     """Return the template `name` of a file `name: text`, with `words` in place of its $names."""
-    texts: dict[str, str] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return Template(texts[name]).substitute(words)
+    return Template(yaml.safe_load(file.read_text(encoding="utf-8"))[name]).substitute(words)

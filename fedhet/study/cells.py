@@ -59,8 +59,13 @@ class Cell:
 
     def record(self) -> dict[str, object]:
         """Return its entry in experiment.json."""
-        names = ("folder", "kind", "axes", "tuned", "overrides")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "folder": self.folder,
+            "kind": self.kind,
+            "axes": self.axes,
+            "tuned": self.tuned,
+            "overrides": self.overrides,
+        }
 
 
 def settings_of(experiment: Experiment) -> list[Combination]:
@@ -101,8 +106,7 @@ def runs(
     every = []
     for values in product(*experiment.axes.values()):
         combination = tuple(zip(experiment.axes, values, strict=True))
-        per = experiment.tuning.per if experiment.tuning else ()
-        place = tuple((axis, value.label) for axis, value in combination if axis in per)
+        place = tuple((axis, value.label) for axis, value in combination if axis in experiment.per)
         point = (chosen or {}).get(place) or {}
         every.append(_cell(experiment, "run", combination, None, point))
     return every
@@ -110,12 +114,15 @@ def runs(
 
 def wanted(experiment: Experiment, every: Sequence[Cell]) -> list[Cell]:
     """Return the runs of the requested part, and the trials on which their settings depend."""
-    per = experiment.tuning.per if experiment.tuning else ()
-    places = {run.on(per) for run in runs(experiment) if experiment.wants(run.axes)}
+    places = {run.on(experiment.per) for run in runs(experiment) if experiment.wants(run.axes)}
     return [
         cell
         for cell in every
-        if (cell.on(per) in places if cell.kind == "trial" else experiment.wants(cell.axes))
+        if (
+            cell.on(experiment.per) in places
+            if cell.kind == "trial"
+            else experiment.wants(cell.axes)
+        )
     ]
 
 
@@ -124,11 +131,17 @@ def labels(combination: Combination) -> list[Label]:
     return [value.label for _, value in combination]
 
 
-def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
+def check(
+    cells: Sequence[Cell], bases: composition.Bases | None = None
+) -> dict[frozenset[str], DictConfig]:
     """Check names, values and whether the components fit together, before the first run starts.
 
     Every combination of choices of groups is checked. Every other override is checked once only,
     because the range of a setting does not depend on other settings.
+
+    Args:
+        cells: the cells.
+        bases: composes their settings; None: a new one.
 
     Returns:
         `data_lines` of a cell -> the composed settings of one cell that reads these data.
@@ -145,7 +158,7 @@ def check(cells: Sequence[Cell]) -> dict[frozenset[str], DictConfig]:
         if other is not cell:
             raise ConfigError(f"{other.label} and {cell.label} are the same run; leave one out")
     groups = catalogue.groups()
-    bases = composition.of_sweep()
+    bases = bases or composition.of_sweep()
     seen: set[object] = set()
     data: dict[frozenset[str], DictConfig] = {}
     for cell in cells:
@@ -212,6 +225,5 @@ def _short(value: Value) -> str:
 def covering(experiment: Experiment) -> list[Cell]:
     """Return the cells to check before the start: the trials, and runs with one of their points."""
     tried = trials(experiment)
-    per = experiment.tuning.per if experiment.tuning else ()
-    chosen = {cell.on(per): cell.tuned for cell in tried}
+    chosen = {cell.on(experiment.per): cell.tuned for cell in tried}
     return wanted(experiment, [*tried, *runs(experiment, chosen or None)])

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedhet.runs.config import catalogue, components
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 # Their versions change the bytes of a run.
 _PACKAGES = ("torch", "numpy", "scikit-learn")
@@ -93,6 +91,8 @@ def _files() -> Iterator[tuple[str, Path]]:
 
     The name does not depend on the place of the package on the disk.
     """
+    from fedhet.runs.config import catalogue, components  # here, because a report needs neither
+
     yield from _below("fedhet", _PACKAGE, "*.py")
     for number, folder in enumerate(catalogue.folders()):
         for name, path in _below(f"conf {number}", folder, "*.yaml"):

@@ -140,6 +140,11 @@ class Experiment:
         """Return a dict: axis -> the labels of its values."""
         return {axis: [value.label for value in values] for axis, values in self.axes.items()}
 
+    @property
+    def per(self) -> tuple[str, ...]:
+        """The axes with choices of their own (see `Tuning`); none without tuning."""
+        return self.tuning.per if self.tuning else ()
+
     def wants(self, axes: Mapping[str, Label]) -> bool:
         """Whether the run or trial with these labels belongs to the requested part."""
         return all(

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -52,9 +53,8 @@ from fedhet.runs.config import catalogue, composition
 from fedhet.runs.config.composition import Config, Launching
 from fedhet.runs.config.instantiation import instantiate
 from fedhet.runs.config.lines import key_of
-from fedhet.runs.config.resuming import CELL
 from fedhet.runs.process import SIGNALS, end_with_parent, signals_deferred
-from fedhet.runs.record.schema import read_or_empty
+from fedhet.runs.record.schema import CELL_FILE, read_or_empty
 from fedhet.study import folder as cells
 from fedhet.study.live import Watch
 
@@ -107,12 +107,11 @@ class PlannedRun:
         except OSError as error:
             raise uncreatable("hydra.sweep.dir", self.folder, error) from error
         if self.any_code is None:
-            (self.folder / CELL).unlink(missing_ok=True)
+            (self.folder / CELL_FILE).unlink(missing_ok=True)
 
     def composed(self, bases: Bases) -> Config:
         """Compose its settings; `bases` caches parts that the runs of a sweep share."""
-        settings = composition.compose(self.overrides, bases=bases)
-        return replace(settings, run_dir=str(self.folder))
+        return replace(composition.compose(self.overrides, bases=bases), run_dir=str(self.folder))
 
     def make(self, settings: Config) -> Run:
         """Execute the run with these settings in this process; raise its error if it fails."""
@@ -205,11 +204,8 @@ def make_here(make_one: Callable[[Config], Run], settings: Config) -> Run | None
     except BrokenPipeError:
         drop_output()
         return None
-    except RunFailed as error:
-        folder = Path(error.folder) if error.folder else None
-        raise
-    except Exception:
-        folder = None
+    except Exception as error:
+        folder = Path(error.folder) if isinstance(error, RunFailed) and error.folder else None
         raise
     finally:
         if folder is not None and folder.is_dir():
@@ -328,6 +324,11 @@ class Executor(ABC):
     places = sys.maxsize
     reads_here = False
 
+    @cached_property
+    def bases(self) -> Bases:
+        """Composes the settings of all runs; it reads the files of each choice once."""
+        return composition.of_sweep()
+
     @abstractmethod
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
         """Execute the runs. Return the failed runs with their reasons.
@@ -351,14 +352,13 @@ class Here(Executor):
     reads_here = True
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        bases = composition.of_sweep()
         failed = {}
         watch.bar.live.stop()  # each run shows its own progress
         for run in runs:
             watch.begins(run)
             say(run.name)
             try:
-                make_here(run.make, run.composed(bases))
+                make_here(run.make, run.composed(self.bases))
             except OtherCode:
                 break
             except Exception as error:  # noqa: BLE001 -- the other runs continue
@@ -395,25 +395,25 @@ class Elsewhere(Executor):
         return [[run] for run in runs]
 
     def launch(self, runs: Sequence[PlannedRun], watch: Watch) -> dict[PlannedRun, str]:
-        bases = composition.of_sweep()
-        waiting = deque(self.together(runs, bases))
+        waiting = deque(self.together(runs, self.bases))
+        composed: deque[tuple[list[PlannedRun], Callable[[], None]]] = deque()
         running: dict[Any, list[PlannedRun]] = {}
         failed = {}
         try:
-            while waiting or running:
-                free = min(self.places - len(running), len(waiting))
-                if free:
-                    batch = [waiting.popleft() for _ in range(free)]
-                    calls = []
-                    for group in batch:
-                        for run in group:
-                            run.prepare()
-                            watch.begins(run)
-                        composed = [(run, run.composed(bases)) for run in group]
-                        calls.append(partial(carry_out, composed, str(Path.cwd())))
+            while waiting or composed or running:
+                free = self.places - len(running)
+                while waiting and len(composed) < free:
+                    composed.append(self._composed(waiting.popleft()))
+                if batch := [composed.popleft() for _ in range(min(free, len(composed)))]:
+                    groups, calls = zip(*batch, strict=True)
+                    for run in chain(*groups):
+                        run.prepare()
+                        watch.begins(run)
                     # An interrupt in between would leave started runs out of `running`.
                     with signals_deferred():
-                        running |= zip(self.start(calls), batch, strict=True)
+                        running |= zip(self.start(calls), groups, strict=True)
+                if waiting and not composed:  # the next group is composed while others run
+                    composed.append(self._composed(waiting.popleft()))
                 self.wait([*running])
                 for handle, group in [*running.items()]:
                     problem = self.ended(handle)
@@ -423,13 +423,16 @@ class Elsewhere(Executor):
                     left = [run for run in group if not run.ended(problem)]
                     if len(group) > 1 and left:
                         waiting.extend([replace(run, alone=True)] for run in left)
-                        why = problem or SILENT
-                        watch.tell(f"{len(left)} runs are repeated, each in its own process: {why}")
+                        watch.tell(
+                            f"{len(left)} runs are repeated, each in its own process:"
+                            f" {problem or SILENT}"
+                        )
                         group = [run for run in group if run not in left]
                     for run in group:
                         reason = run.failure(problem)
                         if reason is None:
                             waiting.clear()
+                            composed.clear()
                             continue
                         watch.ends(run, reason)
                         if reason:
@@ -440,6 +443,11 @@ class Elsewhere(Executor):
             self._end([*running])
             raise
         return {run: failed[run] for run in runs if run in failed}
+
+    def _composed(self, group: list[PlannedRun]) -> tuple[list[PlannedRun], Callable[[], None]]:
+        """Return a group with the function that executes its runs."""
+        settings = [(run, run.composed(self.bases)) for run in group]
+        return group, partial(carry_out, settings, str(Path.cwd()))
 
     def _end(self, handles: list[Any]) -> None:
         """Interrupt all runs, as Ctrl-C does.
@@ -509,9 +517,8 @@ class Processes(Elsewhere):
     def start(self, calls: Sequence[Callable[[], None]]) -> list[ForkServerProcess]:
         handles = []
         for call in calls:
-            arguments = (call, dict(os.environ))
             process = multiprocessing.get_context("forkserver").Process(
-                target=_in_process, args=arguments
+                target=_in_process, args=(call, dict(os.environ))
             )
             with suppress(OSError, EOFError):  # `ended` reports that there is no process
                 process.start()

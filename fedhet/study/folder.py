@@ -24,8 +24,8 @@ from fedhet.data.storage import write_json
 from fedhet.runs.config import composition
 from fedhet.runs.config.composition import Config
 from fedhet.runs.config.lines import key_of, value_of
-from fedhet.runs.config.resuming import CELL
-from fedhet.runs.record.schema import FORMAT, READABLE, read_steps
+from fedhet.runs.record.schema import CELL_FILE, FORMAT, READABLE, read_steps
+from fedhet.runs.record.scores import validation_score
 from fedhet.study import code as code_files
 from fedhet.study.cells import Cell
 from fedhet.study.code import Code
@@ -159,17 +159,14 @@ class ExperimentFolder:
             The score at the last evaluation, the best score, or the mean of the last scores; None
             if the cell has not finished, has diverged, or has no such score.
         """
-        from fedhet.runs.record.summary import validation_score  # torch takes a second
-
         if self.missing_reasons([cell]):
             return None
         folder = self.path / cell.folder
         summary = _read(folder / "summary.json")
         if summary["status"] != "ok":  # the run has diverged
             return None
-        path = folder / "rounds.jsonl"
         try:
-            rows = list(read_steps(path))
+            rows = list(read_steps(folder / "rounds.jsonl"))
         except DataError as error:
             raise DataError(f"{error}; remove {folder} to run it again") from error
         return validation_score(summary, rows, self._experiment.report["metric"])
@@ -183,9 +180,8 @@ class ExperimentFolder:
         """Return the report's notes, and a note if trials may have trained on test samples."""
         report = self._experiment.report
         lines = {line for cell in cells for line in cell.overrides if key_of(line) == POOLED}
-        pooled = any(yaml.safe_load(value_of(line)) is True for line in lines)
-        fixed = composition.raw(self._experiment.fixed[:1])  # the settings of the file
-        pooled = pooled or bool(fixed.partition.get("pool_test"))
+        of_file = composition.raw(self._experiment.fixed[:1]).partition.get("pool_test")
+        pooled = of_file or any(yaml.safe_load(value_of(line)) is True for line in lines)
         on_clients = report["metric"] not in ("last", "best_val", "last_k")
         known = self._experiment.tuning and (pooled or on_clients)
         return [*report["notes"], *([TEST_KNOWN] if known else [])]
@@ -225,17 +221,15 @@ def count(path: Path) -> tuple[int, int]:
 def state_of(folder: Path) -> dict[str, Any]:
     """Read cell.json; a finished cell has the status "damaged" if its record is incomplete."""
     try:
-        state = _read(folder / CELL)
-        summary = _read(folder / "summary.json") if state.get("status") == FINISHED else {}
+        state = _read(folder / CELL_FILE)
+        whole = isinstance(state.get("code", {}), dict)
+        if state.get("status") == FINISHED:
+            summary = _read(folder / "summary.json")
+            whole &= summary.get("format") in READABLE and "status" in summary
+            whole &= (folder / "rounds.jsonl").exists()
     except DataError:
-        return {"status": "damaged"}
-    if not isinstance(state.get("code", {}), dict):
-        return {"status": "damaged"}
-    if state.get("status") == FINISHED:
-        whole = summary.get("format") in READABLE and "status" in summary
-        if not whole or not (folder / "rounds.jsonl").exists():
-            return {"status": "damaged"}
-    return state
+        whole = False
+    return state if whole else {"status": "damaged"}
 
 
 # ---- in the process of a cell
@@ -259,7 +253,7 @@ def recorded(folder: Path, *, any_code: bool) -> Iterator[None]:
         OtherCode: this machine has other code than the experiment (the files have changed, or
             another machine has other files), and `any_code` is false.
     """
-    code = _read(folder / CELL).get("code", {})
+    code = _read(folder / CELL_FILE).get("code", {})
     found = code_files.joined(code, code_files.digest())
     if found != code and not any_code:
         reason = f"its process has found other code ({Code.text(code)}; now {Code.text(found)})"
@@ -296,15 +290,15 @@ def record_failure(folder: Path, reason: str) -> None:
         DataError: cell.json is damaged.
         WriteError: cell.json cannot be written.
     """
-    known = _read(folder / CELL)
+    known = _read(folder / CELL_FILE)
     if known.get("status") not in (FAILED, FINISHED):
         content = {"format": FORMAT, **known, "status": FAILED, "reason": reason}
-        write_json(folder / CELL, content)
+        write_json(folder / CELL_FILE, content)
 
 
 def _write_cell(folder: Path, status: str, code: Any, reason: str | None = None) -> None:
     content = {"format": FORMAT, "status": status, "reason": reason, "code": code}
-    write_json(folder / CELL, content)
+    write_json(folder / CELL_FILE, content)
 
 
 def _read(path: Path) -> dict[str, Any]:

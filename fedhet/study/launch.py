@@ -91,17 +91,18 @@ def _sweep(lines: list[str]) -> int:
         raise uncreatable("hydra.sweep.dir", launching.folder, error) from error
     with Watch(len(runs)) as watch:
         failed = makes.launch(runs, watch)
-    degraded = False
-    for each in runs:
-        if each not in failed:
-            degraded |= is_degraded(read_object(each.folder / "summary.json"), each.name)
+    degraded = [
+        is_degraded(read_object(each.folder / "summary.json"), each.name)
+        for each in runs
+        if each not in failed
+    ]
     for each in failed:
         print(f"failed: {each.name}", file=sys.stderr)  # the reason was printed before
     if not isinstance(makes, Here):  # `Here` prints the folder of each run
         say(f"run folder: {launching.folder}")
     if len(failed) < len(runs):
         say(f"to compare the runs: python -m fedhet report {shlex.quote(str(launching.folder))}")
-    return FAILED if failed else DEGRADED if degraded else 0
+    return FAILED if failed else DEGRADED if any(degraded) else 0
 
 
 def is_degraded(summary: dict[str, Any], name: str) -> bool:

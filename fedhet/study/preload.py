@@ -38,9 +38,8 @@ gc.disable()
 targets = catalogue.targets()  # the classes that the files in conf/ name; each run needs this list
 methods = {name.rpartition(".")[0] for name in targets if name.startswith("fedhet.methods.")}
 # If a module cannot be imported, multiprocessing skips the rest of this file without a message.
-for name in (*NAMES, *sorted(methods)):
+for name in (*NAMES, *sorted(methods), "fedhet.engines.fused.clients"):
     importlib.import_module(name)
-importlib.import_module("fedhet.engines.fused.traces").get_ready()
 process.pin_threads(1)
 gc.freeze()
 gc.enable()

@@ -57,6 +57,7 @@ class Progress:
         self._executor = executor
         self._launched = 0
         self._trials = cells.trials(experiment)
+        self._tuned: list[dict[str, Any]] = []  # the entries of the trials' choices
 
     def __str__(self) -> str:
         asked = cells.wanted(self.experiment, [*self._trials, *cells.runs(self.experiment)])
@@ -81,7 +82,7 @@ class Progress:
         if experiment.tuning:
             combinations = [cells.labels(c) for c in cells.settings_of(experiment)]
             tuning.check_budget(experiment.tuning, combinations)
-        data = cells.check(cells.covering(experiment))
+        data = cells.check(cells.covering(experiment), self._executor.bases)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -107,11 +108,11 @@ class Progress:
             lines = dict.fromkeys(map(cells.data_lines, missing))
             find_data(data[each] for each in lines if each in data)
         self.folder.discard(missing)
-        self._record(runs)
+        self.folder.write([*self._trials, *runs], self._tuned)
         with Watch(len(every), len(every) - len(missing)) as watch:
             self._launch(cells.wanted(self.experiment, self._trials), watch)
             runs, lost = self._runs()
-            self._record(runs)
+            self.folder.write([*self._trials, *runs], self._tuned)
             asked = cells.wanted(self.experiment, runs)
             self._launch([cell for cell in asked if cell not in lost], watch)
         every = [*self._trials, *runs]
@@ -131,10 +132,6 @@ class Progress:
         chosen = {tuple(entry["axes"].items()): entry["chosen"] for entry in self._tuned}
         runs = cells.runs(self.experiment, chosen)
         return runs, {cell for cell in runs if chosen[cell.on(tuning_.per)] is None}
-
-    def _record(self, runs: Sequence[Cell]) -> None:
-        tuned = self._tuned if self.experiment.tuning else []
-        self.folder.write([*self._trials, *runs], tuned)
 
     def _launch(self, every: Sequence[Cell], watch: Watch) -> None:
         todo = self.folder.missing(every)

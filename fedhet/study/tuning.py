@@ -20,9 +20,8 @@ from fedhet.core.check import each, integer, one_of, optional
 from fedhet.core.errors import ConfigError
 from fedhet.runs.config import overrides
 from fedhet.runs.config.experiment_file import SEED, mapping
+from fedhet.runs.record.schema import FEWEST_OF_A_GRID
 from fedhet.study.axes import Label, Setting, Value, single_values
-
-FEWEST_OF_A_GRID = 3  # with fewer values, none lies inside of the grid
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,7 @@ def points(space: Space, budget: int | None) -> list[Point]:
     Raises:
         ConfigError: the space has an interval, but there is no budget.
     """
-    grid = all(not isinstance(values, Interval) for values in space.values())
-    if grid:
+    if not any(isinstance(values, Interval) for values in space.values()):
         combinations = product(*(tuple(values) for values in space.values()))  # type: ignore[arg-type]
         every = [dict(zip(space, values, strict=True)) for values in combinations]
         if budget is None or len(every) <= budget:

@@ -43,8 +43,7 @@ def check_choice(group: str, name: str) -> None:
         f"{group}/{name}.yaml and {cls.__name__} have different defaults"
     )
     if group == "plugin":
-        settings = config.compose(["method=fedavg", f"plugin=[{name}]"])
-        (plugin,) = Job(settings, toy_task()).plugins
+        (plugin,) = Job(config.compose(["method=fedavg", f"plugin=[{name}]"]), toy_task()).plugins
         assert plugin.name == name, f"{cls.__name__}.name is {plugin.name!r}, not {name!r}"
     elif not any("server_opt" in key for key in catalogue.fixed_choices(group, name)):
         assert cls.name == name, f"{cls.__name__}.name is {cls.name!r}, its file {name}.yaml"

@@ -33,7 +33,6 @@ from fedhet.core.server.phases import OpenStep, locate
 from fedhet.core.server.run_setup import RunSetup
 from fedhet.core.server.strategy import FedStrategy
 from fedhet.core.task import Task
-from fedhet.core.trees import Tree
 from fedhet.core.workspace import Workspace
 from fedhet.runs.privacy.account import Account, release
 from fedhet.runs.stores import MemoryStore
@@ -104,10 +103,9 @@ class Federation:
         **setup: Any,
     ) -> None:
         method = cls(**options or {})
-        device = torch.device("cpu")
         self.workspace = Workspace(
             task,
-            device=device,
+            device=torch.device("cpu"),
             seed=seed,
             buffers=buffers,
             scope=cls.scope,
@@ -161,7 +159,7 @@ class Federation:
         return self
 
     @property
-    def model(self) -> Tree:
+    def model(self) -> trees.Tree:
         """The global model's tensors."""
         return self.strategy.weights["model"]
 

@@ -16,11 +16,9 @@ from fedhet.core import trees
 from fedhet.core.messages import Broadcast, Reply, Upload
 from fedhet.core.server.phases import locate
 from fedhet.core.task import Task
-from fedhet.core.trees import Tree
 from fedhet.engines.dispatch import run_job
 from fedhet.flower import wire
 from fedhet.runs import config
-from fedhet.runs.config import Config
 from fedhet.runs.job import Job
 from fedhet.runs.process import pinned_threads
 from fedhet.runs.record.outcome import Run
@@ -40,8 +38,7 @@ def sha256(*overrides: str, task: Task | None = None) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="fedhet-test-") as folder:
         run = run_quietly(config.compose(overrides), Path(folder, "run"), task)
-    digest: str = run.summary["weights_sha256"]
-    return digest
+    return run.summary["weights_sha256"]
 
 
 def sha256_apart(*overrides: str, task: Task | None = None) -> str:
@@ -60,7 +57,7 @@ def sha256_apart(*overrides: str, task: Task | None = None) -> str:
     return trees.sha256(apart.strategy.weights)
 
 
-def run_quietly(settings: Config, folder: Path, task: Task | None = None) -> Run:
+def run_quietly(settings: config.Config, folder: Path, task: Task | None = None) -> Run:
     """Run a configuration in its engine, without figures and without output on the terminal."""
     given = replace(settings, run_dir=str(folder), run_dir_given=True)
     with (
@@ -84,7 +81,7 @@ class Apart:
         store: the clients' states.
     """
 
-    def __init__(self, settings: Config, task: Task | None, folder: Path) -> None:
+    def __init__(self, settings: config.Config, task: Task | None, folder: Path) -> None:
         self._settings = settings
         self._task = task
         self.store = DiskStore(folder)
@@ -129,10 +126,9 @@ class Apart:
 
 def _digest(msg: Broadcast) -> str:
     """Return a hash over all tensors of a message."""
-    tensors: dict[str, Tree] = {"weights": dict(msg.weights)}
-    for name, value in msg.extras.items():
-        if isinstance(value, torch.Tensor):
-            tensors[name] = {"": value}
-        elif isinstance(value, dict):
-            tensors[name] = value
-    return trees.sha256(tensors)
+    extras = {
+        name: value if isinstance(value, dict) else {"": value}
+        for name, value in msg.extras.items()
+        if isinstance(value, torch.Tensor | dict)
+    }
+    return trees.sha256({"weights": dict(msg.weights), **extras})

@@ -11,10 +11,19 @@ import os
 from collections.abc import Callable
 
 from harness import Cell, Goal, Systems
-from method_cells import METHODS
+from method_cells import METHODS, OWN_ARITHMETIC
 
 COHORT = 10  # clients in each round of W1 and W2
 STATEFUL = ("fedala", "ditto", "moon")  # methods that keep a model in each client's state
+DIGITS = ["fedavg", *OWN_ARITHMETIC]
+NINE = [  # runs of the leaderboard
+    "axes.method=[FedAvg,SGDM,FedNova]",
+    'axes.setting=["digits, Dirichlet 0.1"]',
+    "seed=0,1,2",
+    "client.lr=0.1",
+    "tune.budget=1",
+    "tune.seeds=[1000]",
+]
 SCHEMES = ("iid", "dirichlet", "pathological", "shards", "quantity", "natural")
 Measured = Callable[[Systems], float]
 
@@ -130,6 +139,16 @@ CELLS = {
             for model, bound in (("2NN", 1), ("CNN", 10))
         ],
     ),
+    "ray": Cell(
+        "The cost of a message on Ray: all 100 clients of W1 return at once, ten times each.",
+        {
+            "Ray": [
+                *("fedhet_system.py", "rounds", "W1", "method._target_=pieces.Idle", "rounds=11"),
+                *("engine=ray", f"engine.num_cpus={os.cpu_count()}", "fraction=1"),
+            ]
+        },
+        [Goal("a client, median", _of("Ray", "median", 100 / 1000), 2.5, "ms")],
+    ),
     "job": Cell(
         "A whole run of W1 from the shell: eleven rounds, the imports and the data preparation.",
         {
@@ -152,6 +171,7 @@ CELLS = {
         {
             "1,000 clients": ["fedhet_system.py", "clients", "1000"],
             "10,000 clients": ["fedhet_system.py", "clients", "10000"],
+            "1,000,000 clients": ["fedhet_system.py", "many", "1000000"],
             **{method: ["fedhet_system.py", "states", method] for method in STATEFUL},
         },
         [
@@ -165,6 +185,20 @@ CELLS = {
                 "a round with 10,000 clients against one with 1,000, best",
                 _ratio("10,000 clients", "1,000 clients"),
                 1.1,
+            ),
+            Goal(
+                "1,000,000 clients of a logistic model, 1,000 per round: peak of the process",
+                _of("1,000,000 clients", "gib"),
+                1.3,
+                "GiB",
+            ),
+            Goal(
+                "the slowest of five rounds with them against the fastest",
+                lambda systems: (
+                    max(systems["1,000,000 clients"].reps[0]["rounds"])
+                    / systems["1,000,000 clients"].value("best")
+                ),
+                1.3,
             ),
             *(
                 goal
@@ -241,6 +275,8 @@ CELLS = {
                 for runs in (1, 6)
                 for fused in ("off", "60")
             },
+            **{f"round, {fused}": ["fused.py", "rounds", "60", fused] for fused in ("off", "60")},
+            **_fused("first_look", "experiment=first_look"),
             **_fused("FedGMM", "experiment=first_look", "axes.method=[FedGMM]"),
             **_fused("FedDisk", "experiment=first_look", "axes.method=[FedDisk]"),
             **_fused(
@@ -265,6 +301,33 @@ CELLS = {
             ),
             *(
                 Goal(
+                    f"a client's gradient step in a batch of {10 * runs}",
+                    _of(f"{runs} runs, 60", "step", 1e-6),
+                    bound,
+                    "us",
+                )
+                for runs, bound in ((1, 60), (6, 40))
+            ),
+            Goal(
+                "60 clients evaluate the global model",
+                _of("round, 60", "evaluation", 1e-3),
+                10,
+                "ms",
+            ),
+            Goal(
+                "a round of 60 clients with 8 steps and an evaluation",
+                _ratio("round, off", "round, 60", "round"),
+                2.5,
+                least=True,
+            ),
+            Goal(
+                "first_look, the whole command",
+                _ratio("first_look, off", "first_look, auto", "wall"),
+                1.7,
+                least=True,
+            ),
+            *(
+                Goal(
                     f"{method}'s own seconds",
                     _ratio(f"{method}, off", f"{method}, auto", "own"),
                     bound,
@@ -280,12 +343,54 @@ CELLS = {
             ),
         ],
     ),
+    "auto": Cell(
+        "Runs of the default job with `engine.fused=auto` and without (fused.py).",
+        {
+            f"{method}, {fused}": ["fused.py", "digits", method, fused]
+            for method in DIGITS
+            for fused in ("off", "auto")
+        },
+        [
+            Goal(
+                f"12 rounds of {method}",
+                _ratio(f"{method}, off", f"{method}, auto", "total"),
+                1,
+                least=True,
+            )
+            for method in DIGITS
+        ],
+    ),
     "deployment": Cell(
         "A round of three SuperNodes on this machine beyond its training (commands.py).",
         {name: ["commands.py", "deployment", name] for name in ("stock", "warm")},
         [
             Goal(f"a round beyond the training, {name}, median", _of(name, "median"), bound, "s")
             for name, bound in (("stock", 4.0), ("warm", 1.5))
+        ],
+    ),
+    "waits": Cell(
+        "What experiments and reports take beyond their runs, on two cores (commands.py).",
+        {
+            **{f"report {runs}": ["commands.py", "report", str(runs)] for runs in (140, 2100)},
+            "first_look": ["commands.py", "together", "experiment=first_look"],
+            "leaderboard": ["commands.py", "together", "experiment=leaderboard", *NINE],
+        },
+        [
+            *(
+                Goal(f"the report of {runs} runs", _of(f"report {runs}", "wall"), bound, "s")
+                for runs, bound in ((140, 3), (2100, 25))
+            ),
+            *(
+                Goal(
+                    f"{name} beyond its runs' own seconds by the cores",
+                    lambda systems, name=name: (
+                        systems[name].value("wall") - systems[name].value("own") / 2
+                    ),
+                    bound,
+                    "s",
+                )
+                for name, bound in (("first_look", 47), ("leaderboard", 10))
+            ),
         ],
     ),
     "experiment": Cell(

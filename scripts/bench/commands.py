@@ -12,12 +12,17 @@ python scripts/bench/commands.py together OVERRIDES...
     runs, "own": the sum of their own seconds (`seconds.total` in summary.json)}
 python scripts/bench/commands.py after_another RUNS OVERRIDES...
     the same for RUNS commands, one after the other, with the seeds 0, 1, ...
+python scripts/bench/commands.py report RUNS
+    {"wall": seconds of `python -m fedhet report`} for RUNS runs of 20 rounds: seven methods, each
+    with copies of one run under other seeds
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +34,8 @@ from harness import answer
 
 COMMAND = [sys.executable, "-m", "fedhet"]
 DEPLOYMENT = Path(__file__).parents[1] / "local_deployment.sh"
+REPORTED = "fedavg,fedprox,scaffold,fednova,fedbabu,ditto,fedsa"
+SEED = re.compile(r"""(^\s*"?seed"?: |seed=)0\b""", re.MULTILINE)  # in a run's files
 DEPLOYED = ["method=fedavg", "rounds=8", "partition.clients=3", "eval.clients=false"]
 
 
@@ -84,6 +91,25 @@ def after_another(runs: int, *overrides: str) -> dict[str, Any]:
         return _runs([[*overrides, *lines] for lines in seeds], Path(folder))
 
 
+def report(runs: int) -> dict[str, Any]:
+    """Measure the report of many runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = ["rounds=20", "client.lr=0.05", f"method={REPORTED}", "seed=0"]
+        made = [*COMMAND, "-m", *lines, "figures=false", f"hydra.sweep.dir={folder}/made"]
+        subprocess.run(made, check=True, capture_output=True)
+        for file in Path(folder).glob("made/*/summary.json"):
+            for seed in range(runs // (REPORTED.count(",") + 1)):
+                copy = Path(folder, "runs", f"{file.parent.name}-{seed}")
+                shutil.copytree(file.parent, copy)
+                for name in ("summary.json", "config.yaml", "overrides.yaml"):
+                    text = (copy / name).read_text()
+                    (copy / name).write_text(SEED.sub(rf"\g<1>{seed}", text))
+        began = time.perf_counter()
+        command = [*COMMAND, "report", f"{folder}/runs"]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        return {"wall": time.perf_counter() - began}
+
+
 def _runs(commands: list[list[str]], folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     for command in commands:
@@ -94,4 +120,4 @@ def _runs(commands: list[list[str]], folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(start, deployment, together, after_another)
+    answer(start, deployment, together, after_another, report)

@@ -11,6 +11,9 @@
     python scripts/bench/fedhet_system.py clients NUMBER
         {"rounds": seconds of each, "gib": peak beyond the imports} for NUMBER clients of the 2NN
         with 6 samples each, 100 of them in each round; the peak includes the making of the samples
+    python scripts/bench/fedhet_system.py many NUMBER
+        {"rounds": seconds of each, "gib": peak of the process} for NUMBER clients of a logistic
+        model with two samples each, 1,000 of them in each of six rounds
     python scripts/bench/fedhet_system.py states METHOD
         {"gib": peak of the process with its imports, "state": GiB of the clients' states} for 500
         clients of the 2NN; all of them take part in each of three rounds and are evaluated
@@ -47,6 +50,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 os.environ.update(ENVIRONMENT)  # if this script runs alone
+CONFIGURED = [
+    "dataset.name=bench",
+    "dataset.mean=[0.0]",
+    "dataset.std=[1.0]",
+    "partition.split=[1.0,0.0,0.0]",
+    "eval.every=1000",
+]
 MODELS = {"W1": "mlp", "W2": "cnn"}
 
 
@@ -70,14 +80,10 @@ def configured(name: str) -> list[str]:
     """Return the workload's data, partition and model as overrides."""
     return [
         "dataset._target_=pieces.dataset",
-        f"dataset.name={name}",
-        "dataset.mean=[0.0]",
-        "dataset.std=[1.0]",
-        "eval.every=1000",
+        *CONFIGURED,
         "partition=shards",
         f"partition.clients={CLIENTS}",
         f"partition.shards={SHARDS // CLIENTS}",
-        "partition.split=[1.0,0.0,0.0]",
         f"model={MODELS[name]}",
     ]
 
@@ -143,6 +149,16 @@ def clients(number: int) -> dict[str, Any]:
     return {**seconds(rows), "gib": _peak_gib() - before}
 
 
+def many(number: int) -> dict[str, Any]:
+    """Train a thousand of very many clients."""
+    lines = ["dataset._target_=pieces.many", f"+dataset.n={2 * number}", "model=logistic"]
+    lines += [*CONFIGURED, "partition=iid", f"partition.clients={number}", "partition.min_size=1"]
+    lines += ["rounds=6", f"fraction={1000 / number}", "eval.clients=false", "client.epochs=1"]
+    with tempfile.TemporaryDirectory() as folder:
+        every = fedhet.run(["method=fedavg", *lines, f"hydra.run.dir={folder}/run"]).rounds
+    return {**seconds(every[1:]), "gib": _peak_gib()}
+
+
 def states(method: str) -> dict[str, Any]:
     """Train a method that keeps a model in each client's state."""
     draw = torch.Generator().manual_seed(0)
@@ -162,4 +178,4 @@ def states(method: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(rounds, same, job, clients, states)
+    answer(rounds, same, job, clients, many, states)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from workloads import CLASSES, synthetic
 
 from fedhet.core.client.context import ClientContext
@@ -21,6 +22,17 @@ def dataset(*, name: str, data_dir: str, mean: Sequence[float], std: Sequence[fl
     test = Samples(x[:CLASSES], y[:CLASSES])
     classes = tuple(map(str, range(CLASSES)))
     return Dataset(name, x, y, test, classes, tuple(mean), tuple(std))
+
+
+def many(
+    *, name: str, data_dir: str, mean: Sequence[float], std: Sequence[float], n: int
+) -> Dataset:
+    """Return n synthetic samples of twenty numbers."""
+    x = torch.rand(n, 20, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(n) % CLASSES
+    classes, columns = (tuple(map(str, range(k))) for k in (CLASSES, 20))
+    test = Samples(x[:CLASSES], y[:CLASSES])
+    return Dataset(name, x, y, test, classes, tuple(mean), tuple(std), columns=columns)
 
 
 class IdleClient(Client):

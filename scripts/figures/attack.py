@@ -12,7 +12,6 @@ from fedhet.core.check import setting
 from fedhet.core.client.client import FedClient
 from fedhet.core.kernel import Plugin
 from fedhet.core.messages import Broadcast, Failure, Reply, Upload
-from fedhet.core.trees import Tree
 
 FACTORS = {"none": 1.0, "sign_flip": -1.0, "sign_flip_x10": -10.0, "x10": 10.0, "x100": 100.0}
 
@@ -33,7 +32,7 @@ class Attack(Plugin):
     attackers: Sequence[int] = (0, 1)
 
 
-def sent(attack: Attack, client: FedClient, update: Upload) -> Tree:
+def sent(attack: Attack, client: FedClient, update: Upload) -> trees.Tree:
     """Return the weights that the attacker sends instead of its own."""
     old = client.msg.weights
     change = trees.Difference(update.weights, old)

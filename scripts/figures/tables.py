@@ -124,8 +124,7 @@ class Table:
         """Read the last measurements: `about`, and `figures` by the cells' keys; empty if none."""
         if not self.stored.exists():
             return {"about": {}, "figures": {}}
-        content: dict[str, Any] = json.loads(self.stored.read_text(encoding="utf-8"))
-        return content
+        return json.loads(self.stored.read_text(encoding="utf-8"))
 
     def write(self, about: dict[str, str], figures: dict[str, Values]) -> None:
         """Store the measurements, with a line for each figure."""

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedhet.core.task import ClientData, Samples, Task
 
-CONTRASTS: list[Callable[[Tensor], Tensor]] = [
+CONTRASTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda p: p,
     lambda p: 1 - p,
     lambda p: 0.3 * p,

@@ -41,24 +41,18 @@ CLOSE = 1e-4
 Line = dict[str, Any]
 
 
-def stand_in_for_flower() -> None:
-    """Define empty classes for those that fedhet imports from Flower; none of them is used here."""
-    for name, classes in {
-        "flwr": [],
-        "flwr.client": ["NumPyClient"],
-        "flwr.server": [],
-        "flwr.server.strategy": ["Strategy"],
-        "flwr.common": ["Array", "ArrayRecord", "RecordDict"],
-    }.items():
-        module = ModuleType(name)
-        module.__path__ = []
-        vars(module).update({each: type(each, (), {}) for each in classes})
-        sys.modules[name] = module
-
-
-stand_in_for_flower()
+# Empty classes in place of those that fedhet imports from Flower; none of them is used here.
+for flower_module, classes in {
+    "flwr": [],
+    "flwr.client": ["NumPyClient"],
+    "flwr.server": [],
+    "flwr.server.strategy": ["Strategy"],
+    "flwr.common": ["Array", "ArrayRecord", "RecordDict"],
+}.items():
+    sys.modules[flower_module] = module = ModuleType(flower_module)
+    module.__path__ = []
+    vars(module).update({each: type(each, (), {}) for each in classes})
 import runs  # noqa: E402 -- fedhet imports Flower
-from runs import Components  # noqa: E402
 
 from fedhet.core.errors import RunFailed  # noqa: E402
 from fedhet.core.messages import LocalSettings  # noqa: E402
@@ -159,7 +153,7 @@ class Bench:
             task,
             self.device,
             local,
-            Components(),
+            runs.Components(),
             rounds=rounds + 1,
             amp=amp,
             fraction=cohort / len(task.clients),
@@ -200,7 +194,7 @@ class Bench:
             task,
             self.device,
             local,
-            Components(),
+            runs.Components(),
             amp=amp,
             rounds=self.size(6, 2),
             most_seconds=self.size(40, 5),
@@ -260,8 +254,7 @@ def _flops(task: Task, batch: int) -> float:
     """Return the operations of a local step, forwards and backwards."""
     model, data = task.build(), task.clients[0].train
     with FlopCounterMode(display=False) as counter:
-        output = model(data.x[:batch].float())
-        task.criterion(output, data.y[:batch]).mean().backward()
+        task.criterion(model(data.x[:batch].float()), data.y[:batch]).mean().backward()
     return float(counter.get_total_flops())
 
 

@@ -110,7 +110,7 @@ def run(
     seconds: list[float] = []
     request = next(steps)
     began = moment = time.perf_counter()
-    while moment - began < most_seconds:
+    while request is not None and moment - began < most_seconds:
         try:
             request = steps.send(transport.exchange(*request))
         except StopIteration:
@@ -118,8 +118,6 @@ def run(
         wait(device)
         seconds.append(time.perf_counter() - moment)
         moment += seconds[-1]
-        if request is None:
-            break
     return strategy.weights, seconds
 
 

@@ -227,16 +227,12 @@ def cases(methods: Iterable[str], plugins: Iterable[str]) -> dict[str, list[str]
     """
     methods, plugins = list(methods), list(plugins)
     found = {method: _overrides(method) for method in methods}
-    for method in methods:
-        for plugin in plugins:
-            found[f"{method}+{plugin}"] = _overrides(method, plugin=plugin)
+    found |= {f"{m}+{p}": _overrides(m, plugin=p) for m in methods for p in plugins}
     of_all = {host: [*SETTINGS, *OF_METHODS.get(host, [])] for host in HOSTS}
     for method, lines in {**OF_METHODS, **of_all, "fedavg": of_all["fedavg"] + PARTITIONS}.items():
-        for line in lines if method in methods else []:
-            found[f"{method} {line}"] = _overrides(method, line)
-    for name, line in DATA.items():
-        for method in OF_DATA:
-            found[f"{method} {name}"] = _overrides(method, line)
+        if method in methods:
+            found |= {f"{method} {line}": _overrides(method, line) for line in lines}
+    found |= {f"{m} {name}": _overrides(m, line) for name, line in DATA.items() for m in OF_DATA}
     if len({slug(name) for name in found}) < len(found):
         raise AssertionError("two configurations would have the same folder")
     return found

@@ -21,7 +21,6 @@ TREE = os.environ["PYTHONPATH"]
 sys.path[:] = [path for path in sys.path if path == TREE or not (Path(path) / "fedhet").is_dir()]
 
 import fedhet  # noqa: E402 -- from TREE
-from fedhet import ConfigError  # noqa: E402
 
 sys.path.append(str(Path(__file__).parent))
 from values import read  # noqa: E402
@@ -60,7 +59,7 @@ def outcome(place: Path, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         fedhet.run([*overrides, f"hydra.run.dir='{place}'"])
         ended, reason = "ran", ""
-    except ConfigError as error:
+    except fedhet.ConfigError as error:
         ended, reason = "refused", str(error)
     except Exception as error:  # noqa: BLE001 -- an error is the result of its configuration
         ended, reason = f"failed: {type(error).__name__}", str(error)

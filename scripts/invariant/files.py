@@ -29,7 +29,11 @@ def make(folder: Path) -> None:
     whole[TRAIN : TRAIN + TEST].to_csv(folder / "test.csv", index=False)
     for number, site in enumerate("abc"):
         train[number::3].to_csv(folder / f"{site}.csv", index=False)
-    _write_arrays(folder, images, labels, train["writer"].to_numpy())
+    owners = np.array(train["writer"].to_numpy(), dtype="U2")
+    _write_split(folder / "images.npz", images, labels, owner=owners)
+    # As a text, an image is its sums of rows and columns (tokens 0 to 8). The label is its digit.
+    tokens = np.rint(np.concatenate([images.sum(axis=1), images.sum(axis=2)], axis=1))
+    _write_split(folder / "text.npz", tokens.astype(np.int64), labels, vocabulary=np.int64(10))
     _write_images(folder / "images", images, labels)
 
 
@@ -48,14 +52,6 @@ def _table(images: np.ndarray, labels: np.ndarray) -> pd.DataFrame:
         # The owners have unequal numbers of samples, and unequal shares of the classes.
         writer=[f"w{(label + number % 3) % 5}" for number, label in enumerate(labels)],
     )
-
-
-def _write_arrays(folder: Path, images: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> None:
-    owner = np.array(owners, dtype="U2")
-    _write_split(folder / "images.npz", images, labels, owner=owner)
-    # As a text, an image is its sums of rows and columns (tokens 0 to 8). The label is its digit.
-    tokens = np.rint(np.concatenate([images.sum(axis=1), images.sum(axis=2)], axis=1))
-    _write_split(folder / "text.npz", tokens.astype(np.int64), labels, vocabulary=np.int64(10))
 
 
 def _write_split(path: Path, x: np.ndarray, y: np.ndarray, **more: np.ndarray | np.int64) -> None:

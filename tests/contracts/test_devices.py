@@ -33,7 +33,8 @@ from fedhet.core.task import ClientData, Task
 from fedhet.core.trees import AnyTree, Tree
 from fedhet.data.federation import CropFlip
 from fedhet.data.toy import toy_task
-from fedhet.engines.fused.steps import Pass, Training
+from fedhet.engines.fused.passes import Pass
+from fedhet.engines.fused.steps import Training
 from fedhet.models import CharLSTM
 from fedhet.testing import Apart
 

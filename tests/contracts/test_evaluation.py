@@ -44,7 +44,7 @@ def by_definition(model: nn.Module, samples: Samples, classes: int) -> dict[str,
     return {
         "n": len(samples.y),
         "accuracy": float((guesses == samples.y).double().mean()),
-        "f1": macro_f1(confusion),
+        "f1": macro_f1(confusion[None])[0],
         "loss": float(nn.functional.cross_entropy(logits, samples.y)),
     }
 

@@ -112,7 +112,7 @@ def test_the_loaded_model_is_the_one_that_the_client_evaluated(launch: Launch, n
             for pid, client in enumerate(again.task.clients):
                 model = fedhet.load(run, weights, client=pid)
                 assert client.test is not None and not model.training
-                scores = assess(model, again.workspace.prepared(client.test), again.task)[0]
+                scores = assess(model, [again.workspace.prepared(client.test)], again.task)[0][0]
                 assert scores == recorded(run, kept[view][which], view, pid)
                 accuracies.append(scores["accuracy"])
             mean = sum(accuracies) / len(accuracies)
@@ -245,7 +245,7 @@ def test_a_view_that_cannot_be_loaded_is_reported(
     assert isinstance(model, Tempered)
     test = validated().clients[0].test
     assert test is not None
-    assert assess(model, test, validated())[0] == recorded(run, 2, "personal", 0)
+    assert assess(model, [test], validated())[0][0] == recorded(run, 2, "personal", 0)
 
 
 def test_the_models_after_an_undone_last_step_are_those_of_the_weights_kept(
@@ -266,7 +266,7 @@ def test_the_models_after_an_undone_last_step_are_those_of_the_weights_kept(
         states = [model.state_dict() for model in models]
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
         assert client.test is not None
-        assert assess(models[1], client.test, task)[0] == recorded(undone, 2, "personal", pid)
+        assert assess(models[1], [client.test], task)[0][0] == recorded(undone, 2, "personal", pid)
     shared = [contents(run) / f"round-00000{n}" / SHARED for n, run in ((1, before), (2, undone))]
     assert filecmp.cmp(*shared, shallow=False)
 

@@ -175,6 +175,28 @@ def test_the_samples_of_any_number_of_clients_and_classes(
     assert inside(picture)
 
 
+@pytest.mark.parametrize("classes", [2, 11])
+def test_a_row_is_the_mean_of_many_clients(classes: int) -> None:
+    """Matplotlib takes half a millisecond for each row and class, and a picture has no more."""
+    clients = 2 * figures.ROWS + 500  # neighbours make up rows of two or three clients
+    counts = np.zeros((clients, classes), int)
+    counts[-3:, 1] = 6, 9, 12  # the last row has three clients
+    picture = labels({"name": "many", "clients": clients, "counts": counts})
+    assert picture is not None
+    axes = picture.axes[0]
+    assert axes.get_ylim() == (clients - 0.5, -0.5)
+    if classes == 2:
+        bars = next(patch for patch in axes.patches if patch.get_label() == "1").get_data()
+        values, edges = bars.values - bars.baseline, bars.edges
+        assert (edges[0], edges[-1]) == (-0.5, clients - 0.5)
+        assert set(np.diff(edges)) == {2, 3} and edges[-2] == clients - 3.5
+    else:
+        (image,) = axes.get_images()
+        assert image.get_extent() == [-0.5, classes - 0.5, clients - 0.5, -0.5]
+        values = image.get_array().filled(0)[:, 1]
+    assert len(values) == figures.ROWS and values[-1] == 9 and not values[:-1].any()
+
+
 def inside(picture: Picture) -> bool:
     """Whether everything that is drawn lies in the figure, but for half a millimetre."""
     picture.png()

@@ -107,7 +107,7 @@ def test_what_a_checkpoint_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch, par
 
 def test_what_a_client_keeps_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that have lost their personal models get other ones."""
-    monkeypatch.setattr("fedhet.runs.checkpoint.Checkpoint.state", lambda *args: {})
+    monkeypatch.setattr("fedhet.runs.checkpoint.DiskStore.load", lambda *args: {})
     with pytest.raises(AssertionError, match=r"^killed after step 1: round 2\..*personal"):
         check_resume(*shortened("method=ditto"), task=toy_task())
 

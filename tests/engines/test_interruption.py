@@ -10,25 +10,20 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
-from unittest.mock import Mock
 
 import psutil
 import pytest
-import ray
 from foreground import Foreground, in_place_of_flwr, last_lines
 
 from fedhet import __main__ as cli
 from fedhet.core.client.client import FedClient
 from fedhet.core.client.context import ClientContext
-from fedhet.core.errors import RunFailed
 from fedhet.core.kernel import Message, State, Term
-from fedhet.core.messages import Broadcast, Failure, Reply
+from fedhet.core.messages import Broadcast, Reply
 from fedhet.core.server.loop import Clock
 from fedhet.data.toy import toy_task
 from fedhet.engines import flwr, pool
 from fedhet.engines.pool import PoolTransport
-from fedhet.engines.ray import RayTransport
 from fedhet.methods.fednorm import FedNormPlugin
 from fedhet.runs.config import compose
 from fedhet.runs.guard import TAG, TemporaryFolder
@@ -204,34 +199,6 @@ def test_a_signal_that_meets_rays_workers_before_the_run(
         assert "retried" not in run.output
         summary = json.loads((run.folder / "summary.json").read_text())
         assert (summary["status"], summary["reason"]) == ("interrupted", "stopped by the user")
-
-
-@pytest.mark.parametrize("grows", [True, False])
-def test_an_actor_that_dies_is_replaced_where_a_machine_cannot_be_lost(
-    monkeypatch: pytest.MonkeyPatch, grows: bool
-) -> None:
-    """Its message fails, and is not served again. The actors are mocks, as is Ray."""
-    made = [Mock(name=str(number)) for number in range(4)]
-    job = Job(compose(["method=fedavg", "engine=ray"]), toy_task(2))
-    clients = Mock(return_value=Mock(remote=Mock(side_effect=made)))
-    monkeypatch.setattr(ray, "remote", lambda **_: clients)
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
-    monkeypatch.setattr(ray, "put", lambda weights: weights)
-    monkeypatch.setattr(ray, "kill", lambda actor: None)
-    monkeypatch.setattr(ray, "wait", lambda refs, timeout: (refs, []))
-    monkeypatch.setattr(ray, "get", Mock(side_effect=ray.exceptions.RayActorError))
-    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
-    transport = RayTransport(job)
-    transport._grows = grows
-    replies = transport.exchange(job.strategy.plan(1).messages, Clock())
-    if grows:
-        for reply in replies:
-            assert "its worker process died" in cast("Failure", reply).cause
-        assert len(transport._workers) == 2
-    else:
-        with pytest.raises(RunFailed, match=r"processes .*clients .*lost"):
-            list(replies)
-    assert all(actor.serve.remote.call_count <= 1 for actor in made)
 
 
 def terminate_worker(self: FedClient, msg: Broadcast) -> Reply:

@@ -11,7 +11,7 @@ import pytest
 from experiment.mine import SMALL, run
 from experiment.pretend import Pretend
 
-from fedhet.runs.record.summary import validation_score
+from fedhet.runs.record.scores import validation_score
 from fedhet.study.cells import Cell
 from fedhet.study.report.compared import Study
 from fedhet.study.report.plots import curve_points

@@ -93,6 +93,38 @@ class Fragile(Elsewhere):
     def interrupt(self, handle: Any) -> None: ...
 
 
+class InOrder(Fragile):
+    """Executes one run at a time, and writes down what happens."""
+
+    places = 1
+
+    def __init__(self) -> None:
+        super().__init__(bad=-1)
+        self.events: list[str] = []
+
+    def together(self, runs: Sequence[PlannedRun], bases: Bases) -> list[list[PlannedRun]]:
+        return [[run] for run in runs]
+
+    def start(self, calls: Sequence[Callable[[], None]]) -> list[Any]:
+        self.events.append("start")
+        return super().start(calls)
+
+    def wait(self, handles: Sequence[Any]) -> None:
+        self.events.append("wait")
+
+
+def test_the_next_run_is_composed_while_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = InOrder()
+    monkeypatch.setattr(
+        PlannedRun, "composed", lambda run, bases: launcher.events.append(f"{run.number}")
+    )
+    runs = [PlannedRun(i, f"run {i}", (), tmp_path / str(i)) for i in range(3)]
+    assert launcher.launch(runs, Watch(3)) == {}
+    assert " ".join(launcher.events) == "0 start 1 wait start 2 wait start wait"
+
+
 def test_the_runs_of_a_process_that_has_died_are_made_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedhet.core.targets import cross_entropy
 from fedhet.core.task import ClientData, Samples, Task
-from fedhet.engines.fused.steps import Pass, Training
+from fedhet.engines.fused.passes import Assessment, Pass
+from fedhet.engines.fused.steps import Training
 from fedhet.models import MLP
 
 Launch = Callable[..., Any]
@@ -64,7 +65,7 @@ def groups() -> Iterator[Counter[tuple[str, int]]]:
     """Count how often so many trainings ("steps") and forward passes ("passes") were one."""
     counted: Counter[tuple[str, int]] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for name, cls in (("steps", Training), ("passes", Pass)):
+        for name, cls in (("steps", Training), ("passes", Pass), ("passes", Assessment)):
 
             def counting(some: Any, name: str = name, perform: Any = cls.perform) -> Any:
                 counted[name, len(some)] += 1

@@ -82,6 +82,25 @@ def test_rates_that_differ_are_sent_once() -> None:
     assert few == many and not torch.equal(*expected)
 
 
+def test_draws_are_sent_at_once(launch: Launch) -> None:
+    """Those of all clients in a step, and those of all steps of the server."""
+
+    def sent(clients: int, server_steps: int) -> int:
+        lines = ["method=fedgen", f"method.server_steps={server_steps}", *LINES, "fraction=1"]
+        task = toy_task(clients, equal=True)
+        with on_the_device(), count_copies() as copies:
+            launch(*lines, "engine.fused=4", "checkpoint.every=null", "method.hidden=8", task=task)
+        files = ("fedhet/engines/fused/steps.py", "fedhet/methods/fedgen.py")
+        return sum(
+            number
+            for copy, number in copies.items()
+            if copy.way.startswith("cpu") and copy.place.startswith(files)
+            and not copy.place.endswith(("in terms", "in <dictcomp>"))
+        )  # fmt: skip
+
+    assert sent(2, 2) == sent(4, 2) == sent(2, 5) > 0
+
+
 def test_what_is_copied(launch: Launch) -> None:
     """Pixels once for each client, indices once for each training."""
     lines = ["method=fedavg", *LINES, "fraction=1", "client.epochs=4", "engine.fused=3"]
@@ -99,4 +118,5 @@ def test_what_is_copied(launch: Launch) -> None:
         ("cpu -> pretend:0, asynchronous", "__init__"): 3 * rounds,  # positions, counts, lengths
         ("cpu -> pretend:0, asynchronous", "<lambda>"): rounds,  # rates
         ("pretend:0 -> cpu", "_check"): 1,
+        ("pretend:0 -> cpu", "perform"): rounds,  # whether all evaluated models are equal
     }

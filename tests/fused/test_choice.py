@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from fused.fusing import LINES, Launch, digits, groups
 from torch import nn
 
 from fedhet.engines.fused.choice import AT_ONCE, suited
@@ -34,14 +35,29 @@ def test_how_many_clients_train_as_one(model: nn.Module, batch: int, clients: in
     assert suited(model, batch, 2.5) == 0
 
 
+@pytest.mark.parametrize(
+    ("lines", "fused"),
+    [
+        (["method=fedavg"], True),
+        (["method=fedproto"], False),  # its penalty does not allow batches to be padded
+        (["method=fedavg", "client.epochs=1", "client.batch_size=64"], False),  # one step
+    ],
+)
+def test_auto_fuses_no_training_that_hardly_gains(
+    launch: Launch, lines: list[str], fused: bool
+) -> None:
+    with groups() as counted:
+        launch(*LINES, *lines, "engine.fused=auto", task=digits())
+    assert {name for name, _ in counted} == ({"steps", "passes"} if fused else {"passes"})
+
+
 @pytest.mark.slow
 def test_what_runs_need_is_imported_once() -> None:
     """multiprocessing says nothing of a module that cannot be preloaded."""
     code = (
         "import gc, sys, fedhet.study.preload\n"
         "assert gc.isenabled() and gc.get_freeze_count()\n"
-        "import fedhet.engines.fused.traces as traces\n"
-        "names = {'fedhet.methods.fedavg', 'fedhet.methods.feddisk', traces.IMPORTED}\n"
+        "names = {'fedhet.methods.fedavg', 'fedhet.engines.fused.traces'}\n"
         "assert names <= {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import pytest
 from made_runs import change, make_experiment, make_run, write
 
 from fedhet.__main__ import main
-from fedhet.runs.record.run_folder import RUNNING
+from fedhet.runs.record.schema import RUNNING
 
 
 def two(folder: Path) -> Path:

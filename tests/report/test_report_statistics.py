@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -137,6 +139,22 @@ def test_a_missing_score_takes_away_its_pairs_only() -> None:
     table.loc[0, "a"] = math.nan
     pairs = statistics.compare(table, "c").set_index("a")["pairs"]
     assert pairs.to_dict() == {"a": 7, "b": 8}
+
+
+@pytest.mark.parametrize("count", [3, 10, 40])
+def test_the_interval_is_the_one_of_scipy(count: int) -> None:
+    draw = np.random.default_rng(count)
+    for sample in (draw.normal(0.01, 0.02, count), draw.integers(0, 4, count) / 100):
+        expected = stats.bootstrap(
+            (sample,), np.mean, n_resamples=2000, rng=np.random.default_rng(0)
+        ).confidence_interval
+        assert statistics.interval(sample) == pytest.approx(tuple(expected), rel=1e-9)
+
+
+def test_a_report_needs_neither_torch_nor_hydra_nor_the_statistics_of_scipy() -> None:
+    code = "import sys, fedhet.study.report.page; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "flwr", "hydra", "scipy.stats"}.intersection(done.stdout.split())
 
 
 def test_the_interval_of_many_differences_is_the_normal_one() -> None:

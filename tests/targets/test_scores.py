@@ -135,7 +135,7 @@ def test_classes() -> None:
     task = toy_task()
     model = task.model()
     data = task.clients[3].train
-    scores, _ = assess(model, data, task)
+    scores, _ = assess(model, [data], task)[0]
     guess = model(data.x).argmax(1)
     assert scores["accuracy"] == metrics.accuracy_score(data.y, guess)
     assert scores["f1"] == pytest.approx(metrics.f1_score(data.y, guess, average="macro"))

@@ -113,8 +113,7 @@ class FedClient(NumPyClient):
         self.plugins = list(plugins)
         self.store = store
         self.properties = properties or {}
-        self._digests = {plugin.name: plugin.digest for plugin in self.plugins}
-        self._digests["method"] = method.digest
+        self._digests = {p.name: p.digest for p in self.plugins} | {method.GROUP: method.digest}
 
     # ---- one message
     def handle(self, msg: Broadcast) -> Upload | Failure:
@@ -383,8 +382,8 @@ class FedClient(NumPyClient):
         tallies: Extras = {}
         for view, build in views.items():
             model = build()
-            for part, samples in parts.items():
-                scores, tally = assess(model, samples, workspace.task, workspace.batcher)
+            found = assess(model, [*parts.values()], workspace.task, workspace.batcher)
+            for (part, samples), (scores, tally) in zip(parts.items(), found, strict=True):
                 if min_test:
                     scores, tally = workspace.task.scoring.releasable(
                         tally, samples.y, workspace.min_count

@@ -148,8 +148,7 @@ class ClientContext:
         params = self._held = self.workspace.read(list(self.workspace.initial))
         records = {} if alone else joined(descent.recorded)
         self._first = start if self._first is None else self._first
-        steps = self.steps - steps_before
-        fitted = Fitted(params, steps, records, self._first, beside, momentum)
+        fitted = Fitted(params, self.steps - steps_before, records, self._first, beside, momentum)
         if not alone:
             self.fitted = fitted
         return fitted

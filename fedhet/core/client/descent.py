@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedhet.core.client.optimizers import Optimizer, clip_norm, derivative
+from fedhet.core.targets import Scores, Tally
+from fedhet.core.task import Samples, Task
 from fedhet.core.trees import Prepared, Tree
 
 # The parts of a batch loss: losses (B,), the sum of the penalties or None, tensors to record.
@@ -39,8 +41,8 @@ class Descent:
         clip: the largest L2 norm of a gradient; None for no limit.
         beside: the number of parameters, at the end of `params`, that do not belong to the module.
             Their gradient is clipped separately.
-        draw: a function that makes random draws for a batch of n samples: one dict for each entry
-            of `own`, which the draws join; or None.
+        draw: a function that makes random draws for a batch of n samples, on the CPU: one dict of
+            tensors for each entry of `own`, which the draws join; or None.
         augment: changes the first column of a batch at random; or None.
         quick: (columns of a whole batch) -> (losses, gradients), instead of `terms`; or None.
         common: a key of everything that `terms` and `change` read besides their arguments, except
@@ -93,7 +95,11 @@ class Descent:
             else:
                 own = self.own
                 if self.draw is not None:
-                    own = [a | b for a, b in zip(own, self.draw(n), strict=True)]
+                    drawn = [
+                        {name: t.to(order.device, non_blocking=True) for name, t in draws.items()}
+                        for draws in self.draw(n)
+                    ]
+                    own = [a | b for a, b in zip(own, drawn, strict=True)]
                 losses, penalty, records = self.terms(self.module, self.params, own, batch)
                 grads = derivative(losses, penalty, in_order)
                 for name, record in records.items():
@@ -115,6 +121,11 @@ class Batcher(Protocol):
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
         """Return the output of the module's method `part`, in eval mode, for x (n, ...)."""
+
+    def assess(
+        self, model: nn.Module, parts: Sequence[Samples], task: Task
+    ) -> list[tuple[Scores, Tally]]:
+        """Evaluate the model on sets of samples, as `fedhet.core.metrics.assess` does."""
 
 
 def descend(descent: Descent, orders: Iterable[Tensor], batcher: Batcher | None) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from fedhet.core.errors import LostState
-from fedhet.core.trees import Tree, nbytes
+from fedhet.core.trees import Tree, as_tree, nbytes
 
 UNSHARED = "client.kept"  # tensors that the client trains, keeps and never shares
 
@@ -152,5 +152,4 @@ class StateView(Mapping[str, Any]):
         if after is self:
             return
         for name, value in after.items():
-            tree = {"": value} if isinstance(value, torch.Tensor) else value
-            self._state.put(f"{self._owner}.{name}", tree)
+            self._state.put(f"{self._owner}.{name}", as_tree(value))

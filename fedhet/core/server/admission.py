@@ -15,6 +15,7 @@ could take over the model. There, the server also compares the norms of replies 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -350,5 +351,7 @@ def _norm(tree: AnyTree) -> float:
     """
     if isinstance(tree, Difference):
         tree = {name: tree.new[name] - tree.old[name] for name in tree}
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tree.values()]
-    return float(torch.stack(norms).norm())
+    values = list(tree.values())
+    norm = float(torch.stack([each.double() for each in torch._foreach_norm(values)]).norm())
+    # Squares of float32 can overflow or vanish.
+    return norm if 0 < norm < math.inf else trees.norm(tree)

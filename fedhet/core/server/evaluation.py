@@ -52,7 +52,7 @@ def _on_test_set(strategy: FedStrategy, most: int | None = None) -> tuple[Scores
         return {}, {}
     samples = data if most is None else Samples(data.x[:most], data.y[:most])
     model = workspace.load(strategy.weights["model"])
-    return assess(model, samples, workspace.task, workspace.batcher)
+    return assess(model, [samples], workspace.task, workspace.batcher)[0]
 
 
 def sound_scores(
@@ -130,9 +130,8 @@ def evaluation_messages(strategy: FedStrategy, moment: Moment | None = None) -> 
         plugins=strategy.digests,
         run_id=strategy.run_id,
     )
-    versions = moment["versions"]
     return [
-        replace(msg, pid=pid, version=versions.get(pid, 0))
+        replace(msg, pid=pid, version=moment["versions"].get(pid, 0))
         for pid, n in enumerate(strategy.sizes)
         if n
     ]
@@ -290,8 +289,7 @@ def _means(updates: Sequence[Upload], scored: str, name: str, target: Target) ->
             means[f"{short}_{name}_weighted"] = sum(value * n for value, n in pairs) / samples
     if target.pooled and holders:
         tallies = [update.extras[scored] for update in holders]
-        scores = target.scores(target.joined(tallies))  # type: ignore[arg-type]
-        for metric, value in scores.items():
+        for metric, value in target.scores(target.joined(tallies)).items():  # type: ignore[arg-type]
             means[f"{target.keys[metric]}_{name}_weighted"] = value
     return means
 

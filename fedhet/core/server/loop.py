@@ -9,7 +9,7 @@ fedhet/flower/transport.py.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -143,14 +143,11 @@ class Loop:
                 merged weights are not finite.
         """
         self.transport = transport
-        with self.ending():
+        with self.ending(), suppress(StopIteration):  # after the last step
             steps = self.steps()
-            request = next(steps, None)
-            while request is not None:
-                try:
-                    request = steps.send(transport.exchange(*request))
-                except StopIteration:
-                    request = None
+            request = next(steps)
+            while True:
+                request = steps.send(transport.exchange(*request))
 
     def exchange(self, plan: list[Broadcast]) -> Iterable[Reply]:
         """Carry a callback's messages, which belong to no step."""

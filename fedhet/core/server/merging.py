@@ -474,8 +474,7 @@ def norms_of(
     if update.weights and floating_of(update.buffers):
         norms["buffers"] = norm(_buffer_change(update, sent))
     for name, value in update.extras.items():
-        tree = value if isinstance(value, dict) else {"": value}
-        tensors = {key: t for key, t in tree.items() if isinstance(t, Tensor)}
+        tensors = {n: t for n, t in trees.as_tree(value).items() if isinstance(t, Tensor)}
         if found := {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}:
             norms[name] = norm(found)
     return norms

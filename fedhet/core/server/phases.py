@@ -121,8 +121,7 @@ class OpenStep:
     @property
     def owner(self) -> Method | Plugin:
         """The method or the plug-in that declared the phase."""
-        named = (component for component in self.components if component.name == self.entry.owner)
-        return next(named, self.components[0])
+        return next((c for c in self.components if c.name == self.entry.owner), self.components[0])
 
     def failure(self, pid: int, cause: str, reason: str) -> Failure:
         """Return a failure of the client in this step."""

@@ -71,8 +71,7 @@ class FedStrategy(Strategy):
         self.kept_back: dict[int, list[int]] = {}
         self.run_id = secrets.token_hex(16)
         # Clients compare these digests with their own.
-        self.digests = {plugin.name: plugin.digest for plugin in self.plugins}
-        self.digests[method.GROUP] = method.digest
+        self.digests = {p.name: p.digest for p in self.plugins} | {method.GROUP: method.digest}
         components: list[Method | Plugin] = [method, *self.plugins]
         states = {component.GROUP: component.setup(self.setup) for component in components}
         weights = {"model": dict(self.workspace.initial)}
@@ -152,8 +151,7 @@ class FedStrategy(Strategy):
 
         These are the owner of the phase, and all plug-ins if the phase trains the model.
         """
-        trains = entry.phase.trains
-        plugins = [plugin for plugin in self.plugins if trains or plugin.name == entry.owner]
+        plugins = [p for p in self.plugins if entry.phase.trains or p.name == entry.owner]
         return [*([] if entry.owner else [self.method]), *plugins]
 
     def expected(self, entry: TimetableEntry) -> dict[str, Mapping[str, kernel.Expected]]:
@@ -187,8 +185,7 @@ class FedStrategy(Strategy):
             component for component in components if isinstance(component, Plugin) and phase.trains
         ]
         for plugin in plugins:
-            state = run.states[plugin.GROUP]
-            local = plugin.local(replace(step, local=local, state=state), local)
+            local = plugin.local(replace(step, local=local, state=run.states[plugin.GROUP]), local)
         step = replace(step, local=local, steps=partial(self._local_steps, local))
         sent = self.sent(phase.slot) if phase.slot else {}
         msg = Broadcast(
@@ -239,7 +236,6 @@ class FedStrategy(Strategy):
         local: LocalSettings,
         cohort: Sequence[int],
     ) -> Step:
-        rule = self.setup.merge
         return Step(
             workspace=self.workspace,
             phase=entry.phase.name,
@@ -249,8 +245,8 @@ class FedStrategy(Strategy):
             cohort=cohort,
             trains=entry.phase.trains,
             slots=self.weights,
-            mean=rule.mean,
-            average=rule.average,
+            mean=self.setup.merge.mean,
+            average=self.setup.merge.average,
             steps=partial(self._local_steps, local),
         )
 
@@ -394,13 +390,10 @@ class FedStrategy(Strategy):
     ) -> Iterator[Upload]:
         """Yield the updates with the aggregation weights that a plug-in gives them."""
         step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
-        if plugin.overrides("weight"):
+        if plugin.overrides("weight") or not plugin.overrides("weights"):
             for update in updates:
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
-            return
-        if not plugin.overrides("weights"):
-            yield from updates
             return
         received = list(updates)
         seen = [self.read(opened, plugin, update) for update in received]

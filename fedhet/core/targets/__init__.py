@@ -7,7 +7,7 @@ therefore exact, instead of a mean of ratios.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedhet.core.targets.classes import (
     Classes,
@@ -34,7 +34,6 @@ __all__ = [
     "cross_entropy",
     "macro_f1",
     "make",
-    "of_row",
 ]
 TARGETS: dict[str, type[Target]] = {
     kind.name: kind for kind in (Classes, Number, Labels, NextCharacter, LossOnly)
@@ -63,8 +62,3 @@ def make(
     if name == Number.name:
         return Number(outputs, tuple(mean), tuple(std))
     return TARGETS[name](outputs)
-
-
-def of_row(row: Mapping[str, object]) -> type[Target]:
-    """Return the kind of target that a line of rounds.jsonl has scores of."""
-    return next((kind for kind in TARGETS.values() if kind.key("global") in row), LossOnly)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
+from fedhet.core.kinds import OfCharacters, OfClasses
 from fedhet.core.targets.target import Scores, Tally, Target, whole
 
 BINS = (
@@ -30,42 +32,60 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, y, reduction="none")
 
 
-def macro_f1(confusion: Tensor) -> float:
-    """Return the mean F1 over the classes that occur in targets or predictions.
+def confusions(output: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the confusion matrices (K, classes, classes) of K sets of samples.
 
     Args:
-        confusion: (classes, classes), the counts of [target, prediction].
+        output: (n, classes), the outputs for all sets, one set after the other.
+        y: (n,), their targets.
+        sizes: the number of samples in each set.
     """
-    hits = confusion.diag().double()
-    either = (confusion.sum(0) + confusion.sum(1)).double()
-    present = either > 0
-    return float((2 * hits[present] / either[present]).mean())
+    classes = output.shape[1]
+    sets = torch.arange(len(sizes), device=y.device)
+    rows = sets.repeat_interleave(torch.tensor(sizes, device=y.device), output_size=len(y))
+    cells = (rows * classes + y) * classes + output.argmax(1)
+    counts = torch.bincount(cells, minlength=len(sizes) * classes**2)
+    return counts.reshape(len(sizes), classes, classes)
 
 
-class Classes(Target):
+def macro_f1(confusion: Tensor) -> list[float]:
+    """Return the mean F1 of each of K sets, over the classes that occur in targets or predictions.
+
+    Args:
+        confusion: (K, classes, classes), the counts of [target, prediction].
+    """
+    hits = confusion.diagonal(dim1=1, dim2=2).double()
+    either = confusion.sum(1) + confusion.sum(2)
+    return [
+        float(f1[occur].mean()) for f1, occur in zip(2 * hits / either, either > 0, strict=True)
+    ]
+
+
+class Classes(OfClasses, Target):
     """y (n,) is one of the classes 0 .. outputs - 1.
 
     Its scores are the accuracy and the macro F1.
     """
 
-    name: ClassVar[str] = "class"
-    title: ClassVar[str] = "accuracy"
-    keys: ClassVar[dict[str, str]] = {"accuracy": "acc"}
-    pooled: ClassVar[bool] = False
     tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(output, y)
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
-        cells = y * self.outputs + output.argmax(1)
-        counts = torch.bincount(cells, minlength=self.outputs**2)
-        return {"confusion": counts.reshape(self.outputs, self.outputs)}
+        return {"confusion": confusions(output, y, [len(y)])[0]}
 
     def scores(self, tally: Tally) -> Scores:
-        confusion = tally["confusion"]
-        accuracy = float(confusion.diag().sum()) / int(confusion.sum())
-        return {"accuracy": accuracy, "f1": macro_f1(confusion)}
+        return Classes.scored(self, [tally])[0]
+
+    def tallies(self, output: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Tally]:
+        return [{"confusion": one} for one in confusions(output, y, sizes)]
+
+    def scored(self, tallies: Sequence[Tally]) -> list[Scores]:
+        confusion = torch.stack([tally["confusion"] for tally in tallies])
+        right = confusion.diagonal(dim1=1, dim2=2).sum(1).tolist()
+        every = zip(right, confusion.sum((1, 2)).tolist(), macro_f1(confusion), strict=True)
+        return [{"accuracy": hits / n, "f1": f1} for hits, n, f1 in every]
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """Return the accuracy from a rounded number of correct predictions.
@@ -92,6 +112,7 @@ class DetailedClasses(Classes):
     """
 
     tallied: ClassVar[bool] = True
+    tallies, scored = Target.tallies, Target.scored
 
     def tally(self, output: Tensor, y: Tensor) -> Tally:
         output = output.double()
@@ -181,7 +202,5 @@ class DetailedClasses(Classes):
         return checked
 
 
-class NextCharacter(Classes):
+class NextCharacter(OfCharacters, Classes):
     """x is a text, and y (n,) is the character that follows it; the classes are the alphabet."""
-
-    name: ClassVar[str] = "next_char"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedhet.core.counts import coarse
+from fedhet.core.kinds import OfLabels
 from fedhet.core.targets.target import Scores, Tally, Target, rows, whole
 
 
-class Labels(Target):
+class Labels(OfLabels, Target):
     """y (n, L) is 1 for the labels that a sample has, and 0 for the others.
 
     The model predicts a label if the output is positive, that is, if its probability exceeds 1/2.
@@ -20,14 +19,6 @@ class Labels(Target):
     labels that occur in targets or predictions. The subset accuracy is the share of samples with
     only correct labels.
     """
-
-    name: ClassVar[str] = "labels"
-    title: ClassVar[str] = "micro F1"
-    keys: ClassVar[dict[str, str]] = {
-        "f1_micro": "f1_micro",
-        "f1_macro": "f1_macro",
-        "subset_accuracy": "subset_accuracy",
-    }
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the binary cross entropy of each sample, the mean over the labels."""
@@ -63,8 +54,10 @@ class Labels(Target):
 
     def releasable(self, tally: Tally, y: Tensor, least: int) -> tuple[Scores, Tally]:
         """Return rounded counts and their scores; rounding keeps hits <= targets and guesses."""
-        samples = {"samples": tally["samples"]}
-        sent = {name: coarse(value, len(y), least) for name, value in tally.items()} | samples
+        sent = {
+            name: value if name == "samples" else coarse(value, len(y), least)
+            for name, value in tally.items()
+        }
         return self.scores(sent), sent
 
     def check(self, tally: object) -> Tally:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fedhet.core.counts import counts_few
+from fedhet.core.kinds import OfNumbers
 from fedhet.core.targets.target import Scores, Tally, Target, constant, rows, whole
 
 
 @dataclass(frozen=True)
-class Number(Target):
+class Number(OfNumbers, Target):
     """y (n, K) are K numbers.
 
     The model predicts (y - mean) / std, so the scale of y does not influence training. R2 is the
@@ -26,9 +27,6 @@ class Number(Target):
             itself.
     """
 
-    name: ClassVar[str] = "number"
-    title: ClassVar[str] = "R2"
-    keys: ClassVar[dict[str, str]] = {"r2": "r2", "mae": "mae", "rmse": "rmse"}
     optional: ClassVar[frozenset[str]] = frozenset({"absolute"})
 
     mean: tuple[float, ...] = ()
@@ -75,8 +73,7 @@ class Number(Target):
         varies = tally["variation"] > 0
         scores = {}
         if varies.any():
-            r2 = 1 - squared[varies] / tally["variation"][varies]
-            scores["r2"] = float(r2.mean())
+            scores["r2"] = float((1 - squared[varies] / tally["variation"][varies]).mean())
         if "absolute" in tally:
             absolute = tally["absolute"].nan_to_num(nan=math.inf, posinf=math.inf)
             scores["mae"] = float(absolute.mean()) / n

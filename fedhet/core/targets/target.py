@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedhet.core.kinds import Kind, OfLoss
 from fedhet.core.trees import check_form, kind
 
 Tally = dict[str, Tensor]
@@ -18,54 +19,19 @@ Scores = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Target(ABC):
+class Target(Kind, ABC):
     """One kind of target: its loss and its scores.
 
-    The first score is the deciding score: the summary's table shows it, it chooses the best round,
-    and `eval.thresholds` refer to it. A larger value is better.
-
     Attributes:
-        name: the kind, as in `dataset.target` and `Task.target`.
-        title: the deciding score in words, for tables and figures; "" if there is none.
-        keys: for each score, the beginning of its keys in rounds.jsonl; the deciding score first.
-        pooled: whether the scores of several clients are computed from their joined tallies. If
-            not, the mean weighted by samples already is the score of all samples together.
         tallied: whether clients send their tallies.
         optional: entries that a tally may lack.
         outputs: the number of the model's outputs for a sample.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str] = ""
-    keys: ClassVar[dict[str, str]] = {}
-    pooled: ClassVar[bool] = True
     tallied: ClassVar[bool] = True
     optional: ClassVar[frozenset[str]] = frozenset()
 
     outputs: int
-
-    @classmethod
-    def score(cls) -> str:
-        """Return the name of the deciding score; "" if there is none."""
-        return next(iter(cls.keys), "")
-
-    @classmethod
-    def key(cls, where: str) -> str:
-        """Return the deciding score's key in rounds.jsonl, such as "acc_global"; "" if none.
-
-        Args:
-            where: "global", "clients_mean", ...
-        """
-        return f"{cls.keys[cls.score()]}_{where}" if cls.keys else ""
-
-    @classmethod
-    def clients_key(cls, view: str = "clients") -> str:
-        """Return the key of the deciding score on the clients' test data, as "acc_clients_mean".
-
-        This score is the mean over the clients; or, if `pooled`, the score of all their samples
-        together.
-        """
-        return cls.key(f"{view}_{'weighted' if cls.pooled else 'mean'}")
 
     @abstractmethod
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
@@ -83,6 +49,21 @@ class Target(ABC):
     @abstractmethod
     def scores(self, tally: Tally) -> Scores:
         """Return the scores of a tally, except scores that these samples do not define."""
+
+    def tallies(self, output: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Tally]:
+        """Return the tally of each of several sets of samples.
+
+        Args:
+            output: (n, ...), the outputs for all sets, one set after the other.
+            y: (n, ...), their targets.
+            sizes: the number of samples in each set.
+        """
+        parts = zip(output.split(sizes), y.split(sizes), strict=True)
+        return [self.tally(*part) for part in parts]
+
+    def scored(self, tallies: Sequence[Tally]) -> list[Scores]:
+        """Return the scores of each of several tallies."""
+        return list(map(self.scores, tallies))
 
     def details(self, tally: Tally) -> dict[str, Any]:
         """Return numbers and a table to record in addition to the scores; empty for none.
@@ -139,11 +120,9 @@ class Target(ABC):
         return tally
 
 
-class LossOnly(Target):
+class LossOnly(OfLoss, Target):
     """Targets of another kind, with a criterion from the caller; the only score is the loss."""
 
-    name: ClassVar[str] = "loss"
-    pooled: ClassVar[bool] = False
     tallied: ClassVar[bool] = False
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:

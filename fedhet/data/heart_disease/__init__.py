@@ -72,11 +72,14 @@ def heart_disease(
         frame = pandas.concat(tables, ignore_index=True)
         described, (samples,) = columns.read([(FILE.name, frame)])
         test = np.isin(np.arange(len(samples.x)), held_out(samples))
-        parts = [samples.rows(~test), samples.rows(test)]
-        return columns.encoded(parts) | described
+        return columns.encoded([samples.rows(~test), samples.rows(test)]) | described
 
-    key = {"loader": "heart_disease", "version": version("scikit-learn")}
-    key |= {**columns.key, "files": signature([FILE])}
+    key = {
+        "loader": "heart_disease",
+        "version": version("scikit-learn"),
+        **columns.key,
+        "files": signature([FILE]),
+    }
     return assemble(name, key, read, missing=missing, detailed=True, **statistics)
 
 

@@ -261,8 +261,7 @@ class Declaration(Checked):
             y = torch.empty((0, len(self.outputs)))
             if self.target in WITH_CLASSES:
                 y = torch.empty(0, dtype=torch.int64)
-            x = torch.empty((0, *self.shape_of_sample), dtype=DTYPES[self.dtype])
-            samples = Samples(x, y)
+            samples = Samples(torch.empty((0, *self.shape_of_sample), dtype=DTYPES[self.dtype]), y)
         statistics: dict[str, Any] = {key: getattr(self, key) for key in STATISTICS}
         statistics |= agreed or {}
         return Dataset(

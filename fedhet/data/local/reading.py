@@ -197,8 +197,7 @@ def _table(path: Path, declared: Declaration, form: CsvFormat, tokenizer: Path |
     texts = None
     if declared.text is not None and declared.tokenizer is not None:
         (tokens,) = declared.shape_of_sample
-        folder = path.parent
-        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, folder)
+        texts = declared_texts(declared.text, declared.tokenizer, tokens, tokenizer, path.parent)
         for key, own in texts.described().items():
             if own != getattr(declared, key):
                 raise DataError(

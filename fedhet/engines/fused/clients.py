@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -16,14 +16,15 @@ from fedhet.core.client.descent import Descent, descend
 from fedhet.core.client.state import Store
 from fedhet.core.errors import log
 from fedhet.core.messages import Broadcast, Reply
-from fedhet.core.metrics import FORWARD_BATCH
+from fedhet.core.metrics import assess
 from fedhet.core.server.loop import Clock
+from fedhet.core.targets import Scores, Tally
+from fedhet.core.task import Samples, Task
 from fedhet.core.workspace import Workspace
+from fedhet.engines.fused.passes import RECURRENT, Assessment, Pass
 from fedhet.engines.fused.scheduler import Scheduler
-from fedhet.engines.fused.steps import Impure, Pass, Training
+from fedhet.engines.fused.steps import Impure, Training
 from fedhet.engines.local_transport import LocalTransport
-
-RECURRENT = "torch.func.vmap computes recurrent layers one model after another, or not at all"
 
 
 def obstacle(module: nn.Module | None) -> str | None:
@@ -52,10 +53,17 @@ class OneByOne(BaseException):
 
 
 class Fused:
-    """Computes the gradient steps and forward passes of several clients in one batch (fused)."""
+    """Computes the gradient steps and forward passes of several clients in one batch (fused).
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    Args:
+        scheduler: lets the clients wait for each other.
+        gains: whether to leave out trainings that hardly gain, as scripts/bench has measured: with
+            a single step, or with batches that must not be padded.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, gains: bool = False) -> None:
         self._scheduler = scheduler
+        self._gains = gains
         self._refused: dict[Hashable, str] = {}  # kind of training or form of pass -> the reason
 
     def descend(self, descent: Descent, orders: Sequence[Tensor]) -> Tensor:
@@ -63,7 +71,8 @@ class Fused:
         kind = training.kind
         if reason := obstacle(descent.module):
             self._refuse(kind, reason)
-        if kind in self._refused or not any(map(len, orders)):
+        hardly = self._gains and (descent.exact or len(training.lengths) == 1)
+        if hardly or kind in self._refused or not training.lengths:
             return descend(descent, orders, None)
         try:
             return self._scheduler.ask(training)  # type: ignore[no-any-return]
@@ -79,17 +88,24 @@ class Fused:
         self._refused[form] = reason
 
     def forward(self, module: nn.Module, x: Tensor, part: str) -> Tensor:
-        asked = Pass(module, x, part)
-        form = asked.form
-        if form not in self._refused and any(isinstance(m, nn.RNNBase) for m in module.modules()):
-            self._refuse(form, RECURRENT)
-        if form not in self._refused:
-            try:
-                return self._scheduler.ask(asked)  # type: ignore[no-any-return]
-            # If vmap is not the cause, the last line raises the error again.
-            except Exception as error:  # noqa: BLE001
-                self._refuse(form, str(error).strip().partition("\n")[0])
-        return torch.cat([getattr(module, part)(batch) for batch in x.split(FORWARD_BATCH)])
+        request = Pass(module, x, part)
+        found = self._asked(request)
+        return request.alone() if found is None else found
+
+    def assess(
+        self, model: nn.Module, parts: Sequence[Samples], task: Task
+    ) -> list[tuple[Scores, Tally]]:
+        found = self._asked(Assessment(model, parts, task)) if parts else []
+        return assess(model, parts, task) if found is None else found
+
+    def _asked(self, request: Pass | Assessment) -> Any:
+        """Return the result of the request; None if the client computes it without others."""
+        if request.form in self._refused:
+            return None
+        try:
+            return self._scheduler.ask(request)
+        except Exception as error:  # noqa: BLE001 -- if vmap is not the cause, it comes again
+            self._refuse(request.form, str(error).strip().partition("\n")[0])
 
 
 class FusedTransport(LocalTransport):
@@ -99,16 +115,19 @@ class FusedTransport(LocalTransport):
         make: returns a client for one message.
         store: the store of the clients' states.
         k: the number of clients at a time.
+        gains: as for `Fused`.
 
     Attributes:
         batcher: computes the clients' fused work.
     """
 
-    def __init__(self, make: Callable[[], FedClient], store: Store, k: int) -> None:
+    def __init__(
+        self, make: Callable[[], FedClient], store: Store, k: int, *, gains: bool = False
+    ) -> None:
         super().__init__(make, store)
         self._k = k
         self._scheduler = Scheduler.here()  # shared with other runs of this thread
-        self.batcher = Fused(self._scheduler)
+        self.batcher = Fused(self._scheduler, gains=gains)
         self._workspaces: list[Workspace] = []  # one for each of the k places
 
     def exchange(self, plan: list[Broadcast], clock: Clock) -> Iterator[Reply]:
@@ -125,6 +144,6 @@ class FusedTransport(LocalTransport):
             self._workspaces.append(client.workspace.clone(self.batcher))
         client.workspace = self._workspaces[place]
         try:
-            return client.handle(replace(msg, deadline=None))
+            return client.handle(msg if msg.deadline is None else replace(msg, deadline=None))
         except OneByOne:
             return self._serve(place, msg)

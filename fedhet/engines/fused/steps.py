@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 from fedhet.core.client.descent import Descent
 from fedhet.core.client.functional import Frozen
 from fedhet.core.client.optimizers import derivative, gradients
-from fedhet.core.metrics import FORWARD_BATCH
 from fedhet.core.trees import Prepared, Tree
 from fedhet.engines.fused import stacks
 from fedhet.engines.fused.stacks import at_rows, mapped, put_back, put_rows, stack, tensors
@@ -113,14 +112,14 @@ class Training:
         torch._foreach_copy_([into for into, _ in moves], [row for _, row in moves])
         return [totals[order.index(i)] for i in range(len(requests))]
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """The number of samples in each batch."""
         size = self.descent.size
         parts = (divmod(len(order), size) for order in self.orders)
         return [n for whole, rest in parts for n in [size] * whole + [rest] * bool(rest)]
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The number of rows in each batch after padding."""
         return width(max(map(len, self.orders)), self.descent.size)
@@ -139,11 +138,6 @@ def width(n: int, most: int) -> int:
     order; a client's bytes would then depend on the clients that are trained with it.
     """
     return min(most, max(LEAST_WIDTH, 1 << (n - 1).bit_length()))
-
-
-def padded(t: Tensor, n: int) -> Tensor:
-    """Return the tensor padded with zeros to n rows."""
-    return t if len(t) == n else torch.cat([t, t.new_zeros(n - len(t), *t.shape[1:])])
 
 
 def _samples(descent: Descent) -> Hashable:
@@ -267,7 +261,9 @@ class StackedStep:
         descents = [training.descent for training in trainings]
         if descents[0].draw is not None:
             draws = [d.draw(n) for d, n in zip(descents, sizes, strict=True)]  # type: ignore[misc]
-            own = [a | b for a, b in zip(own, stack(draws), strict=True)]
+            # One copy of each draw to an accelerator, for all clients.
+            drawn = mapped(lambda t: t.to(weights.device, non_blocking=True), stack(draws))
+            own = [a | b for a, b in zip(own, drawn, strict=True)]
         read = tensors((fixed, own))
 
         def batch_loss(*given: Tensor) -> tuple[Tensor, Tree]:
@@ -344,53 +340,3 @@ def _check(
     )
     if difference > RELATIVE_TOLERANCE * exact + ABSOLUTE_TOLERANCE:
         raise Impure("a term of one client reads a tensor that is not in its `own`")
-
-
-# ---- forward passes
-@dataclass
-class Pass:
-    """One client's request for a forward pass: its model's outputs for x, in eval mode.
-
-    Attributes:
-        module: the model.
-        x: the inputs (n, ...).
-        part: the method of the module to call, such as "features" or "forward".
-    """
-
-    module: nn.Module
-    x: Tensor
-    part: str
-
-    @cached_property
-    def form(self) -> Hashable:
-        """The key that passes must share to be computed in one batch."""
-        x = self.x
-        return stacks.layers(self.module), self.part, x.shape[1:], x.dtype, x.device
-
-    @staticmethod
-    @torch.no_grad()
-    def perform(requests: Sequence[Pass]) -> list[Tensor]:
-        """Return the outputs (n, ...) of each pass. A pass that has no inputs left drops out."""
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].x))
-        passes = [requests[i] for i in order]
-        module = Frozen(deepcopy(passes[0].module))
-        states = [each.module.state_dict() for each in passes]
-        values = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        part = passes[0].part
-
-        def output(values: dict[str, Tensor], x: Tensor) -> Tensor:
-            return getattr(module(values), part)(x)  # type: ignore[no-any-return]
-
-        parts: list[list[Tensor]] = [[] for _ in passes]
-        for start in range(0, len(passes[0].x), FORWARD_BATCH):
-            batches = [p.x[start : start + FORWARD_BATCH] for p in passes if len(p.x) > start]
-            widths = [width(len(batch), FORWARD_BATCH) for batch in batches]
-            for n in set(widths):
-                first = widths.index(n)  # equal widths are adjacent
-                rows = slice(first, first + widths.count(n))
-                x = torch.stack([padded(batch, n) for batch in batches[rows]])
-                found = vmap(output)(at_rows(values, rows), x)
-                for batch, done, outputs_ in zip(batches[rows], parts[rows], found, strict=True):
-                    done.append(outputs_[: len(batch)])
-        outputs = [torch.cat(each) if len(each) > 1 else each[0] for each in parts]
-        return [outputs[order.index(i)] for i in range(len(requests))]

@@ -5,21 +5,23 @@ This saves the overhead of autograd and vmap, and changes no result.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 Function = Callable[..., Any]
-IMPORTED = "torch._dynamo"  # the first trace of a process imports it
-# The number of steps of one shape after which tracing pays off. Tracing takes the time that it
-# saves in 200 steps of a small network. Its import takes the time that it saves in 4,000 steps.
-PAID, IMPORT_PAID = 200, 4000
-FORMS = 64  # the number of forms of steps for which traces are kept
+PAID = 10  # tracing takes as long as it saves in so many steps of a small network
+ATEN = torch.ops.aten
+VIEWS = ATEN.detach.default, ATEN.view.default, ATEN._unsafe_view.default, ATEN.expand.default
+FORMS = 64  # traces are kept for so many forms of steps
 
 
 class Traces:
@@ -46,8 +48,9 @@ class Traces:
             return traced(*given)
         if shape not in self._traced:
             self._uses[shape] += 1
-            if self._uses[shape] > (PAID if IMPORTED in sys.modules else IMPORT_PAID):
-                self._traced[shape] = trace(f, given)
+            if self._uses[shape] > PAID:
+                self._traced[shape], found = trace(f, given)
+                return found
         return f(*given)
 
 
@@ -58,22 +61,61 @@ def traces_of(kind: Hashable) -> Traces:
     return Traces()
 
 
-def get_ready() -> None:
-    """Import now what the first trace needs.
+class _Recorder(TorchDispatchMode):
+    """Records in a graph what torch computes, below autograd and vmap.
 
-    Do nothing on machines with CUDA, because the first trace might start CUDA.
+    Attributes:
+        graph: the operations.
+        complete: whether they depend on nothing but the arguments.
     """
-    if not torch.cuda.is_available():
-        trace(torch.neg, (torch.zeros(1),))
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.complete = True
+        self._known: dict[int, tuple[Tensor, Node | None]] = {}  # the tensors live: ids are unique
+        for i, t in enumerate(given):
+            self._note(t, self.graph.placeholder(f"given_{i}"))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes longer than a run
+
+    def _note(self, t: Tensor, node: Node | None) -> None:
+        self._known[id(t)] = t, node
+
+    def node(self, t: Tensor) -> Node | None:
+        """Return the node that computes the tensor."""
+        self.complete &= id(t) in self._known
+        return self._known[id(t)][1] if self.complete else None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func in VIEWS and (found.shape, found.stride()) == (args[0].shape, args[0].stride()):
+            node = self.node(args[0])  # the operation does nothing, so leave it out
+        else:
+            node = self.graph.call_function(func, *tree_map_only(Tensor, self.node, (args, kwargs)))
+        if isinstance(found, Tensor):
+            self._note(found, node)
+        elif isinstance(found, tuple | list):  # None for a gradient that is not asked for
+            for i, t in enumerate(found):
+                if isinstance(t, Tensor):
+                    self._note(t, self.graph.call_function(getitem, (node, i)))
+        else:  # a number that was read from a tensor, for example
+            self.complete = False
+        return found
 
 
-def trace(f: Function, given: tuple[Tensor, ...]) -> Function | None:
-    """Return the operations of f as a function; None if f reads further tensors."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    found = make_fx(f)(*given)
-    if any(node.op == "get_attr" for node in found.graph.nodes):
-        return None
-    found.graph.eliminate_dead_code()
-    found.recompile()
-    return torch.no_grad()(found.forward)
+def trace(f: Function, given: tuple[Tensor, ...]) -> tuple[Function | None, Any]:
+    """Return the operations of f as a function, None if f reads further tensors; and f(*given)."""
+    with _Recorder(given) as recorder:
+        found = f(*given)
+    recorder.graph.output(tree_map_only(Tensor, recorder.node, found))
+    if not recorder.complete:
+        return None, found
+    recorder.graph.eliminate_dead_code()
+    module = GraphModule(torch.nn.Module(), recorder.graph)
+    return torch.no_grad()(module.forward), found

@@ -104,7 +104,6 @@ from fedhet.core.client.descent import EarlyStopping
 from fedhet.core.metrics import comm_cost
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.feddisk import densities
-from fedhet.methods.feddisk.densities import Masks
 
 SLOT = "density"  # the global MADE
 HELD_OUT = 0.1  # share of a client's training samples that validate MADEs
@@ -273,10 +272,8 @@ class FedDiskPlugin(Plugin):
         recorded = self._costs(step, state)
         if validating:
             loss = recorded["val_loss"] = total_loss / validating
-            if loss < state["best"]:
-                state |= {"best": loss, "stale": 0, "made": old}
-            else:
-                state |= {"stale": state["stale"] + 1}
+            better = {"best": loss, "stale": 0, "made": old}
+            state |= better if loss < state["best"] else {"stale": state["stale"] + 1}
         if state["stale"] and (self._stopped(state) or step.number == self.made_max_rounds):
             new = state["made"]
         return Merged(new, state, recorded)
@@ -309,8 +306,9 @@ class FedDiskPlugin(Plugin):
             "ess_mean": float(ess.mean()),
             "ess_min": float(ess.min()),
             "unweighted": sum(sizes[pid] < least for pid in shares),
+            **costs,
         }
-        return Merged({}, state, {**recorded, **costs})
+        return Merged({}, state, recorded)
 
     def after(
         self, step: Step, state: State, old: Tree, new: Tree, updates: Sequence[Update]
@@ -351,8 +349,7 @@ class FedDiskPlugin(Plugin):
             ):
                 if len(train) >= least:
                     metrics["feddisk.nll"] = loss  # at the end, the loss of the last epoch
-        extras = {} if noise else {"val": val}
-        return Result(trees.map(Tensor.detach, made), extras, metrics), state
+        return Result(trees.map(Tensor.detach, made), {} if noise else {"val": val}, metrics), state
 
     @serves
     def weigh(self, msg: Message, state: State, ctx: ClientContext) -> tuple[Result, State]:
@@ -416,7 +413,7 @@ class FedDiskPlugin(Plugin):
         return z_local, self._features(local_made, masks, x_global), z
 
     @torch.no_grad()
-    def _features(self, made: AnyTree, masks: Masks, x: Tensor) -> Tensor:
+    def _features(self, made: AnyTree, masks: densities.Masks, x: Tensor) -> Tensor:
         """Return z (n, D), the classifier's inputs that a MADE computes from samples x (n, D)."""
         outputs = densities.logits(made, masks, x).sigmoid()
         return outputs if self.features == "outputs" else x * outputs + (1 - x) * (1 - outputs)
@@ -468,10 +465,10 @@ class FedDiskPlugin(Plugin):
         made = densities.initial(dim, self.hidden, draws)
         return trees.map(lambda t: t.to(workspace.device), made)
 
-    def _masks(self, ctx: ClientContext, x: Tensor) -> Masks:
+    def _masks(self, ctx: ClientContext, x: Tensor) -> densities.Masks:
         """Return the masks of every MADE of the run, for x (n, D)."""
         masks = densities.masks(x.shape[1], self.hidden, self.masks, ctx.workspace.seed)
-        return Masks(*(t.to(x.device) for t in masks))
+        return densities.Masks(*(t.to(x.device) for t in masks))
 
     def _training(self, epochs: int) -> LocalSettings:
         """Return the settings that train MADEs."""

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedhet.core import streams
 from fedhet.core.authors import AnyTree, LocalSettings, Prepared, Tree, trees
@@ -66,8 +65,8 @@ def initial(dim: int, hidden: int, draw: torch.Generator) -> Tree:
 
 def logits(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
     """Return the logits of P(x_d = 1 | x_<d) (eq. 2) for x (n, D), shape (n, D)."""
-    hidden = functional.linear(x, made["W1"] * mask.m1, made["b1"]).relu()
-    return functional.linear(hidden, made["W2"] * mask.m2, made["b2"])
+    hidden = nn.functional.linear(x, made["W1"] * mask.m1, made["b1"]).relu()
+    return nn.functional.linear(hidden, made["W2"] * mask.m2, made["b2"])
 
 
 def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
@@ -77,7 +76,7 @@ def nll(made: AnyTree, mask: Masks, x: Tensor) -> Tensor:
     must be in [0, 1].
     """
     out = logits(made, mask, x)
-    return functional.binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
+    return nn.functional.binary_cross_entropy_with_logits(out, x, reduction="none").sum(1)
 
 
 @torch.no_grad()
@@ -201,7 +200,7 @@ def classify(
     ) -> Values:
         assert module is not None
         z, label = columns
-        return functional.cross_entropy(module(z), label, reduction="none"), None, {}
+        return nn.functional.cross_entropy(module(z), label, reduction="none"), None, {}
 
     params = dict(net.named_parameters())
     optimizer = optimizers.make(settings, list(params.values()))
@@ -212,8 +211,7 @@ def classify(
         if stop(loss):
             break
     with torch.no_grad():
-        probabilities: Tensor = net(at).softmax(1)
-    return probabilities[:, 1]
+        return net(at).softmax(1)[:, 1]
 
 
 def epochs_of(

@@ -88,12 +88,10 @@ from fedhet.core.authors import (
     serves,
     setting,
 )
-from fedhet.core.check import counted
 from fedhet.core.counts import suppressed
 from fedhet.core.trees import kind
 from fedhet.methods.fedavg import FedAvg
 from fedhet.methods.fedgmm import gaussians
-from fedhet.methods.fedgmm.gaussians import TARGETS, Mixture
 from fedhet.methods.fedgmm.mixtures import (
     MIXTURES,
     checked_size,
@@ -144,7 +142,7 @@ class FedGMMPlugin(Plugin):
 
     def __post_init__(self) -> None:
         if isinstance(self.target, str):
-            check.one_of("plugin.fedgmm.target", self.target, TARGETS)
+            check.one_of("plugin.fedgmm.target", self.target, gaussians.TARGETS)
         else:
             check.integer("plugin.fedgmm.target", self.target, low=0)
         super().__post_init__()
@@ -184,7 +182,7 @@ class FedGMMPlugin(Plugin):
         if workspace.noise:
             limits.check_array(name, classes, self.components, d)
         checked_size("this client", sum(components.values()), d, self.max_payload_mb)
-        mixtures: dict[int, Mixture] = {}
+        mixtures: dict[int, gaussians.Mixture] = {}
         not_converged = 0
         for c, k in components.items():
             x = data.x[data.y == c].flatten(1)
@@ -217,7 +215,7 @@ class FedGMMPlugin(Plugin):
         replies = sorted(updates, key=lambda update: update.pid)
         counts = torch.tensor([update["counts"].tolist() for update in replies])
         mixtures = [self._unpacked(workspace, update["mixtures"]) for update in replies]
-        pooled: dict[int, Mixture] = {}
+        pooled: dict[int, gaussians.Mixture] = {}
         for c in range(workspace.task.classes):
             of_class = [sent.get(c) for sent in mixtures]
             if (mixture := gaussians.aggregate(counts[:, c].tolist(), of_class)) is not None:
@@ -239,14 +237,16 @@ class FedGMMPlugin(Plugin):
                 "fedgmm: privacy: %d of %s have fewer than 10 samples per component; with"
                 " privacy.min_count=%d their components may be near-copies of images",
                 thin,
-                counted(len(shares), "mixture"),
+                check.counted(len(shares), "mixture"),
                 workspace.min_count,
             )
         d = _pixels_of(workspace)
         packed = pack(pooled, d)
         components = len(packed["label"])
         megabytes = checked_size("all clients", components, d, self.max_payload_mb)
-        log.info("fedgmm: %s, %.1f MB to each client", counted(components, "component"), megabytes)
+        log.info(
+            "fedgmm: %s, %.1f MB to each client", check.counted(components, "component"), megabytes
+        )
         pids = [update.pid for update in replies]
         after = {
             "mixtures": packed,
@@ -263,7 +263,7 @@ class FedGMMPlugin(Plugin):
         }
         return Merged({}, {**state, **after}, recorded)
 
-    def _unpacked(self, workspace: Workspace, tree: Tree) -> dict[int, Mixture]:
+    def _unpacked(self, workspace: Workspace, tree: Tree) -> dict[int, gaussians.Mixture]:
         return unpack(tree, _pixels_of(workspace), workspace.task.classes, self.reg_covar)
 
     def _check_mixtures(self, workspace: Workspace, tree: Tree, update: messages.Upload) -> None:
@@ -280,9 +280,9 @@ class FedGMMPlugin(Plugin):
             k = len(mixtures[c].pi) if c in mixtures else 0
             if not min(1, most) <= k <= most:
                 raise ValueError(
-                    f"extra {MIXTURES!r}, class {c}: {counted(k, 'component')} of"
-                    f" {counted(n, 'sample')}; expected: at least {min(1, most)}, at most {most},"
-                    " because a class with at least"
+                    f"extra {MIXTURES!r}, class {c}: {check.counted(k, 'component')} of"
+                    f" {check.counted(n, 'sample')}; expected: at least {min(1, most)}, at most"
+                    f" {most}, because a class with at least"
                     f" min_class_samples={self.min_class_samples} samples has a mixture"
                 )
 

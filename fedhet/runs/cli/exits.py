@@ -74,8 +74,7 @@ def subcommand(
         parser.parse_args(argv)  # prints the help, or raises
     # Overrides may stand before and after an option; a parser with subcommands cannot parse that.
     args = commands.choices[argv[0]].parse_intermixed_args(argv[1:])
-    failed: int | None = args.call(args)
-    return failed or 0
+    return args.call(args) or 0
 
 
 def drop_output() -> None:

@@ -77,14 +77,13 @@ def wrapped(text: str, first: str = "", following: str = "  ") -> str:
         first: the beginning of the first line.
         following: the beginning of the following lines.
     """
-    lines = textwrap.fill(
+    return textwrap.fill(
         first + re.sub(r"([<>]=?) ", "\\1\0", text),
         WIDTH,
         subsequent_indent=following,
         break_long_words=False,
         break_on_hyphens=False,
-    )
-    return lines.replace("\0", " ")
+    ).replace("\0", " ")
 
 
 def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
@@ -99,7 +98,6 @@ def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
         for group, chosen in default.items()
     ]
     shown = {"": "config"} | {f"{group}.": f"{group}/{default[group]}" for group in SHOWN_GROUPS}
-    settings = [row for prefix, path in shown.items() for row in _rows(path, prefix)]
     parts = [
         USAGE,
         "commands",
@@ -109,7 +107,7 @@ def help_text(commands: Mapping[str, tuple[str, str]]) -> str:
         columns(groups),
         "",
         "settings with their defaults",
-        columns(settings),
+        columns([row for prefix, path in shown.items() for row in _rows(path, prefix)]),
         "",
         EXAMPLES,
     ]

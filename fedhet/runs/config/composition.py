@@ -380,10 +380,6 @@ def _method_name(*, _root_: Any) -> str:
     return _name(_root_.method, "method", _root_.hydra.runtime.choices.method, lines)
 
 
-def _search_path() -> list[str]:
-    return [f"file://{folder}" for folder in catalogue.folders()[1:]]
-
-
 def _sweep_subdir(number: int, overrides_of_job: str) -> str:
     """Name the folder of a sweep's job by its number, which is unique, and its overrides."""
     words = re.sub(r"[^a-zA-Z0-9_.,=+-]+", "_", overrides_of_job.replace("++", ""))
@@ -392,5 +388,9 @@ def _sweep_subdir(number: int, overrides_of_job: str) -> str:
 
 # conf/config.yaml calls these.
 OmegaConf.register_new_resolver("fedhet.method", _method_name, replace=True)
-OmegaConf.register_new_resolver("fedhet.searchpath", _search_path, replace=True)
+OmegaConf.register_new_resolver(
+    "fedhet.searchpath",
+    lambda: [f"file://{folder}" for folder in catalogue.folders()[1:]],
+    replace=True,
+)
 OmegaConf.register_new_resolver("fedhet.subdir", _sweep_subdir, replace=True)

@@ -12,11 +12,10 @@ from fedhet.core.errors import ConfigError, DataError
 from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config import overrides
 from fedhet.runs.config.lines import key_of, refuse_repeated
-from fedhet.runs.record.schema import resumable
+from fedhet.runs.record.schema import CELL_FILE, resumable
 
 RESUME = "resume"  # the override; in a deployment, the entry of Flower's run config
 _OVERRIDE = f"{RESUME}="
-CELL = "cell.json"  # in the folder of each run of an experiment, and of each failed run of a sweep
 
 
 def is_resumption(lines: Sequence[str]) -> bool:
@@ -32,7 +31,7 @@ def is_cell(folder: Path) -> bool:
     A damaged cell.json counts as one of an experiment.
     """
     try:
-        return "code" in read_object(folder / CELL)
+        return "code" in read_object(folder / CELL_FILE)
     except FileNotFoundError:
         return False
     except (DataError, NotADirectoryError):

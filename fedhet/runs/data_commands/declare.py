@@ -119,10 +119,8 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     learned = label if len(label) > 1 else label[0]
     if not features and texts is None:
         candidates = [c for c in frame.columns if c not in label]
-        left_out = {c for c in candidates if UNNAMED.fullmatch(c)} | {
-            *unrepeated(frame, candidates)
-        }
-        left_out -= {*categories}
+        unnamed = {c for c in candidates if UNNAMED.fullmatch(c)}
+        left_out = {*unnamed, *unrepeated(frame, candidates)} - {*categories}
         features = [c for c in candidates if c not in left_out]
         if left_out:
             print(
@@ -136,11 +134,18 @@ def _table(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     table_columns = Columns(learned, args.target, None, features or None, texts, cells=cells)
     arrays = table_columns.arrays([(str(path), frame)])
     if texts is None:
-        inputs: dict[str, Any] = {"features": cells.columns(arrays["columns"].tolist())}
-        inputs |= {"categories": dict(cells.categories)} if cells.categories else {}
+        inputs: dict[str, Any] = {
+            "features": cells.columns(arrays["columns"].tolist()),
+            **({"categories": dict(cells.categories)} if cells.categories else {}),
+        }
     else:
-        inputs = {"text": texts.column, "tokenizer": digest_of(texts.file)}
-        inputs |= {"shape": [texts.max_length], "dtype": "int64", **texts.described()}
+        inputs = {
+            "text": texts.column,
+            "tokenizer": digest_of(texts.file),
+            "shape": [texts.max_length],
+            "dtype": "int64",
+            **texts.described(),
+        }
     return {**_target(arrays), **inputs, "label": learned}
 
 

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from fedhet.core.errors import clean, log
-from fedhet.core.targets import TARGETS
+from fedhet.core.kinds import KINDS
 from fedhet.data.forms import read_object
 from fedhet.data.storage import write_text
-from fedhet.runs.record.summary import DETAILS, detailed, method_name, privacy_spent
+from fedhet.runs.record.schema import read_yaml
+from fedhet.runs.record.scores import DETAILS, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -194,10 +194,9 @@ def card(folder: Path, summary: dict[str, Any], partition: dict[str, Any]) -> st
         partition: the content of its partition.json.
     """
     environment = read_object(folder / "environment.json")
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
-    config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()  # in C
+    config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
     chosen = {key: config[key] for key in ("task", *_DECLARED) if key in config}
-    target = TARGETS[summary["target"]]
+    target = KINDS[summary["target"]]
     details = detailed(summary)
     words = {n: w for n, w in DETAILS.items() if any(n in found for found in details.values())}
     with (folder / "model.safetensors").open("rb") as content:

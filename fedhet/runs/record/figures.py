@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedhet.core.check import counted
-from fedhet.core.targets import LossOnly, of_row
+from fedhet.core.kinds import OfLoss, of_row
 from fedhet.data.storage import written
-from fedhet.runs.record.summary import Row, method_name
+from fedhet.runs.record.scores import Row, method_name
 
 # Okabe and Ito's colours, which people with any kind of colour vision can distinguish.
 VIEW_COLORS = {"global": "#0072B2", "personal": "#D55E00", "finetuned": "#009E73"}
@@ -30,6 +30,7 @@ CLASS_COLORS = (
     *("#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD"),
 )
 BARS = 40  # with more clients, not every client's number is shown
+ROWS = 1000  # a picture has about this many lines of pixels
 SETTINGS = ("alpha", "classes", "shards", "sizes")  # settings of a partition to show in the title
 
 
@@ -105,7 +106,7 @@ def draw(
     """
     home = folder / "figures"
     home.mkdir(exist_ok=True)
-    target = of_row(rows[0]) if rows else LossOnly
+    target = of_row(rows[0]) if rows else OfLoss
     pictures = {
         target.score(): accuracy(summary, rows, partition),
         "labels": labels(partition, summary),
@@ -126,7 +127,7 @@ def accuracy(
         rows: the lines of rounds.jsonl.
         partition: the content of partition.json.
     """
-    target = of_row(rows[0]) if rows else LossOnly
+    target = of_row(rows[0]) if rows else OfLoss
     if not target.keys:
         return None
     first = summary["models"][0]
@@ -200,23 +201,29 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     """Plot the samples of each client by class; return None if the partition has no counts.
 
     Few classes are shown as stacked bars. Many classes are shown as the columns of a map; its
-    shades are the numbers of samples, and bars at its side show the clients' totals.
+    shades are the numbers of samples, and bars at its side show the clients' totals. With more than
+    ROWS clients, each row is the mean of neighbours.
 
     Args:
         partition: the content of partition.json.
         summary: the content of summary.json, for the title.
     """
-    counts = np.array(partition.get("counts") or [[]])
+    counts = np.atleast_2d(partition.get("counts", []))
     clients, classes = counts.shape
     if not classes:
         return None
+    first = np.linspace(0, clients, min(clients, ROWS), endpoint=False).astype(int)
+    edges = np.append(first, clients) - 0.5
+    means = np.add.reduceat(counts, first) / np.diff(edges)[:, None]
     bars = classes <= len(CLASS_COLORS)
     height = min(9.0, 1.6 + 0.2 * max(clients, classes)) if bars else min(9.0, 2 + 0.2 * clients)
     picture = Picture(figsize=(7 if bars else 9, height), dpi=120)
-    full = partition.get("classes") or [str(label) for label in range(classes)]
-    names = [name if len(name) <= 24 else f"{name[:23]}…" for name in full]
+    names = [
+        name if len(name) <= 24 else f"{name[:23]}…"
+        for name in partition.get("classes") or map(str, range(classes))
+    ]
     kind = "label" if partition.get("target") == "labels" else "class"
-    axes = (_bars if bars else _map)(picture, counts, names, kind)
+    axes = (_bars if bars else _map)(picture, means, edges, names, kind)
     axes.set_ylabel("client")
     picture.suptitle(title(summary, partition), fontsize=11)
     if clients <= BARS:
@@ -227,17 +234,17 @@ def labels(partition: dict[str, Any], summary: dict[str, Any] | None = None) -> 
     return picture
 
 
-def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
+def _bars(
+    picture: Picture, counts: np.ndarray, edges: np.ndarray, names: Sequence[str], kind: str
+) -> Axes:
     axes = picture.subplots()
-    legend = 0.8 + 0.08 * max(map(len, names))  # its approximate width in inches
-    margins(picture, left=0.7, right=legend)
-    clients, classes = counts.shape
-    left = np.zeros(clients)
-    edges = np.arange(clients + 1) - 0.5
-    for label in range(classes):
+    # On the right, the approximate width of the legend in inches.
+    margins(picture, left=0.7, right=0.8 + 0.08 * max(map(len, names)))
+    left = np.zeros(len(counts))
+    for label, own in enumerate(counts.T):
         # One patch per class: a separate bar for each client takes seconds if there are many.
         axes.stairs(
-            left + counts[:, label],
+            left + own,
             edges,
             baseline=left,
             orientation="horizontal",
@@ -245,17 +252,19 @@ def _bars(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str)
             color=CLASS_COLORS[label],
             label=names[label],
         )
-        left = left + counts[:, label]
-    if clients <= BARS:
+        left = left + own
+    if len(counts) <= BARS:
         axes.hlines(edges, 0, left.max(), color="white", linewidth=3)
     axes.set(xlabel="samples", xlim=(0, 1.02 * left.max()))
     axes.legend(title=kind, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return axes
 
 
-def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) -> Axes:
+def _map(
+    picture: Picture, counts: np.ndarray, edges: np.ndarray, names: Sequence[str], kind: str
+) -> Axes:
     picture.set_layout_engine("constrained")
-    clients, classes = counts.shape
+    classes = len(names)
     axes, totals = picture.subplots(1, 2, sharey=True, width_ratios=(5, 1))
     image = axes.imshow(
         np.ma.masked_equal(counts, 0),
@@ -263,6 +272,7 @@ def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) 
         cmap=colormaps["YlGnBu"],
         aspect="auto",
         interpolation="none",
+        extent=(-0.5, classes - 0.5, edges[-1], edges[0]),
     )
     ticks = [i * 10**power for power in range(8) for i in (1, 2, 5)]
     bar = picture.colorbar(image, ax=(axes, totals), aspect=30, pad=0.02, format="%d", ticks=ticks)
@@ -270,16 +280,18 @@ def _map(picture: Picture, counts: np.ndarray, names: Sequence[str], kind: str) 
     bar.ax.minorticks_off()
     totals.stairs(
         counts.sum(1),
-        np.arange(clients + 1) - 0.5,
+        edges,
         orientation="horizontal",
         fill=True,
         color="#888888",
     )
     totals.set(xlabel="samples")
     totals.tick_params(left=False, labelleft=False)
-    width = max(map(len, names))
-    shown = range(0, classes, max(1, math.ceil(classes * width / 75)))
-    size = "small" if len(shown) <= 40 else "x-small"
-    axes.set_xticks(shown, [names[label] for label in shown], fontsize=size)
+    shown = range(0, classes, max(1, math.ceil(classes * max(map(len, names)) / 75)))
+    axes.set_xticks(
+        shown,
+        [names[label] for label in shown],
+        fontsize="small" if len(shown) <= 40 else "x-small",
+    )
     axes.set_xlabel(kind)
     return axes  # type: ignore[no-any-return]

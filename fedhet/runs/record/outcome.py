@@ -28,7 +28,7 @@ from fedhet.runs.record.schema import (
     read_partition,
     read_steps,
 )
-from fedhet.runs.record.summary import headline, method_name
+from fedhet.runs.record.scores import headline, method_name
 from fedhet.runs.record.terminal import summary_rows
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Run:
         import pyarrow.dataset as parquet
 
         if not (self.dir / "clients").is_dir():
-            return pd.DataFrame(columns=COLUMNS)
+            return pd.DataFrame(columns=[*COLUMNS])
         return parquet.dataset(self.dir / "clients").to_table().to_pandas()
 
     def plot(self, figure: str = "accuracy") -> Picture:
@@ -89,10 +89,11 @@ class Run:
 
         one_of("figure", figure, ("accuracy", "labels"))
         partition = read_partition(self.dir / "partition.json", ("name", "clients"))
-        if figure == "labels":
-            picture = labels(partition, self.summary)
-        else:
-            picture = accuracy(self.summary, self._steps, partition)
+        picture = (
+            labels(partition, self.summary)
+            if figure == "labels"
+            else accuracy(self.summary, self._steps, partition)
+        )
         if picture is None:
             raise ConfigError(f"figure={figure}: this run has no values for this figure")
         return picture

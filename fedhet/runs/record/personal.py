@@ -93,8 +93,7 @@ class PersonalModels(Callback):
         strategy = self._strategy
         state = _module(strategy.method.client, view, strategy.workspace.model)[0].state_dict()
         # If the method has no personal models: shared weights with the client's own statistics.
-        differs = {"personal": (), **strategy.method.evaluates(strategy.workspace)}
-        names = differs.get(view)
+        names = {"personal": (), **strategy.method.evaluates(strategy.workspace)}.get(view)
         if names is None:
             return trees.nbytes(state)
         kept = trees.pick(strategy.workspace.initial, strategy.workspace.kept)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.core.errors import WriteError, clean, log
-from fedhet.core.targets import of_row
+from fedhet.core.kinds import of_row
 from fedhet.data.storage import written
 from fedhet.runs.record.summary import sums
 
@@ -118,10 +118,9 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> Values:
     """Return the main score of the global model, and of the clients on their own test data."""
     if not rows or not (target := of_row(rows[-1])).score():
         return []
-    keys = {"global": target.key("global"), "clients": target.clients_key()}
     return [
         value
-        for where, key in keys.items()
+        for where, key in {"global": target.key("global"), "clients": target.clients_key()}.items()
         for value in _last(rows, key, score=target.score(), on=where)
     ]
 

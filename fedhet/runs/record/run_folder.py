@@ -31,12 +31,11 @@ from fedhet.data.storage import (
 )
 from fedhet.runs.record import prometheus
 from fedhet.runs.record.card import write_card
-from fedhet.runs.record.schema import COLUMNS, FORMAT, read_or_empty
+from fedhet.runs.record.schema import COLUMNS, FORMAT, RUNNING, read_or_empty
 from fedhet.runs.record.summary import summarise, versions
 
 FIRST_FAILURES = 20  # summary.json names only these if the disk has no space for more
 STOPPED = "stopped by the user"
-RUNNING = "the run has not ended: it is still running, or it was killed"
 
 
 class Recorder(Callback):
@@ -87,8 +86,12 @@ class Recorder(Callback):
         self._complete = False
         self._start = now() - (past["seconds"] if past else 0.0)
         self._partition = partition
-        state = {"format": FORMAT, "status": "interrupted", "reason": RUNNING}
-        self.summary: dict[str, Any] = {**state, **about}
+        self.summary: dict[str, Any] = {
+            "format": FORMAT,
+            "status": "interrupted",
+            "reason": RUNNING,
+            **about,
+        }
         self._summary_file = LastingJson(folder / "summary.json")
         try:
             self._summary_file.write(self.summary)
@@ -137,8 +140,7 @@ class Recorder(Callback):
         for component, recorded in loop.current.recorded.items():
             if arrays := {name: t for name, t in recorded.items() if isinstance(t, Tensor)}:
                 phase = component if row["phase"] == "train" else row["phase"]
-                path = self.folder / "arrays" / f"{phase}-{row['step']}.safetensors"
-                save_tensors(path, arrays)
+                save_tensors(self.folder / "arrays" / f"{phase}-{row['step']}.safetensors", arrays)
         append_line(self.folder / "rounds.jsonl", as_json(row))
         self.rows.append(row)
         prometheus.update(self.summary, self.rows, self.failures, "running")
@@ -157,12 +159,11 @@ class Recorder(Callback):
             for name, value in {**update.metrics, **_cells(update)}.items()
             if name.count(".") == 2
         ]
-        number, text = pa.int32(), pa.string()
-        kinds = [number, number, text, text, text, pa.float64()]
+        kinds = map(pa.type_for_alias, COLUMNS.values())
         columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
         arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)]
         with written(self.folder / "clients" / f"round-{round:06d}.parquet") as part:
-            pq.write_table(pa.Table.from_arrays(arrays, COLUMNS), part)
+            pq.write_table(pa.Table.from_arrays(arrays, [*COLUMNS]), part)
 
     def ended(self, loop: Loop, status: str, error: BaseException | None) -> None:
         """Record the end of the run.

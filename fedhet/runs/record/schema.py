@@ -18,9 +18,16 @@ from fedhet.data.forms import cause, fault, has_form, plain_file, plain_text, re
 
 FORMAT = 3  # the format that is written, since fedhet 0.3
 READABLE = (1, 2, 3)
-COLUMNS = ["round", "client", "split", "model", "metric", "value"]  # of clients/*.parquet
+COLUMNS = {  # of clients/*.parquet, with their types
+    **dict.fromkeys(("round", "client"), "int32"),
+    **dict.fromkeys(("split", "model", "metric"), "string"),
+    "value": "float64",
+}
 BLOCK = 2**22  # bytes to read from the end of a rounds.jsonl; 100,000 clients in a step take 1 MB
 LARGEST_COUNT = 10**9  # of samples, of numbers in a sample, or of tokens
+CELL_FILE = "cell.json"  # of each run of an experiment, and of each failed run of a sweep
+RUNNING = "the run has not ended: it is still running, or it was killed"
+FEWEST_OF_A_GRID = 3  # values that trials try; with fewer, none lies inside of the grid
 OWN = "own"  # stands in place of numbers if each client has its own numbers
 NUMBERS: dict[Any, Any] = {str: float}
 
@@ -136,8 +143,7 @@ def read_config(folder: Path) -> Any:
 
     file = folder / "config.yaml"
     try:
-        yaml_text(file)
-        config = OmegaConf.load(file)
+        config = OmegaConf.create(read_yaml(plain_text(file)) or {})  # {}: the file is empty
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} is not the folder of a run: {file.name} is missing") from error
     except (YAMLError, OSError, ValueError) as error:
@@ -147,20 +153,22 @@ def read_config(folder: Path) -> Any:
     return config
 
 
-def yaml_text(file: Path) -> str:
-    """Return the text of a YAML file in a run folder, and refuse aliases.
+def read_yaml(text: str) -> Any:
+    """Return the content of YAML from a run folder, by the parser in C if there is one.
 
     A few lines of aliases can expand to more than any memory holds. fedhet writes none.
 
     Raises:
-        yaml.YAMLError: the file has aliases.
+        yaml.YAMLError: the text is no YAML, or has aliases.
     """
     import yaml
 
-    text = plain_text(file)
-    if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if "*" in text and any(
+        isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)
+    ):
         raise yaml.YAMLError("it has aliases, which fedhet does not write")
-    return text
+    return loader(text).get_single_data()
 
 
 def leaves(node: Mapping[str, Any], dot: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -198,10 +206,6 @@ def _is_shape(value: Any) -> bool:
         and 1 <= len(value) <= 3
         and 1 <= math.prod(value) <= LARGEST_COUNT
     )
-
-
-def _is_counts(value: Any) -> bool:
-    return has_form(value, [[_is_count]]) and is_table(value)
 
 
 def _is_statistics(value: Any) -> bool:
@@ -264,7 +268,7 @@ PARTITION = {
     "owners": [str],
     "indices": list,
     "train_sizes": [_is_count],
-    "counts": _is_counts,
+    "counts": lambda value: has_form(value, [[_is_count]]) and is_table(value),
 }
 # Keys that a partition.json with a `shape` must have.
 DESCRIBING = {"target", "classes", "numbers", "normalised", "target_scale", "vocabulary"}

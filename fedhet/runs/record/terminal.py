@@ -19,11 +19,11 @@ from rich.text import Text
 
 from fedhet.core.check import counted
 from fedhet.core.errors import LONGEST_REASON, clean, log
+from fedhet.core.kinds import KINDS, Kind, OfClasses, of_row
 from fedhet.core.server.callbacks import Callback, Row
-from fedhet.core.targets import TARGETS, Classes, Target, of_row
 from fedhet.runs.process import signals_deferred
 from fedhet.runs.record.bars import bar_on
-from fedhet.runs.record.summary import DETAILS, columns, detailed, method_name, privacy_spent
+from fedhet.runs.record.scores import DETAILS, columns, detailed, method_name, privacy_spent
 
 if TYPE_CHECKING:
     from fedhet.core.server.loop import Loop
@@ -67,8 +67,7 @@ def _failed(failures: Sequence[Mapping[str, Any]]) -> str:
 def log_step(row: Row) -> None:
     """Log a step; this is the observer for processes with a log as their only output."""
     seconds = sum(row["seconds"].values())
-    clients = counted(len(row["cohort"]), "client")
-    log.info("%s, %s, %.2f s", step_line(row), clients, seconds)
+    log.info("%s, %s, %.2f s", step_line(row), counted(len(row["cohort"]), "client"), seconds)
 
 
 class OneLine(logging.Formatter):
@@ -138,8 +137,7 @@ def progress(title: str, steps: int, done: int = 0) -> Iterator[Observer]:
     task = bar.add_task("", total=steps, completed=done, title=title, count=f"{done}/{steps}")
 
     def shown(row: Row) -> None:
-        count = f"{next(numbers)}/{steps}"
-        bar.update(task, advance=1, count=count, description=step_line(row))
+        bar.update(task, advance=1, count=f"{next(numbers)}/{steps}", description=step_line(row))
 
     try:
         # An interrupt inside would leave the cursor hidden and the output redirected.
@@ -187,8 +185,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     console: Console = Output()
     if not console.is_terminal:
         # In a file or a pipe, no line is folded.
-        width = max(console.width, 40 + max(len(value) for _, value in rows))
-        console = Output(width=width)
+        console = Output(width=max(console.width, 40 + max(len(value) for _, value in rows)))
     console.print(table)
     for path in sorted((folder / "figures").glob("*.png")):
         # Outside of the table, because a table folds long paths in a narrow terminal.
@@ -198,13 +195,15 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows (name, value) of the table at the end of a run."""
     partition, seconds, state = (summary[key] for key in ("partition", "seconds", "client_state"))
-    target = TARGETS[summary.get("target", Classes.name)]
+    target = KINDS[summary.get("target", OfClasses.name)]
     has_global = "global" in summary["models"]
     failures, stopped = summary["failures"], summary.get("stopped_early")
     clients = counted(partition["clients"], "client")
-    data = f"given as a Task, {clients}"
-    if summary["dataset"]:
-        data = f"{summary['dataset']}, {clients}, {partition['name']}"
+    data = (
+        f"{summary['dataset']}, {clients}, {partition['name']}"
+        if summary["dataset"]
+        else f"given as a Task, {clients}"
+    )
     rows = {
         "data": f"{data}; model {summary['model']}",
         "rounds": ", ".join(f"{phase['name']} {phase['rounds']}" for phase in summary["phases"]),
@@ -230,7 +229,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows.items() if value is not None]
 
 
-def _scores(summary: dict[str, Any], target: type[Target]) -> dict[str, str | None]:
+def _scores(summary: dict[str, Any], target: type[Kind]) -> dict[str, str | None]:
     """Return the rows of the scores, including the measures for the comparison of methods."""
     score, view, names = target.score(), summary["models"][0], columns(summary)
     over = "all clients' test data" if target.pooled else "clients' mean"

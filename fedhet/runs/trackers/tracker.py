@@ -158,8 +158,7 @@ class Tracking(Callback):
                 self._note(tracker, number)
 
     def _note(self, tracker: Tracker, steps: int) -> None:
-        entry = {"tracker": self._name, "id": tracker.id, "steps": steps}
-        write_json(self._folder / FILE, entry)
+        write_json(self._folder / FILE, {"tracker": self._name, "id": tracker.id, "steps": steps})
 
     def _unharmed(self, action: Callable[[Tracker], None]) -> None:
         """Call the tracker; if it fails, log a warning and never call it again."""
@@ -188,8 +187,7 @@ def tracker_of(cfg: DictConfig) -> Tracker | None:
             " fedhet.runs.trackers.tracker.Tracker"
         )
     if tracker.package:
-        ours = type(tracker).__module__.startswith("fedhet.")
-        extra = tracker.package if ours else None
+        extra = tracker.package if type(tracker).__module__.startswith("fedhet.") else None
         installed(f"tracker._target_={cfg.tracker._target_}", tracker.package, extra=extra)
     return tracker
 

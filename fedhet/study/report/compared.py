@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedhet.core.check import one_of
 from fedhet.core.errors import ConfigError
-from fedhet.core.targets import TARGETS, Classes, LossOnly, Target
-from fedhet.runs.record.summary import (
+from fedhet.core.kinds import KINDS, Kind, OfClasses, OfLoss
+from fedhet.runs.record.scores import (
     OWN_MODELS,
     method_name,
     own_models,
@@ -105,10 +105,10 @@ class Study:
         return {axis: axes[axis] for axis in self._others if axis in axes}
 
     @cached_property
-    def target(self) -> type[Target]:
+    def target(self) -> type[Kind]:
         """The kind of target that the runs learn; if they differ, the kind of the first run."""
         names = [cell.summary.get("target") for cell in self.results.cells if cell.summary]
-        return TARGETS.get(next((name for name in names if name), Classes.name), Classes)
+        return KINDS.get(next((name for name in names if name), OfClasses.name), OfClasses)
 
     @property
     def comparable_seconds(self) -> bool:
@@ -118,7 +118,7 @@ class Study:
     @property
     def title(self) -> str:
         """The score in a word, such as "accuracy"."""
-        kinds = {cell.summary.get("target", Classes.name) for cell in self.cells}
+        kinds = {cell.summary.get("target", OfClasses.name) for cell in self.cells}
         if len(kinds) > 1:
             return "score"
         return self.target.title or "negative loss"
@@ -248,10 +248,8 @@ class Study:
 
     def _multiples(self, cost: Callable[[Values], float]) -> dict[str, float]:
         """Return method -> cost relative to the reference, over runs that both methods have."""
-        frame = pd.Series(
-            {self.place(cell): cost(cell.summary) for cell in self.cells}, dtype=float
-        )
-        frame = frame.unstack(0)
+        costs = {self.place(cell): cost(cell.summary) for cell in self.cells}
+        frame = pd.Series(costs, dtype=float).unstack(0)
         if self.reference not in frame:
             return {}
         both = {name: frame[[self.reference, name]].dropna().sum() for name in frame}
@@ -309,8 +307,8 @@ def paired(blocks: pd.DataFrame) -> pd.DataFrame:
 
 def scores_of(summary: Values) -> dict[str, float]:
     """Return the scores of a run by their names in SCORES; NaN for missing scores."""
-    target = TARGETS.get(summary.get("target", Classes.name), Classes)
-    if target is LossOnly or not target.score():
+    target = KINDS.get(summary.get("target", OfClasses.name), OfClasses)
+    if target is OfLoss or not target.score():
         loss = summary.get("loss")
         return {"last": -float(loss) if loss is not None else math.nan}
     main, personal, finetuned, last_k = (

@@ -182,9 +182,11 @@ def sentences(study: Study, found: pd.DataFrame) -> list[str]:
 
 def _score(study: Study) -> str:
     methods, conditions = len(study.methods), len(study.conditions)
-    what = counted(methods, "method")
-    if study.compare != "method":
-        what = f"{counted(methods, 'value')} of {study.compare}"
+    what = (
+        counted(methods, "method")
+        if study.compare == "method"
+        else f"{counted(methods, 'value')} of {study.compare}"
+    )
     where = "one setting" if conditions == 1 else f"{conditions} settings"
     seeds = counted(study.scores["seed"].nunique(), "seed")
     mean = "" if conditions == 1 else ", averaged over the settings"

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Table:
         frame = pd.DataFrame(records) if data is None else data
         return cls(name, title, caption, heads, rows, frame, folded)
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Whether each column has numbers, that is an entry with a value."""
         return [
@@ -302,12 +303,19 @@ def as_latex(table: Table) -> str:
         return rf"\textbf{{{text}}}" if entry.best else text
 
     first = re.split(r"\. |; ", table.caption)[0]
-    rows = [list(map(entry, row)) for row in table.rows]
-    written = pd.DataFrame(rows, columns=list(map(in_latex, table.columns))).style.hide()
-    return "% \\usepackage{booktabs}\n" + written.to_latex(
-        column_format="".join("r" if numeric else "l" for numeric in table.numeric),
-        caption=in_latex(f"{table.title}: {first[0].lower()}{first[1:].rstrip('.')}."),
-        label=f"tab:{table.name.replace('_', '-')}",
-        position_float="centering",
-        hrules=True,
-    )
+    heads, *rows = [
+        " & ".join(cells) + r" \\"
+        for cells in (map(in_latex, table.columns), *(map(entry, row) for row in table.rows))
+    ]
+    caption = in_latex(f"{table.title}: {first[0].lower()}{first[1:].rstrip('.')}.")
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}}}",
+        rf"\label{{tab:{table.name.replace('_', '-')}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if each else 'l' for each in table.numeric)}}}",
+        *(r"\toprule", heads, r"\midrule", *rows, r"\bottomrule"),
+        *(r"\end{tabular}", r"\end{table}"),
+    ]
+    return "".join(f"{line}\n" for line in lines)

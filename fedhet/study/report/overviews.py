@@ -13,7 +13,8 @@ import pandas as pd
 
 from fedhet.core.errors import clean
 from fedhet.data.forms import plain_text
-from fedhet.runs.record.summary import DETAILS, detailed
+from fedhet.runs.record.schema import FEWEST_OF_A_GRID
+from fedhet.runs.record.scores import DETAILS, detailed
 from fedhet.study.code import short
 from fedhet.study.report.compared import SCORES, Study, paired
 from fedhet.study.report.document import (
@@ -29,7 +30,6 @@ from fedhet.study.report.document import (
     size,
 )
 from fedhet.study.report.results import DIVERGED, FAILED, FINISHED, Values
-from fedhet.study.tuning import FEWEST_OF_A_GRID
 
 LEGEND = (
     "Mean ± standard deviation over seeds. The best mean over the seeds that all methods of a"

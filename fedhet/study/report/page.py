@@ -68,8 +68,7 @@ def _replace(home: Path, made: Path) -> None:
     """
     names = {path.relative_to(made).as_posix() for path in made.rglob("*.*")}
     try:
-        record = read_object(home / FILES, {"files": [str]}, ("files",))
-        before = set(record["files"])
+        before = set(read_object(home / FILES, {"files": [str]}, ("files",))["files"])
     except (FileNotFoundError, NotADirectoryError):
         before = set()
     for path in sorted(home / name for name in names):

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from fedhet.core.check import counted
 from fedhet.data.storage import written
 from fedhet.runs.record.figures import Picture, save
-from fedhet.runs.record.summary import OWN_MODELS
+from fedhet.runs.record.scores import OWN_MODELS
 from fedhet.study.report.compared import Study
 from fedhet.study.report.document import FigureFile, joined
 from fedhet.study.report.results import FoundRun
@@ -189,8 +189,7 @@ def curves(study: Study, folder: Path) -> list[FigureFile]:
             continue
 
         def draw(axes: Axes, condition: str, x: str = x, label: str = label) -> None:
-            here = points[points["setting"] == condition]
-            draw_curves(axes, here, study.methods, x, label)
+            draw_curves(axes, points[points["setting"] == condition], study.methods, x, label)
             axes.set_ylim(*ranges[condition])
             axes.set_ylabel(study.title, fontsize=8)
 

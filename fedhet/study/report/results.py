@@ -8,23 +8,22 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
 from fedhet.core.errors import ConfigError, DataError, clean, has_diverged
-from fedhet.core.targets import TARGETS, Classes
+from fedhet.core.kinds import KINDS, OfClasses
 from fedhet.data import forms
-from fedhet.data.forms import read_object
+from fedhet.data.forms import plain_text, read_object
 from fedhet.runs.config.lines import key_of, value_of
-from fedhet.runs.config.resuming import CELL
 from fedhet.runs.record import schema
-from fedhet.runs.record.run_folder import RUNNING
-from fedhet.runs.record.schema import NUMBERS, READABLE, yaml_text
-from fedhet.runs.record.summary import columns, method_name
+from fedhet.runs.record.schema import CELL_FILE, NUMBERS, READABLE, RUNNING, read_yaml
+from fedhet.runs.record.scores import columns, method_name
 from fedhet.study.report.places import EXPERIMENT, SUMMARY, run_folders
 
 Values = dict[str, Any]
@@ -37,7 +36,7 @@ _NEEDED = ("status", "method", "plugins", "partition", "seed")  # recorded at th
 # Each kind of target has its own names of scores.
 _OF_ANY_TARGET = schema.SUMMARY | {
     name: form
-    for target in TARGETS.values()
+    for target in KINDS.values()
     if target.keys
     for name, form in {
         **dict.fromkeys((target.score(), target.key("last_k")), NUMBERS),
@@ -73,6 +72,11 @@ class FoundRun:
     tuned: Values = field(default_factory=dict)
     trial: bool = False
     code: Values = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> Any:
+        """The content of config.yaml."""
+        return read_yaml(plain_text(self.folder / "config.yaml"))
 
     @property
     def counts(self) -> bool:
@@ -149,11 +153,11 @@ def _state(folder: Path, home: Path) -> Values:
     """Read cell.json; without it, or if it is damaged, return a status and a reason."""
     try:
         if home.resolve() in folder.resolve().parents:
-            return read_object(folder / CELL, schema.STATE, ("status",))
+            return read_object(folder / CELL_FILE, schema.STATE, ("status",))
     except (FileNotFoundError, NotADirectoryError):
         return {"status": NOT_RUN, "reason": NOT_RUN}
     except DataError:
-        return {"status": UNREADABLE, "reason": f"{CELL} is damaged"}
+        return {"status": UNREADABLE, "reason": f"{CELL_FILE} is damaged"}
     except (OSError, ValueError, RuntimeError):  # a null byte in the path, or a circle of links
         pass
     return {"status": UNREADABLE, "reason": "its folder is not in the folder of the experiment"}
@@ -164,7 +168,7 @@ def _found(folder: Path, name: str) -> FoundRun:
     cell = FoundRun(folder, name, FINISHED, None, summary={}, overrides={})
     _add_summary(cell)
     try:
-        lines = yaml.safe_load(yaml_text(folder / "overrides.yaml"))
+        lines = read_yaml(plain_text(folder / "overrides.yaml"))
         cell.overrides = parsed(lines if isinstance(lines, list) else [])
     except (OSError, ValueError, yaml.YAMLError):  # summary.json is enough for the report
         cell.reason = cell.reason or "overrides.yaml is missing or damaged"
@@ -189,25 +193,25 @@ def _add_summary(cell: FoundRun) -> None:
     elif summary.get("reason") == RUNNING:
         cell.status, cell.reason = "interrupted", RUNNING
     else:
-        cell.status = summary["status"]
-        cell.reason = clean(str(summary.get("reason")))
+        cell.status, cell.reason = summary["status"], clean(str(summary.get("reason")))
     if cell.status == FAILED and has_diverged(cell.reason):
         cell.status = DIVERGED
 
 
+@cache
+def _value(text: str) -> Any:
+    """Return the value of an override: the runs of an experiment share most of them."""
+    try:
+        value = read_yaml(text)
+    except yaml.YAMLError:
+        return text
+    return text if isinstance(value, list | dict) else value
+
+
 def parsed(lines: Sequence[Any]) -> Values:
     """Parse overrides to key -> value; lists and mappings stay text."""
-    values: Values = {}
-    for line in map(str, lines):
-        key, text = key_of(line), value_of(line)
-        if key.startswith("hydra."):
-            continue
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        values[key] = text if isinstance(value, list | dict) else value
-    return values
+    texts = {key_of(line): value_of(line) for line in map(str, lines)}
+    return {key: _value(text) for key, text in texts.items() if not key.startswith("hydra.")}
 
 
 def scalar(value: Any) -> Any:
@@ -236,8 +240,9 @@ def read(folders: Path | str | Sequence[Path | str]) -> FoundRuns:
         both = f"{joined.folders[0]} and {other.folders[0]} are not parts of one experiment"
         _refuse_difference(both, _of_all(joined.experiment), _of_all(other.experiment))
         experiment = joined.experiment and _joined(both, joined.experiment, other.experiment)
-        homes = [*joined.folders, *other.folders]
-        joined = FoundRuns(homes, experiment, [*joined.cells, *other.cells])
+        joined = FoundRuns(
+            [*joined.folders, *other.folders], experiment, [*joined.cells, *other.cells]
+        )
     if len(parts) > 1:
         joined.cells = _best_of(joined.cells)
         common = os.path.commonpath([path.absolute() for path in paths])
@@ -439,8 +444,7 @@ class Results:
         """Return the lines of a run's rounds.jsonl, up to the first damaged line."""
         steps: list[Values] = []
         try:
-            for step in schema.read_steps(cell.folder / "rounds.jsonl"):
-                steps.append(step)
+            steps.extend(schema.read_steps(cell.folder / "rounds.jsonl"))
         except DataError as error:
             self._note(cell, error)
         return steps
@@ -475,7 +479,7 @@ class Results:
         """
         if cell.summary.get("loss") is not None or cell.status == DIVERGED:
             return False
-        target = TARGETS.get(cell.summary.get("target", Classes.name), Classes)
+        target = KINDS.get(cell.summary.get("target", OfClasses.name), OfClasses)
         keys = [target.key("global"), target.clients_key()] if target.keys else ["", ""]
         finite = True
         for step in self.steps(cell):
@@ -517,7 +521,10 @@ class Results:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parts = []
+        kinds = pa.schema(
+            [(name, pa.type_for_alias(kind)) for name, kind in schema.COLUMNS.items()]
+        )
+        tables, keys = [], []
         for cell in self.cells:
             if not cell.summary:
                 continue
@@ -525,15 +532,16 @@ class Results:
             for path in files[-1:] if last else files:
                 try:
                     file = pq.ParquetFile(forms.plain_file(path, math.inf))
-                    part = file.read().to_pandas()[schema.COLUMNS]
+                    tables.append(file.read().select([*schema.COLUMNS]).cast(kinds))
+                    keys.append(self._key(cell))
                 except (OSError, ValueError, pa.ArrowException, KeyError):
                     self._note(cell, f"{path} is damaged")
-                    continue
-                for name, value in reversed(self._key(cell).items()):
-                    part.insert(0, name, value)
-                parts.append(part)
-        columns = ["folder", *self.keys, *schema.COLUMNS]
-        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        if not tables:
+            return pd.DataFrame(columns=["folder", *self.keys, *schema.COLUMNS])
+        # pandas takes milliseconds for each frame, so all tables become one.
+        rows = pa.concat_tables(tables).to_pandas()
+        of_row = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        return pd.concat([pd.DataFrame(keys).iloc[of_row].reset_index(drop=True), rows], axis=1)
 
 
 def _with(names: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
@@ -557,22 +565,17 @@ def flattened(summary: Values) -> Iterator[tuple[str, Any]]:
 
 def _reached(thresholds: Sequence[Values]) -> Values:
     """Return <score>.<threshold> -> the costs of reaching the threshold."""
-    costs: Values = {}
-    for entry in thresholds:
-        score, threshold = next(iter(entry.items()))
-        known = {cost: entry.get(cost) for cost in ("rounds", "bytes", "seconds")}
-        costs[f"{score}.{threshold:g}"] = known
-    return costs
-
-
-def _rounds_of(phases: Sequence[Values]) -> Values:
-    return {phase["name"]: phase["rounds"] for phase in phases}
+    return {
+        f"{score}.{threshold:g}": {cost: entry.get(cost) for cost in ("rounds", "bytes", "seconds")}
+        for entry in thresholds
+        for score, threshold in [*entry.items()][:1]
+    }
 
 
 # Functions that turn the lists in summary.json into scalars.
 SCALARS: dict[str, Callable[[Any], Any]] = {
     "thresholds": _reached,
-    "phases": _rounds_of,
+    "phases": lambda phases: {phase["name"]: phase["rounds"] for phase in phases},
     "failures": len,
     "plugins": ",".join,
     "models": ",".join,
@@ -587,13 +590,15 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
         key for cell in readable for key in cell.overrides if key not in (*OF_THE_LABEL, "seed")
     )
     for cell in readable:
-        cell.axes = {"method": method_name(cell.summary)}
-        cell.axes["dataset"] = cell.summary.get("dataset") or "a Task"
-        cell.axes |= {
-            name: cell.overrides[name] if name in cell.overrides else configured(cell, name)
-            for name in names
+        cell.axes = {
+            "method": method_name(cell.summary),
+            "dataset": cell.summary.get("dataset") or "a Task",
+            **{
+                name: cell.overrides[name] if name in cell.overrides else configured(cell, name)
+                for name in names
+            },
+            "seed": cell.summary["seed"],
         }
-        cell.axes["seed"] = cell.summary["seed"]
     kept: dict[str, list[Any]] = {}
     for axis in readable[0].axes if readable else ():
         values = list(dict.fromkeys(cell.axes[axis] for cell in readable))
@@ -607,7 +612,7 @@ def differing(cells: Sequence[FoundRun]) -> dict[str, list[Any]]:
 def configured(cell: FoundRun, name: str) -> Any:
     """Return the value of a setting without an override, from the run's config.yaml."""
     try:
-        node = yaml.safe_load(yaml_text(cell.folder / "config.yaml"))
+        node = cell.config
         for part in name.split("."):
             node = node[part]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
