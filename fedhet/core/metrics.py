@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,10 @@ def assess(
     model.eval()
     if batcher is not None:
         return batcher.assess(model, parts, task)
+    sizes = [*map(len, parts)]
+    if sum(sizes) <= FORWARD_BATCH:  # count all sets at once
+        output = torch.cat([*chain(*(outputs(model, data.x, None) for data in parts))])
+        return scored(*tallied(output, torch.cat([p.y for p in parts]), sizes, task), sizes, task)
     found = []
     for data in parts:
         total = data.y.new_zeros(1, dtype=torch.float64)

@@ -124,10 +124,8 @@ class Assessment:
         passes = []
         for members in runs.values():
             own = [requests[i] for i in members]
-            first, *others = (_tensors(each.module) for each in own)
-            unequal = [
-                (a != b).any() for other in others for a, b in zip(first, other, strict=True)
-            ]
+            every = zip(*(_tensors(each.module) for each in own), strict=True)
+            unequal = [(torch.stack(tensors) != tensors[0]).any() for tensors in every]
             same = not unequal or not torch.stack(unequal).any()  # one wait for an accelerator
             for group in [own] if same else [[each] for each in own]:
                 x = torch.cat([part.x for each in group for part in each.parts])
