@@ -53,7 +53,7 @@ def assess(
     if batcher is not None:
         return batcher.assess(model, parts, task)
     sizes = [*map(len, parts)]
-    if sum(sizes) <= FORWARD_BATCH:  # count all sets at once
+    if 0 < sum(sizes) <= FORWARD_BATCH:  # count all sets at once
         output = torch.cat([*chain(*(outputs(model, data.x, None) for data in parts))])
         return scored(*tallied(output, torch.cat([p.y for p in parts]), sizes, task), sizes, task)
     found = []

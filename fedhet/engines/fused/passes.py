@@ -124,7 +124,7 @@ class Assessment:
         passes = []
         for members in runs.values():
             own = [requests[i] for i in members]
-            every = zip(*(_tensors(each.module) for each in own), strict=True)
+            every = zip(*(_tensors(each.module) for each in own), strict=True) if own[1:] else ()
             unequal = [(torch.stack(tensors) != tensors[0]).any() for tensors in every]
             same = not unequal or not torch.stack(unequal).any()  # one wait for an accelerator
             for group in [own] if same else [[each] for each in own]:
