@@ -152,7 +152,7 @@ def test_two_nodes_that_ask_for_a_token(
     nowhere = run_on(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "none"))
     wrong = run_on(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     for refused in (without, nowhere, wrong):
-        assert refused.stderr.startswith(place) and "where it asks for a token" in refused.stderr
+        assert refused.stderr.startswith(place) and "its token if it uses tokens" in refused.stderr
     large = run_on(address, "engine.num_cpus=2", RAY_AUTH_MODE="token")
     assert "engine.num_cpus=2 per client, but the cluster's largest node has only 1" in large.stderr
 
