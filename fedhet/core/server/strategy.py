@@ -317,7 +317,9 @@ class FedStrategy(Strategy):
         if enough is not None:
             updates: Iterable[Upload] = rule.select(opened, enough)
             updates = self._registered(opened, updates, accept, new_sizes)
-            for plugin in reversed(opened.plugins):
+            for plugin in [
+                p for p in reversed(opened.plugins) if any(map(p.overrides, ("weight", "weights")))
+            ]:
                 updates = self._weighted(opened, plugin, iter(updates))
             if self.method.needs_all or any(one.overrides("weights") for one in opened.plugins):
                 updates = normalised(list(updates))
@@ -390,7 +392,7 @@ class FedStrategy(Strategy):
     ) -> Iterator[Upload]:
         """Yield the updates with the aggregation weights that a plug-in gives them."""
         step, state = opened.seen[plugin.GROUP], self.run.states[plugin.GROUP]
-        if plugin.overrides("weight") or not plugin.overrides("weights"):
+        if plugin.overrides("weight"):
             for update in updates:
                 update.weight = plugin.weight(step, state, self.read(opened, plugin, update))
                 yield update
